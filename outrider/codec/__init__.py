@@ -1,0 +1,1 @@
+"""What travels: varints, token blocks, length-prefixed frames."""

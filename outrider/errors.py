@@ -1,0 +1,231 @@
+"""Every failure Outrider reports, each with its gRPC and HTTP code.
+
+OutriderError                    INTERNAL            500
+├── InvalidRequestError          INVALID_ARGUMENT    400
+│   ├── InvalidSamplingError     INVALID_ARGUMENT    400
+│   ├── EmptyPromptError         INVALID_ARGUMENT    400
+│   ├── PromptTooLongError       INVALID_ARGUMENT    400
+│   ├── MalformedFrameError      INVALID_ARGUMENT    400
+│   ├── FrameTooLargeError       INVALID_ARGUMENT    413
+│   └── BadTokenBlockError       INVALID_ARGUMENT    400
+├── UnknownModelError            NOT_FOUND           404
+├── VocabularyMismatchError      FAILED_PRECONDITION 409
+├── PrefixUnknownError           FAILED_PRECONDITION 409
+├── DuplicateSessionError        ALREADY_EXISTS      409
+├── OverloadedError              RESOURCE_EXHAUSTED  429
+├── CancelledError               CANCELLED           499
+├── DeadlineError                DEADLINE_EXCEEDED   504
+├── UnavailableError             UNAVAILABLE         503
+│   ├── NoReplicaError           UNAVAILABLE         503
+│   └── ReplicaLostError         UNAVAILABLE         503
+├── EngineError                  INTERNAL            500
+├── ConfigError                  INVALID_ARGUMENT    400
+└── ModelStoreError              INTERNAL            500
+    ├── ArtifactMissingError     NOT_FOUND           404
+    ├── ArtifactCorruptError     DATA_LOSS           500
+    └── SourceError              UNAVAILABLE         503
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class OutriderError(Exception):
+    """The root. The message says what is wrong and what to do, in one sentence.
+
+    `reason` is the stable wire name, `retry_delay_ms` is 0 unless retrying can help.
+    """
+
+    grpc_code: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_delay_ms: int = 0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_delay_ms = retry_delay_ms
+        self.metadata: dict[str, str] = dict(metadata or {})
+
+
+class InvalidRequestError(OutriderError):
+    """The request cannot be served as it stands; sending it again will not help."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+    reason = "INVALID_REQUEST"
+
+
+class InvalidSamplingError(InvalidRequestError):
+    """A sampling value is outside its range."""
+
+    reason = "INVALID_SAMPLING"
+
+
+class EmptyPromptError(InvalidRequestError):
+    """There is nothing to answer."""
+
+    reason = "EMPTY_PROMPT"
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt and reply do not fit the model's context."""
+
+    reason = "PROMPT_TOO_LONG"
+
+
+class MalformedFrameError(InvalidRequestError):
+    """Bytes that are no frame of this protocol, or a frame that is out of place."""
+
+    reason = "MALFORMED_FRAME"
+
+
+class FrameTooLargeError(InvalidRequestError):
+    """A frame above the receiver's limit; it was not read."""
+
+    http_status = 413
+    reason = "FRAME_TOO_LARGE"
+
+
+class BadTokenBlockError(InvalidRequestError):
+    """A token block that is truncated, too long, of an unknown codec, or fails its checksum."""
+
+    reason = "BAD_TOKEN_BLOCK"
+
+
+class UnknownModelError(OutriderError):
+    """No such model here."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    reason = "UNKNOWN_MODEL"
+
+
+class VocabularyMismatchError(OutriderError):
+    """The two sides do not mean the same by a token id; the message names both digests."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 409
+    reason = "VOCABULARY_MISMATCH"
+
+
+class PrefixUnknownError(OutriderError):
+    """The receiver does not hold the prompt prefix; send the whole prompt."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 409
+    reason = "PREFIX_UNKNOWN"
+
+
+class DuplicateSessionError(OutriderError):
+    """A session of this number or request id is already open."""
+
+    grpc_code = "ALREADY_EXISTS"
+    http_status = 409
+    reason = "DUPLICATE_SESSION"
+
+
+class OverloadedError(OutriderError):
+    """No capacity now; `retry_delay_ms` says when to come back."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    reason = "OVERLOADED"
+
+
+class CancelledError(OutriderError):
+    """The caller went away or asked to stop."""
+
+    grpc_code = "CANCELLED"
+    http_status = 499
+    reason = "CANCELLED"
+
+
+class DeadlineError(OutriderError):
+    """The deadline passed, or can no longer be met."""
+
+    grpc_code = "DEADLINE_EXCEEDED"
+    http_status = 504
+    reason = "DEADLINE"
+
+
+class UnavailableError(OutriderError):
+    """A tier cannot be reached."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    reason = "UNAVAILABLE"
+
+
+class NoReplicaError(UnavailableError):
+    """No replica can serve this session."""
+
+    reason = "NO_REPLICA"
+
+
+class ReplicaLostError(UnavailableError):
+    """The replica went away while it served the session."""
+
+    reason = "REPLICA_LOST"
+
+
+class EngineError(OutriderError):
+    """The inference engine failed."""
+
+    reason = "ENGINE"
+
+
+class ConfigError(OutriderError):
+    """A configuration value is missing, unknown or out of range."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
+    reason = "CONFIG"
+
+
+class ModelStoreError(OutriderError):
+    """The model store cannot do what was asked."""
+
+    reason = "MODEL_STORE"
+
+
+class ArtifactMissingError(ModelStoreError):
+    """The artifact is not in the store and was not to be fetched."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    reason = "ARTIFACT_MISSING"
+
+
+class ArtifactCorruptError(ModelStoreError):
+    """The artifact's bytes do not hash to its name."""
+
+    grpc_code = "DATA_LOSS"
+    reason = "ARTIFACT_CORRUPT"
+
+
+class SourceError(ModelStoreError):
+    """The artifact's source cannot be read."""
+
+    grpc_code = "UNAVAILABLE"
+    http_status = 503
+    reason = "SOURCE"
+
+
+def by_reason(reason: str) -> type[OutriderError]:
+    """The error class of a wire `reason`; the root for names this version does not know."""
+    return _BY_REASON.get(reason, OutriderError)
+
+
+def _tree(root: type[OutriderError]) -> list[type[OutriderError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+_BY_REASON = {cls.reason: cls for cls in _tree(OutriderError)}

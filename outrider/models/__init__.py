@@ -1,0 +1,1 @@
+"""Models on disk: the content-addressed store, the vocabulary contract, the chat template."""

@@ -1,0 +1,1 @@
+"""Choosing tokens: a pure function of logits, history, position and seed."""

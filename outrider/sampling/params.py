@@ -1,0 +1,84 @@
+"""What the committed text is a function of, besides model and prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from outrider.errors import InvalidSamplingError
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIASES = 1024
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Validated sampling values. Raises InvalidSamplingError at construction.
+
+    Semantics follow the OpenAI API and, for top_k, min_p and repetition_penalty, vLLM's.
+    """
+
+    temperature: float = 0.0
+    """0 is greedy; at most 2."""
+    top_k: int = 0
+    """Keep the k likeliest ids; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of ids whose probability reaches top_p, 0 < top_p <= 1."""
+    min_p: float = 0.0
+    """Drop ids less likely than min_p times the likeliest, 0..1."""
+    repetition_penalty: float = 1.0
+    """CTRL (arXiv 1909.05858, section 4.1) over prompt and reply; above 0, at most 10."""
+    presence_penalty: float = 0.0
+    """Subtracted once from each id the reply has, -2..2."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each time the reply has the id, -2..2."""
+    logit_bias: Mapping[int, float] = field(default=_NO_BIAS)
+    """Added to the logits of these ids, -100..100."""
+    seed: int = 0
+    """0 .. 2**64 - 1; the noise is a function of seed, position and id alone."""
+    max_tokens: int = 256
+    """Most tokens of the reply, at least 1."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these; they are not part of it."""
+    stop_ids: tuple[int, ...] = ()
+    """The reply ends at one of these ids; its text is not part of it."""
+    ignore_eos: bool = False
+    """Generate on past the model's own end tokens."""
+    acceptance_threshold: float = 0.0
+    """Lossy: accept a draft at least this likely. 0 is off and exact."""
+
+    def __post_init__(self) -> None:
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)
+        _in_range("top_k", self.top_k, 0, 2**31 - 1)
+        _in_range("seed", self.seed, 0, 2**64 - 1)
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOPS or len(self.stop_ids) > MAX_STOPS:
+            raise InvalidSamplingError(f"at most {MAX_STOPS} stop strings and stop ids are allowed")
+        if any(not s or len(s) > MAX_STOP_CHARS for s in self.stop):
+            raise InvalidSamplingError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidSamplingError(f"logit_bias has at most {MAX_LOGIT_BIASES} entries")
+        for bias in self.logit_bias.values():
+            _in_range("logit_bias", bias, -100.0, 100.0)
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    if math.isfinite(value) and low <= value <= high and not (open_low and value == low):
+        return
+    bracket = "above" if open_low else "at least"
+    raise InvalidSamplingError(
+        f"{name} must be {bracket} {low:g} and at most {high:g}, not {value}"
+    )

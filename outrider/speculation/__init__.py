@@ -1,0 +1,1 @@
+"""Drafts and their verification by equality."""

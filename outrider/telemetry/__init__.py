@@ -1,0 +1,1 @@
+"""Traces, metrics, logs and the admin port of every service."""

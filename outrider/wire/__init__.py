@@ -1,0 +1,1 @@
+"""The border: protobuf messages to dataclasses and back, validated."""

@@ -1,0 +1,1 @@
+"""The tiers of the mesh. Services never import each other: they talk through protos."""

@@ -1,0 +1,1 @@
+"""The edge: takes clients, tokenizes, drafts, shows and reconciles."""

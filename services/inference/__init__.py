@@ -1,0 +1,1 @@
+"""The inference service: sessions, scheduler, paged KV and engines."""

@@ -1,0 +1,101 @@
+"""The engine seam: what the scheduler asks of a model, and nothing more.
+
+An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
+caller hands out. It keeps no policy. The contract (tests/inference/engines/contract.py):
+
+- a row is a function of the ids at positions 0..p of its sequence alone, bit for bit, whatever
+  else is in the call, however the ids were split over calls, and whichever blocks hold them;
+- ids behind a row (drafts) never change it; KV at positions past a sequence's kept length may
+  hold anything and is rewritten before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Logits: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is and can hold."""
+
+    name: str
+    vocabulary_size: int
+    block_tokens: int
+    """Tokens per KV block."""
+    num_blocks: int
+    """Blocks of the pool; ids 0 .. num_blocks - 1."""
+    block_bytes: int
+    """KV bytes of one block over all layers."""
+    max_context_tokens: int
+    min_rows: int = 1
+    """Fewest tokens a round may have; the scheduler pads with a guess (FACTS: the two-row rule)."""
+    scratch_tokens: int = 0
+    """KV slots past a round's last token that the engine may write garbage to; the round's
+    blocks must cover them."""
+    exact: bool = True
+    """Whether the contract's bit-exactness holds in this configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One sequence's part of an engine call."""
+
+    sequence: int
+    """The caller's number of the sequence; must be open."""
+    tokens: Ids
+    """[n] ids whose KV is missing, at positions past .. past + n - 1; n >= min_rows."""
+    past: int
+    """Tokens whose KV the blocks already hold."""
+    blocks: Ids
+    """Physical blocks in order, covering past + n + scratch_tokens tokens."""
+    num_rows: int
+    """Logit rows wanted, those of the last num_rows tokens; 0 for an inner prefill chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Candidates for the token after each asked position."""
+
+    logits: Logits
+    """[num_rows, c] raw scores, before any temperature or filter."""
+    ids: Ids | None = None
+    """[num_rows, c] the ids the columns stand for; None: column j is id j."""
+
+
+class Engine(Protocol):
+    """One loaded model. Not thread-safe: one thread calls it."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def open(self, sequence: int, prompt: Ids) -> None:
+        """Announce a sequence. Engines that keep KV themselves start their request here."""
+        ...
+
+    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+        """Compute one batch; one Rows per round, in order. Raises EngineError."""
+        ...
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence. Unknown numbers are ignored."""
+        ...
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        """The raw KV of these blocks, readable by import_blocks of an equal engine."""
+        ...
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        """Write exported KV into these blocks. Raises EngineError on a size mismatch."""
+        ...
+
+    def close(self) -> None:
+        """Release the model; further calls raise EngineError."""
+        ...

@@ -1,0 +1,1 @@
+"""The paged KV pool: blocks, reference counts, prefix reuse."""

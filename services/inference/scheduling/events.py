@@ -1,0 +1,143 @@
+"""What goes into the scheduler and what comes out: one dataclass per thing that happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+
+
+class Priority(IntEnum):
+    """Order in which sessions get the engine; the numbers are the wire's."""
+
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+
+
+class FinishReason(IntEnum):
+    """Why a session ended; the numbers are the wire's."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses for the reply's tokens from number `base` on."""
+
+    epoch: int
+    base: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A session to run. Ids are validated against the vocabulary by the scheduler."""
+
+    session: int
+    """The shell's number, unique among live sessions."""
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    priority: Priority = Priority.MEDIUM
+    deadline: float | None = None
+    """On the clock of `now`, seconds."""
+    resume: tuple[int, ...] = ()
+    """Reply tokens committed before; generation goes on after them."""
+    epoch: int = 0
+    drafts: Drafts | None = None
+    edge_drafts: bool = True
+    """Whether drafts from the edge are used."""
+    region_drafts: bool = True
+    """Whether the region drafts for itself."""
+    cache_salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one session."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds since the session was opened."""
+
+    queue_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session was admitted and its reusable prefix found."""
+
+    session: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens [base, base + accepted) are the edge's drafts of `epoch`; `ids` follow them."""
+
+    session: int
+    epoch: int
+    base: int
+    accepted: int
+    ids: tuple[int, ...]
+    commit_interval_ms: float
+    row_ms: float
+    lossy: tuple[int, ...] = ()
+
+    @property
+    def upto(self) -> int:
+        """Number of tokens now final."""
+        return self.base + self.accepted + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The session ended well, or by its own limits."""
+
+    session: int
+    reason: FinishReason
+    upto: int
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session ended by an error; its KV is free again."""
+
+    session: int
+    error: OutriderError
+
+
+Event: TypeAlias = Opened | Committed | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A snapshot for routers."""
+
+    running_sessions: int
+    queued_sessions: int
+    queued_prompt_tokens: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    fixed_ms: float
+    row_ms: float
+    max_sessions: int

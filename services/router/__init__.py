@@ -1,0 +1,1 @@
+"""The router: places sessions on replicas and relays their frames."""
