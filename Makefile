@@ -1,0 +1,58 @@
+# Outrider's commands. `make demo` and `make test` need nothing but make, Python 3.11 or 3.12 and
+# a network that reaches a Python package index.
+
+PY := .venv/bin/python
+BIN := .venv/bin
+MODEL := smollm2-135m-instruct
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types imports protos-check deploy-check bench protos format exactness clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup:  ## Make .venv with everything a developer needs
+	@tools/setup.sh dev
+
+demo:  ## Start a two-region mesh on this machine and stream a chat through it over QUIC
+	@tools/setup.sh runtime
+	@$(PY) tools/demo.py
+
+test: setup check  ## Every check and every test
+	@$(BIN)/outrider models pull $(MODEL)
+	$(PY) -m pytest
+
+check: setup lint types imports protos-check deploy-check  ## Static checks only
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+imports:
+	$(BIN)/lint-imports
+
+protos-check:
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py --check
+	$(BIN)/buf lint
+
+deploy-check:
+	$(PY) -m tools.check_deploy
+
+exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
+	$(PY) -m bench.exactness
+
+bench: setup  ## Run every benchmark and regenerate the README's tables
+	$(PY) -m bench
+
+protos: setup  ## Regenerate outrider/v1 from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py
+
+format: setup  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove what setup and the tools made (the model store stays)
+	rm -rf .venv .bench-venvs .tools .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Make .venv and install Outrider into it: `tools/setup.sh runtime` or `tools/setup.sh dev`.
+# Safe to run again: it does nothing while pyproject.toml and constraints.txt are unchanged.
+set -eu
+cd "$(dirname "$0")/.."
+extra=${1:-dev}
+
+fail() { printf 'setup: %s\n' "$1" >&2; exit 1; }
+
+find_python() {
+    for candidate in ${PYTHON:-} python3.12 python3.11 python3; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null
+        then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail 'Python 3.11 or 3.12 is needed (Debian: apt-get install python3 python3-venv)'
+}
+
+make_venv() {
+    [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1 && return
+    python=$(find_python)
+    rm -rf .venv
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        # Debian ships venv apart from Python.
+        [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 ||
+            fail 'the venv module is missing: run `sudo apt-get install python3-venv` and try again'
+        echo 'setup: installing python3-venv'
+        apt-get update -q >/dev/null && apt-get install -q -y python3-venv >/dev/null
+    fi
+    "$python" -m venv .venv
+}
+
+make_venv
+stamp=".venv/.outrider-$extra"
+want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
+    target='.[dev]'
+    [ "$extra" = dev ] || target='.[all]'
+    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (about a minute)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --constraint constraints.txt --editable "$target"
+    printf '%s\n' "$want" >"$stamp"
+fi
