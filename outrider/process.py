@@ -1,0 +1,75 @@
+"""A service as a process: the ports it bound, its signals, its ready file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+C = TypeVar("C", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports a service really bound; a configured port of 0 means any free one."""
+
+    main: int
+    """gRPC (TCP), or QUIC (UDP) on the edge."""
+    admin: int
+    """HTTP: /metrics, /health, /ready."""
+
+
+class Serve(Protocol[C]):
+    """The `serve` coroutine function of a service's app module."""
+
+    def __call__(
+        self,
+        config: C,
+        *,
+        ready: Callable[[Ports], None] | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> Awaitable[None]: ...
+
+
+def run(serve: Serve[C], config: C, *, ready_file: Path | None = None) -> None:
+    """Run a service until SIGINT or SIGTERM, then let it drain. A second signal ends at once."""
+    asyncio.run(_run(serve, config, ready_file))
+
+
+async def _run(serve: Serve[C], config: C, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+
+    def ready(ports: Ports) -> None:
+        if ready_file is not None:
+            write_ports(ready_file, ports)
+
+    await serve(config, ready=ready, stop=stop)
+
+
+def write_ports(path: Path, ports: Ports) -> None:
+    """Publish `ports` atomically: a reader sees all of the file or none of it."""
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(json.dumps(asdict(ports)), encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_ports(path: Path) -> Ports | None:
+    """What `write_ports` published, or None while it has not."""
+    try:
+        return Ports(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
