@@ -1,0 +1,177 @@
+"""One frozen dataclass per service, filled from defaults < TOML file < environment < flags.
+
+    config = load(RouterConfig, "router", file=Path("outrider.toml"), flags={"port": 7001})
+
+reads table `[router]` of the file and the variables `OUTRIDER_ROUTER_<FIELD>`. A field may be
+str, int, float, bool, Path, `tuple[str, ...]`, `X | None`, or a tuple of dataclasses, which only
+the file can give (an array of tables). In the environment a tuple is comma-separated and an empty
+value means None where None is allowed. Every failure is a ConfigError that names the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from outrider.errors import ConfigError
+
+T = TypeVar("T")
+
+_BOOLS = {"true": True, "1": True, "yes": True, "on": True}
+_BOOLS |= {"false": False, "0": False, "no": False, "off": False}
+
+
+def load(
+    cls: type[T],
+    section: str,
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> T:
+    """Build `cls` for `section`; a flag of None counts as not given.
+
+    Raises ConfigError for an unreadable file, an unknown key (naming the nearest known one), a
+    value of the wrong type, a required field without value, and whatever `cls` itself rejects.
+    """
+    kinds = typing.get_type_hints(cls)
+    values: dict[str, object] = {}
+    for key, value in _file_table(file, section).items():
+        where = f"{file} [{section}] {key}"
+        values[key] = _convert(value, _kind(kinds, key, where), where)
+    for key, text in _environment(section, os.environ if environ is None else environ).items():
+        where = f"environment variable OUTRIDER_{section.upper()}_{key.upper()}"
+        values[key] = _parse(text, _kind(kinds, key, where), where)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            where = f"flag --{key.replace('_', '-')}"
+            values[key] = _convert(value, _kind(kinds, key, where), where)
+    return _build(cls, values, f"configuration of {section}")
+
+
+def _file_table(file: Path | None, section: str) -> Mapping[str, object]:
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: {section} must be a table, write [{section}]")
+    return table
+
+
+def _environment(section: str, environ: Mapping[str, str]) -> dict[str, str]:
+    prefix = f"OUTRIDER_{section.upper()}_"
+    return {
+        name[len(prefix) :].lower(): text
+        for name, text in environ.items()
+        if name.startswith(prefix)
+    }
+
+
+def _kind(kinds: Mapping[str, object], key: str, where: str) -> object:
+    if key in kinds:
+        return kinds[key]
+    raise ConfigError(f"{where}: unknown key{_nearest(key, kinds)}")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), n=1)
+    return f", did you mean {close[0]}?" if close else f"; known keys: {', '.join(known)}"
+
+
+def _parse(text: str, kind: object, where: str) -> object:
+    """Convert environment text."""
+    inner = _without_none(kind)
+    if inner is not kind and text == "":
+        return None
+    if inner is str:
+        return text
+    if typing.get_origin(inner) is tuple:
+        if typing.get_args(inner)[0] is not str:
+            raise ConfigError(f"{where}: this list can only be given in the file")
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if inner is bool:
+        return _converted(lambda: _BOOLS[text.lower()], "true or false", text, where)
+    if inner is int:
+        return _converted(lambda: int(text), "an integer", text, where)
+    if inner is float:
+        return _converted(lambda: float(text), "a number", text, where)
+    return _convert(text, inner, where)
+
+
+def _converted(parse: Callable[[], object], wanted: str, text: str, where: str) -> object:
+    try:
+        return parse()
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{where}: expected {wanted}, not {text!r}") from error
+
+
+def _convert(value: object, kind: object, where: str) -> object:
+    """Check a typed value (TOML, flag) and bring it to the field's type."""
+    inner = _without_none(kind)
+    if value is None and inner is not kind:
+        return None
+    if typing.get_origin(inner) is tuple:
+        return _convert_tuple(value, typing.get_args(inner)[0], where)
+    if inner is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+        return _convert_table(value, inner, where)
+    if isinstance(inner, type) and type(value) is inner:
+        return value
+    name = inner.__name__ if isinstance(inner, type) else str(inner)
+    raise ConfigError(f"{where}: expected {name}, not {value!r}")
+
+
+def _convert_tuple(value: object, item: object, where: str) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ConfigError(f"{where}: expected a list, not {value!r}")
+    return tuple(_convert(entry, item, f"{where}[{i}]") for i, entry in enumerate(value))
+
+
+def _convert_table(value: object, cls: type[T], where: str) -> T:
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: expected a table, not {value!r}")
+    kinds = typing.get_type_hints(cls)
+    values = {
+        key: _convert(entry, _kind(kinds, key, f"{where}.{key}"), f"{where}.{key}")
+        for key, entry in value.items()
+    }
+    return _build(cls, values, where)
+
+
+def _build(cls: type[T], values: Mapping[str, object], where: str) -> T:
+    missing = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where}: {', '.join(missing)} must be given")
+    return cls(**values)
+
+
+def _without_none(kind: object) -> object:
+    """X for `X | None`, else the kind itself."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        rest = [arg for arg in typing.get_args(kind) if arg is not types.NoneType]
+        return rest[0] if len(rest) == 1 else kind
+    return kind

@@ -1,0 +1,157 @@
+"""Precedence, types and the messages of every failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from outrider.config import load
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Region:
+    name: str
+    rtt_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    host: str = "127.0.0.1"
+    port: int = 0
+    share: float = 0.5
+    verbose: bool = False
+    cert: Path | None = None
+    peers: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.port < 0:
+            raise ConfigError(f"port must be at least 0, not {self.port}")
+
+
+@dataclass(frozen=True)
+class Required:
+    router: str
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mesh.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_when_nothing_is_given() -> None:
+    assert load(Sample, "sample", environ={}) == Sample()
+
+
+def test_precedence_is_defaults_file_environment_flags(tmp_path: Path) -> None:
+    file = _file(tmp_path, '[sample]\nhost = "f"\nport = 1\nshare = 1\nverbose = true\n')
+    environ = {"OUTRIDER_SAMPLE_PORT": "2", "OUTRIDER_SAMPLE_SHARE": "0.25", "OTHER": "x"}
+    flags = {"share": 0.75, "port": None}
+    loaded = load(Sample, "sample", file=file, environ=environ, flags=flags)
+    assert loaded == Sample(host="f", port=2, share=0.75, verbose=True)
+
+
+def test_file_gives_lists_paths_and_tables(tmp_path: Path) -> None:
+    text = """
+    [sample]
+    cert = "dev.pem"
+    peers = ["a", "b"]
+    [[sample.regions]]
+    name = "us"
+    rtt_ms = 3
+    [[sample.regions]]
+    name = "eu"
+    [other]
+    anything = 1
+    """
+    loaded = load(Sample, "sample", file=_file(tmp_path, text), environ={})
+    assert loaded.cert == Path("dev.pem")
+    assert loaded.peers == ("a", "b")
+    assert loaded.regions == (Region("us", 3.0), Region("eu"))
+    assert isinstance(loaded.regions[0].rtt_ms, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "expected"),
+    [
+        ("PEERS", "a, b,", "peers", ("a", "b")),
+        ("VERBOSE", "ON", "verbose", True),
+        ("VERBOSE", "0", "verbose", False),
+        ("CERT", "/x/y", "cert", Path("/x/y")),
+        ("CERT", "", "cert", None),
+        ("LIMIT", "7", "limit", 7),
+        ("LIMIT", "", "limit", None),
+        ("HOST", "", "host", ""),
+    ],
+)
+def test_environment_text(name: str, text: str, field: str, expected: object) -> None:
+    loaded = load(Sample, "sample", environ={f"OUTRIDER_SAMPLE_{name}": text})
+    assert getattr(loaded, field) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("PORT", "many", "OUTRIDER_SAMPLE_PORT: expected an integer, not 'many'"),
+        ("SHARE", "half", "expected a number"),
+        ("VERBOSE", "maybe", "expected true or false"),
+        ("REGIONS", "us", "can only be given in the file"),
+        ("HOTS", "x", "did you mean host?"),
+        ("ZZZZZZ", "x", "known keys: host, port"),
+        ("PORT", "-1", "port must be at least 0"),
+    ],
+)
+def test_bad_environment(name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Sample, "sample", environ={f"OUTRIDER_SAMPLE_{name}": text})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[sample]\nprot = 1", "[sample] prot: unknown key, did you mean port?"),
+        ("[sample]\nport = '1'", "port: expected int, not '1'"),
+        ("[sample]\nport = true", "port: expected int, not True"),
+        ("[sample]\nshare = true", "share: expected float"),
+        ("[sample]\npeers = 'a'", "peers: expected a list"),
+        ("[sample]\npeers = [1]", "peers[0]: expected str"),
+        ("[sample]\nregions = [1]", "regions[0]: expected a table"),
+        ("[sample]\nregions = [{nam = 'x'}]", "did you mean name?"),
+        ("[sample]\nregions = [{rtt_ms = 1}]", "regions[0]: name must be given"),
+        ("sample = 3", "must be a table"),
+        ("= 3", "is not valid TOML"),
+    ],
+)
+def test_bad_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Sample, "sample", file=_file(tmp_path, text), environ={})
+    assert message in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*absent\.toml"):
+        load(Sample, "sample", file=tmp_path / "absent.toml", environ={})
+
+
+def test_required_fields_must_be_given() -> None:
+    with pytest.raises(ConfigError, match="router must be given"):
+        load(Required, "edge", environ={})
+    assert load(Required, "edge", environ={}, flags={"router": "r:1"}) == Required("r:1")
+
+
+def test_flags_are_checked_and_may_carry_tuples() -> None:
+    flags = {"peers": ["a"], "regions": (Region("us"),)}
+    assert load(Sample, "sample", environ={}, flags=flags).regions == (Region("us"),)
+    with pytest.raises(ConfigError, match="flag --port: expected int"):
+        load(Sample, "sample", environ={}, flags={"port": "x"})
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_SAMPLE_PORT", "9")
+    assert load(Sample, "sample").port == 9
