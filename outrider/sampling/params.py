@@ -36,7 +36,7 @@ class SamplingParams:
     """Subtracted once from each id the reply has, -2..2."""
     frequency_penalty: float = 0.0
     """Subtracted for each time the reply has the id, -2..2."""
-    logit_bias: Mapping[int, float] = field(default=_NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
     """Added to the logits of these ids, -100..100."""
     seed: int = 0
     """0 .. 2**64 - 1; the noise is a function of seed, position and id alone."""

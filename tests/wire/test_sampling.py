@@ -1,0 +1,77 @@
+"""Sampling values mean the same on both ends."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidSamplingError
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2
+from outrider.wire.sampling import from_proto, to_proto
+
+
+def _decimals(low: int, high: int) -> st.SearchStrategy[float]:
+    """Values of at most five significant digits."""
+    return st.integers(low * 1000, high * 1000).map(lambda n: n / 1000)
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        temperature=_decimals(0, 2),
+        top_k=st.integers(0, 2**31 - 1),
+        top_p=st.integers(1, 1000).map(lambda n: n / 1000),
+        min_p=_decimals(0, 1),
+        repetition_penalty=st.integers(1, 9999).map(lambda n: n / 1000),
+        presence_penalty=_decimals(-2, 2),
+        frequency_penalty=_decimals(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), _decimals(-99, 99), max_size=4),
+        seed=st.integers(0, 2**64 - 1),
+        max_tokens=st.integers(1, 2**31 - 1),
+        stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
+        stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
+        ignore_eos=st.booleans(),
+        acceptance_threshold=_decimals(0, 1),
+    )
+)
+def test_round_trip(params: SamplingParams) -> None:
+    wire = to_proto(params).SerializeToString()
+    assert from_proto(common_pb2.Sampling.FromString(wire)) == params
+
+
+def test_an_empty_message_is_the_defaults() -> None:
+    assert from_proto(common_pb2.Sampling()) == SamplingParams()
+
+
+def test_explicit_zero_is_not_a_default() -> None:
+    with pytest.raises(InvalidSamplingError, match="top_p"):
+        from_proto(common_pb2.Sampling(top_p=0.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": math.nan},
+        {"temperature": -0.5},
+        {"temperature": math.inf},
+        {"top_p": 1.5},
+        {"min_p": math.nan},
+        {"repetition_penalty": -1.0},
+        {"presence_penalty": 1e30},
+        {"frequency_penalty": -math.inf},
+        {"top_k": 2**32 - 1},
+        {"max_tokens": 2**32 - 1},
+        {"stop": [""]},
+        {"stop": ["x" * 9999]},
+        {"stop_ids": list(range(99))},
+        {"acceptance_threshold": 2.0},
+        {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
+    ],
+)
+def test_absurd_values_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidSamplingError):
+        from_proto(common_pb2.Sampling(**fields))  # type: ignore[arg-type]
