@@ -1,0 +1,146 @@
+"""`outrider doctor`: numbered checks of this machine, each with what to do about a failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
+from outrider.errors import ModelStoreError
+from outrider.models.catalog import DEFAULT_MODEL, lookup
+from outrider.models.store import ModelStore, default_root
+
+_GIB = 1 << 30
+_MIN_MEMORY_GIB = 2
+_MIN_DISK_GIB = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check."""
+
+    ok: bool
+    what: str
+    fix: str = ""
+
+
+def doctor(state_dir: StateDir = None) -> None:
+    """Check that this machine can run Outrider, and say what to do where it cannot."""
+    failed = 0
+    for number, finding in enumerate(_findings(state_dir or default_state_dir()), start=1):
+        print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
+        if not finding.ok:
+            failed += 1
+            print(f"         {finding.fix}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _findings(state_dir: Path) -> Iterator[Finding]:
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python,
+        _packages,
+        _cpu,
+        _memory,
+        _disk,
+        _model,
+        _udp,
+        lambda: _mesh(state_dir),
+    )
+    for check in checks:
+        yield check()
+
+
+def _python() -> Finding:
+    version = sys.version_info
+    return Finding(
+        (3, 11) <= version < (3, 13),
+        f"Python {version.major}.{version.minor}.{version.micro}",
+        "Outrider runs on Python 3.11 and 3.12; make the environment with one of them",
+    )
+
+
+def _packages() -> Finding:
+    needed = {"aioquic": "edge", "openvino": "inference", "openvino_genai": "inference"}
+    missing = {extra for name, extra in needed.items() if importlib.util.find_spec(name) is None}
+    return Finding(
+        not missing,
+        "packages of every role" if not missing else f"packages missing for {sorted(missing)}",
+        f"pip install 'outrider[{','.join(sorted(missing))}]'",
+    )
+
+
+def _cpu() -> Finding:
+    flags = _cpu_flags()
+    found = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
+    return Finding(
+        not flags or "avx2" in flags,
+        f"CPU: {os.cpu_count()} cores, {', '.join(found) or 'no vector extensions known'}",
+        "the OpenVINO engine needs AVX2 on x86; replicas of one mesh should be one CPU generation",
+    )
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return set()
+    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    return set(lines[0].split(":", 1)[1].split()) if lines else set()
+
+
+def _memory() -> Finding:
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    return Finding(
+        pages >= _MIN_MEMORY_GIB,
+        f"memory: {pages:.1f} GiB free",
+        f"a local mesh wants {_MIN_MEMORY_GIB} GiB; start fewer replicas",
+    )
+
+
+def _disk() -> Finding:
+    root = default_root()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free / _GIB
+    return Finding(
+        free >= _MIN_DISK_GIB,
+        f"disk: {free:.1f} GiB free for the model store {root}",
+        "free some space, or point OUTRIDER_MODEL_STORE elsewhere",
+    )
+
+
+def _model() -> Finding:
+    try:
+        ModelStore(default_root()).path(lookup(DEFAULT_MODEL).source)
+    except ModelStoreError as error:
+        return Finding(False, f"model {DEFAULT_MODEL}: {error.message}", "outrider models pull")
+    return Finding(True, f"model {DEFAULT_MODEL} is in the store and intact")
+
+
+def _udp() -> Finding:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        receiver.bind(("127.0.0.1", 0))
+        receiver.settimeout(1.0)
+        sender.sendto(b"outrider", receiver.getsockname())
+        try:
+            ok = receiver.recv(16) == b"outrider"
+        except TimeoutError:
+            ok = False
+    return Finding(ok, "UDP on the loopback", "a firewall drops UDP; QUIC needs it")
+
+
+def _mesh(state_dir: Path) -> Finding:
+    mesh = running_mesh(state_dir)
+    what = f"mesh: {len(mesh.services)} services up" if mesh else "mesh: none up here"
+    return Finding(True, what)

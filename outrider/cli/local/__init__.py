@@ -1,0 +1,1 @@
+"""The mesh on this machine: `outrider up`, `down` and `status`."""

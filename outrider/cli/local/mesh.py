@@ -1,0 +1,136 @@
+"""What `outrider up` starts: a small mesh on this machine as a list of processes (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+DEFAULT_REGIONS = ("us-east", "eu-west")
+
+Values = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """The shape of the mesh."""
+
+    model: str = "smollm2-135m-instruct"
+    regions: tuple[str, ...] = DEFAULT_REGIONS
+    replicas_per_region: int = 1
+    threads: int = 1
+    """Engine threads of each replica."""
+    engine: str = "openvino"
+    host: str = "127.0.0.1"
+    port: int = 4433
+    """The edge's UDP port; 0 takes any free one."""
+
+    def __post_init__(self) -> None:
+        if not self.regions or len(set(self.regions)) != len(self.regions):
+            raise ConfigError("a mesh needs at least one region, each named once")
+        if not 1 <= self.replicas_per_region <= 16:
+            raise ConfigError("a region on one machine has 1 to 16 replicas")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process: its name, its role, and the keys of its config section."""
+
+    name: str
+    role: str
+    values: Values
+
+
+def replicas(options: MeshOptions) -> list[ProcessSpec]:
+    """The inference replicas of every region."""
+    return [
+        _replica(options, region, number)
+        for region in options.regions
+        for number in range(options.replicas_per_region)
+    ]
+
+
+def _replica(options: MeshOptions, region: str, number: int) -> ProcessSpec:
+    name = f"{region}-{number}"
+    values: dict[str, object] = {
+        "host": options.host,
+        "port": 0,
+        "admin_port": 0,
+        "region": region,
+        "replica": name,
+        "model": options.model,
+        "engine": options.engine,
+        "threads": options.threads,
+    }
+    return ProcessSpec(name=name, role="inference", values=values)
+
+
+def tokenizer(options: MeshOptions) -> ProcessSpec:
+    """The tokenizer service."""
+    values = {"host": options.host, "port": 0, "admin_port": 0, "models": (options.model,)}
+    return ProcessSpec(name="tokenizer", role="tokenizer", values=values)
+
+
+def router(
+    options: MeshOptions, replica_ports: Mapping[str, int], tokenizer_port: int
+) -> ProcessSpec:
+    """The router in front of `replica_ports` (process name -> gRPC port)."""
+    table = tuple(
+        {
+            "name": spec.name,
+            "region": str(spec.values["region"]),
+            "address": f"{options.host}:{replica_ports[spec.name]}",
+        }
+        for spec in replicas(options)
+    )
+    values: dict[str, object] = {
+        "host": options.host,
+        "port": 0,
+        "admin_port": 0,
+        "region": options.regions[0],
+        "tokenizers": (f"{options.host}:{tokenizer_port}",),
+        "replicas": table,
+    }
+    return ProcessSpec(name="router", role="router", values=values)
+
+
+def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec:
+    """The edge in front of the router."""
+    values: dict[str, object] = {
+        "host": options.host,
+        "port": options.port,
+        "admin_port": 0,
+        "region": options.regions[0],
+        "model": options.model,
+        "routers": (f"{options.host}:{router_port}",),
+        "state_dir": str(state_dir),
+    }
+    return ProcessSpec(name="edge", role="edge", values=values)
+
+
+def to_toml(spec: ProcessSpec) -> str:
+    """The config file of a process: one section named after its role."""
+    plain = {k: v for k, v in spec.values.items() if not _is_table(v)}
+    lines = [f"[{spec.role}]", *(f"{key} = {_literal(value)}" for key, value in plain.items())]
+    for key, value in spec.values.items():
+        for row in value if _is_table(value) and isinstance(value, tuple) else ():
+            lines += ["", f"[[{spec.role}.{key}]]"]
+            lines += [f"{name} = {_literal(cell)}" for name, cell in row.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

@@ -1,0 +1,49 @@
+"""The `outrider` command. Subcommands import what they need when they run."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from outrider.cli import models, serve
+from outrider.cli.doctor import doctor
+from outrider.cli.local import up
+from outrider.cli.prompting.chat import chat
+from outrider.cli.prompting.reference import reference
+from outrider.errors import OutriderError
+
+app = typer.Typer(
+    name="outrider",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=(
+        "A speculative token mesh: LLM answers that start at the network edge and are decided "
+        "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
+        "`outrider down`. Exit status: 0 well, 1 failed, 2 wrong use, 130 interrupted."
+    ),
+)
+app.command()(up.up)
+app.command()(up.down)
+app.command()(up.status)
+app.command()(chat)
+app.command()(reference)
+app.command()(serve.serve)
+app.command()(doctor)
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one line on stderr and status 1."""
+    try:
+        app()
+    except OutriderError as error:
+        print(f"outrider: {error.message}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

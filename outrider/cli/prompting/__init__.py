@@ -1,0 +1,1 @@
+"""Commands that answer prompts: `outrider chat` and `outrider reference`."""

@@ -1,0 +1,219 @@
+"""`outrider chat`: talk to a mesh over QUIC, interactively or in one shot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
+from outrider.cli.prompting import options
+from outrider.cli.prompting.painter import Painter
+from outrider.client import ChatResult, Client, connect
+from outrider.client.transcript import Transcript
+from outrider.errors import OutriderError, UnavailableError
+from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
+
+_HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply."
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAddress:
+    """Where the edge is and whom to trust for it."""
+
+    host: str
+    port: int
+    ca: Path | None
+    insecure: bool
+
+
+def chat(
+    text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    system: options.System = None,
+    model: options.Model = "",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    max_tokens: options.MaxTokens = 256,
+    as_json: options.Json = False,
+    edge: Annotated[
+        str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Trust any certificate.")] = False,
+    provisional: Annotated[
+        bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
+    ] = True,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")
+    ] = 1,
+    state_dir: StateDir = None,
+) -> None:
+    """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
+
+    Final text goes to standard output, timings to standard error. Provisional text is dimmed and
+    only shown on a terminal.
+    """
+    address = _edge_address(edge, ca, insecure, (state_dir or default_state_dir()).resolve())
+    params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
+    prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
+    session = ChatCommand(address, params, system, model, provisional)
+    if not prompts:
+        asyncio.run(session.interactive())
+    else:
+        asyncio.run(session.answer(prompts, as_json=as_json, parallel=parallel))
+
+
+def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path) -> EdgeAddress:
+    if edge is not None:
+        host, _, port = edge.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UnavailableError(f"--edge takes HOST:PORT, not {edge!r}")
+        return EdgeAddress(host, int(port), ca, insecure)
+    mesh = running_mesh(state)
+    if mesh is None:
+        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --edge")
+    return EdgeAddress(
+        mesh.host, mesh.service("edge")["port"], ca or state / "tls" / "cert.pem", insecure
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """One run of the command."""
+
+    address: EdgeAddress
+    sampling: SamplingParams
+    system: str | None
+    model: str
+    provisional: bool
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[Client]:
+        where = self.address
+        async with connect(where.host, where.port, ca=where.ca, insecure=where.insecure) as client:
+            yield client
+
+    async def answer(self, prompts: list[str], *, as_json: bool, parallel: int) -> None:
+        """Answer every prompt; output keeps their order."""
+        show = not as_json and parallel == 1
+        gate = asyncio.Semaphore(parallel)
+
+        async with self._client() as client:
+
+            async def one(prompt: str) -> ChatResult:
+                async with gate:
+                    messages = options.conversation(self.system, prompt)
+                    return await self._stream(client, messages, _painted if show else None)
+
+            tasks = [asyncio.create_task(one(p)) for p in prompts]
+            try:
+                for prompt, task in zip(prompts, tasks, strict=True):
+                    _report(prompt, await task, as_json=as_json, shown=show)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def interactive(self) -> None:
+        """Read prompts until /bye or end of input."""
+        print(_HELP, file=sys.stderr)
+        async with self._client() as client:
+            history = options.conversation(self.system, "")[:-1]
+            while (line := await _read_line()) not in (None, "/bye"):
+                assert line is not None
+                if line == "/reset":
+                    history = options.conversation(self.system, "")[:-1]
+                elif line in ("/help", "/?"):
+                    print(_HELP, file=sys.stderr)
+                elif line.strip():
+                    await self._turn(client, history, line)
+
+    async def _turn(self, client: Client, history: list[Message], line: str) -> None:
+        asked = [*history, Message("user", line)]
+        try:
+            result = await self._stream(client, asked, _painted)
+        except OutriderError as error:
+            print(f"\noutrider: {error.message}", file=sys.stderr)
+            return
+        _report(line, result, as_json=False, shown=True)
+        history[:] = [*asked, Message("assistant", result.text)]
+
+    async def _stream(
+        self,
+        client: Client,
+        messages: list[Message],
+        on_text: Callable[[Painter, str, str], None] | None,
+    ) -> ChatResult:
+        tty = sys.stdout.isatty()
+        painter = Painter(shutil.get_terminal_size().columns)
+        transcript = Transcript()
+        async with client.chat(
+            messages,
+            sampling=self.sampling,
+            model=self.model,
+            provisional=self.provisional,
+        ) as stream:
+            async for event in stream:
+                before = len(transcript.committed)
+                transcript.apply(event)
+                if on_text is not None:
+                    fresh = transcript.committed[before:]
+                    on_text(painter, fresh, transcript.provisional if tty else "")
+            return await stream.result()
+
+
+def _painted(painter: Painter, committed: str, provisional: str) -> None:
+    text = painter.paint(committed, provisional) if sys.stdout.isatty() else committed
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+async def _read_line() -> str | None:
+    try:
+        return await asyncio.to_thread(input, "> ")
+    except EOFError:
+        return None
+
+
+def _report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:
+    if as_json:
+        print(json.dumps(_as_object(prompt, result), ensure_ascii=False), flush=True)
+        return
+    print("" if shown else result.text, flush=True)
+    t = result.timings
+    first = f"{t.provisional_ttft_ms:.0f} ms" if t.provisional_ttft_ms is not None else "none"
+    print(
+        f"first provisional {first} · first committed {t.committed_ttft_ms:.0f} ms · "
+        f"{t.tokens_per_s:.0f} tokens/s · {len(result.ids)} tokens · {result.finish_reason}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _as_object(prompt: str, result: ChatResult) -> dict[str, object]:
+    t = result.timings
+    return {
+        "prompt": prompt,
+        "text": result.text,
+        "ids": list(result.ids),
+        "finish_reason": result.finish_reason,
+        "timings": {
+            "provisional_ttft_ms": t.provisional_ttft_ms,
+            "committed_ttft_ms": t.committed_ttft_ms,
+            "total_ms": t.total_ms,
+            "tokens_per_s": t.tokens_per_s,
+        },
+    }

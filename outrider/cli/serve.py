@@ -1,0 +1,63 @@
+"""`outrider serve ROLE`: one service in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider import process
+from outrider.config import load
+from outrider.errors import ConfigError
+
+
+class Role(StrEnum):
+    """The four services."""
+
+    edge = "edge"
+    router = "router"
+    tokenizer = "tokenizer"
+    inference = "inference"
+
+
+def serve(
+    role: Annotated[Role, typer.Argument(help="Which service to run.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file; the section named after the role is read."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A config key; wins over file and env."),
+    ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option(help="Written as JSON with the bound ports when the service is ready."),
+    ] = None,
+) -> None:
+    """Run one service until Ctrl-C or SIGTERM, then drain.
+
+    Configuration: defaults < `--config` file < environment (OUTRIDER_<ROLE>_<KEY>) < `--set`.
+    Every service answers /health, /ready and /metrics on its admin port.
+    """
+    service_config = importlib.import_module(f"services.{role.value}.config")
+    app = importlib.import_module(f"services.{role.value}.app")
+    config_class = getattr(service_config, f"{role.value.capitalize()}Config")
+    environ = {**os.environ, **_as_environment(role, settings or [])}
+    loaded = load(config_class, role.value, file=config, environ=environ)
+    process.run(app.serve, loaded, ready_file=ready_file)
+
+
+def _as_environment(role: Role, settings: list[str]) -> dict[str, str]:
+    """`--set` values as the environment variables they stand above."""
+    variables: dict[str, str] = {}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign:
+            raise ConfigError(f"--set takes KEY=VALUE, not {setting!r}")
+        variables[f"OUTRIDER_{role.value}_{key.strip().replace('-', '_')}".upper()] = value
+    return variables
