@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 
+ROLES = ("edge", "router", "tokenizer", "inference")
 DEFAULT_REGIONS = ("us-east", "eu-west")
 
 Values = Mapping[str, object]
@@ -26,12 +27,22 @@ class MeshOptions:
     host: str = "127.0.0.1"
     port: int = 4433
     """The edge's UDP port; 0 takes any free one."""
+    settings: tuple[str, ...] = ()
+    """ROLE.KEY=VALUE, passed on to every service of the role."""
 
     def __post_init__(self) -> None:
         if not self.regions or len(set(self.regions)) != len(self.regions):
             raise ConfigError("a mesh needs at least one region, each named once")
         if not 1 <= self.replicas_per_region <= 16:
             raise ConfigError("a region on one machine has 1 to 16 replicas")
+        for setting in self.settings:
+            role, dot, rest = setting.partition(".")
+            if role not in ROLES or not dot or "=" not in rest:
+                raise ConfigError(f"--set takes ROLE.KEY=VALUE, not {setting!r}")
+
+    def settings_of(self, role: str) -> list[str]:
+        """The KEY=VALUE settings of one role."""
+        return [s.removeprefix(f"{role}.") for s in self.settings if s.startswith(f"{role}.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "outrider.cli.main", "serve", spec.role),
                 *("--config", str(config), "--ready-file", str(ready_file)),
+                *(f"--set={setting}" for setting in self.options.settings_of(spec.role)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -140,8 +141,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop the edge first and the replicas last; kill what does not drain in time."""
         (self.state_dir / "mesh.json").unlink(missing_ok=True)
-        order = ("edge", "router", "tokenizer", "inference")
-        for role in order:
+        for role in mesh.ROLES:
             group = [c.process for c in self.children if c.spec.role == role]
             await asyncio.gather(*(_end(process) for process in group))
         await asyncio.gather(*(_end(process) for process in self._starting))

@@ -74,6 +74,10 @@ def up(
         "openvino"
     ),
     port: Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")] = 4433,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
+    ] = None,
     state_dir: StateDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
@@ -97,6 +101,7 @@ def up(
         threads=share,
         engine=engine,
         port=port,
+        settings=tuple(settings or ()),
     )
     if detach:
         _detach(folder)

@@ -1,0 +1,75 @@
+"""A mesh of real processes for benchmarks and end-to-end tests, started as users start it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.cli.local.up import RunningMesh, running_mesh
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMesh:
+    """A mesh that is up."""
+
+    state_dir: Path
+    state: RunningMesh
+
+    @property
+    def edge(self) -> tuple[str, int]:
+        """Host and UDP port of the edge."""
+        return self.state.host, self.state.service("edge")["port"]
+
+    @property
+    def ca(self) -> Path:
+        """The edge's development certificate."""
+        return self.state_dir / "tls" / "cert.pem"
+
+    def address(self, name: str) -> str:
+        """gRPC address of a service."""
+        return f"{self.state.host}:{self.state.service(name)['port']}"
+
+    def services(self, role: str) -> list[dict[str, Any]]:
+        """Rows of all services of a role."""
+        return [row for row in self.state.services if row["role"] == role]
+
+
+def outrider(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run one `outrider` command and capture what it prints."""
+    return subprocess.run(
+        [sys.executable, "-m", "outrider.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=check,
+    )
+
+
+@contextlib.contextmanager
+def local_mesh(
+    *, settings: Sequence[str] = (), engine: str = "openvino", threads: int = 1
+) -> Iterator[LocalMesh]:
+    """Start a two-region mesh, and stop it whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
+        state_dir = Path(folder)
+        where = ("--state-dir", folder)
+        started = outrider(
+            *("up", "--detach", "--port", "0", "--engine", engine, "--threads", str(threads)),
+            *where,
+            *(f"--set={setting}" for setting in settings),
+            check=False,
+        )
+        if started.returncode:
+            raise RuntimeError(started.stderr)
+        try:
+            state = running_mesh(state_dir)
+            if state is None:
+                raise RuntimeError(f"the mesh went away:\n{started.stderr}")
+            yield LocalMesh(state_dir, state)
+        finally:
+            outrider("down", *where, check=False)
