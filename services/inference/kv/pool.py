@@ -1,0 +1,163 @@
+"""The paged KV pool: which physical blocks hold which session's tokens.
+
+A session's table is a shared prefix (blocks of the prefix tree, full, verified, never written
+again) followed by private blocks. Only verified tokens whose KV is computed are ever published.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.inference.engines.base import Ids
+from services.inference.kv.allocator import BlockAllocator
+from services.inference.kv.prefix_tree import Key, Node, PrefixTree
+
+
+@dataclass(slots=True)
+class _Table:
+    path: list[Node]
+    """Root, then one node per shared block."""
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    """The shared blocks, then the private ones."""
+
+    @property
+    def num_shared(self) -> int:
+        return len(self.path) - 1
+
+
+class KvPool:
+    """Block tables of sessions over one pool. Answers at once or not at all; never waits."""
+
+    def __init__(
+        self, num_blocks: int, block_tokens: int, *, min_rows: int = 1, scratch_tokens: int = 0
+    ) -> None:
+        """`min_rows` tokens of a prompt are always left to compute, however much is cached;
+        every table has room for `scratch_tokens` tokens more than asked."""
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self._min_rows = max(1, min_rows)
+        self._scratch_tokens = scratch_tokens
+        self._allocator = BlockAllocator(num_blocks)
+        self._tree = PrefixTree(self._allocator)
+        self._tables: dict[int, _Table] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be had now: free ones and cached ones that no session uses."""
+        return self._allocator.num_free + self._tree.num_idle
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks of the prefix tree."""
+        return self._tree.num_nodes
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks of a table that covers num_tokens and the scratch behind them."""
+        return -(-(num_tokens + self._scratch_tokens) // self.block_tokens)
+
+    def match(self, ids: Sequence[int], salt: bytes) -> int:
+        """Leading tokens of `ids` that open() would find cached now."""
+        return self._tree.match(salt, self._keys(ids, 0)) * self.block_tokens
+
+    def open(self, session: int, ids: Sequence[int], salt: bytes) -> int:
+        """A table for a session that will compute `ids`; returns how many are cached already."""
+        if session in self._tables:
+            raise RuntimeError(f"session {session} already has a KV table")
+        self._tables[session] = _Table([self._tree.enter(salt)])
+        return self.reuse(session, ids)
+
+    def reuse(self, session: int, ids: Sequence[int]) -> int:
+        """Take over what others published of `ids` meanwhile; returns the tokens now shared.
+
+        Private blocks that hold the same tokens are given back.
+        """
+        table = self._tables[session]
+        for key in self._keys(ids, table.num_shared):
+            if not self._share(table, key):
+                break
+        return table.num_shared * self.block_tokens
+
+    def can_grow(self, session: int, num_tokens: int) -> bool:
+        """Whether grow() would succeed."""
+        missing = self.blocks_for(num_tokens) - len(self._tables[session].blocks)
+        return missing <= self.num_free
+
+    def grow(self, session: int, num_tokens: int) -> None:
+        """Make the table cover num_tokens and the scratch, evicting idle cached blocks, least
+        recently used first. Raises RuntimeError, with nothing changed, if can_grow() is False."""
+        if not self.can_grow(session, num_tokens):
+            raise RuntimeError(f"the KV pool cannot grow session {session} to {num_tokens} tokens")
+        blocks = self._tables[session].blocks
+        for _ in range(self.blocks_for(num_tokens) - len(blocks)):
+            if self._allocator.num_free == 0:
+                self._tree.evict()
+            blocks.append(self._allocator.allocate())
+
+    def blocks(self, session: int) -> Ids:
+        """A copy of the session's table, [n] physical blocks in order."""
+        return np.array(self._tables[session].blocks, dtype=np.int32)
+
+    def commit(self, session: int, ids: Sequence[int], num_tokens: int) -> None:
+        """Publish the full blocks among the first num_tokens of `ids`: those tokens are verified
+        and their KV is computed. A block somebody else published first replaces ours."""
+        table = self._tables[session]
+        for index in range(table.num_shared, num_tokens // self.block_tokens):
+            key = self._key(ids, index)
+            if not self._share(table, key):
+                node = self._tree.publish(table.path[-1], key, table.blocks[index])
+                table.path.append(node)
+
+    def truncate(self, session: int, num_tokens: int) -> None:
+        """Give back the private blocks behind num_tokens and the scratch."""
+        table = self._tables[session]
+        keep = max(self.blocks_for(num_tokens), table.num_shared)
+        while len(table.blocks) > keep:
+            self._allocator.release(table.blocks.pop())
+
+    def release(self, session: int) -> None:
+        """Forget the session. What it published stays cached until its room is needed."""
+        table = self._tables.pop(session)
+        for block in reversed(table.blocks[table.num_shared :]):
+            self._allocator.release(block)
+        self._tree.leave(table.path)
+
+    def _share(self, table: _Table, key: Key) -> bool:
+        node = self._tree.descend(table.path[-1], key)
+        if node is None:
+            return False
+        index = table.num_shared
+        table.path.append(node)
+        if index < len(table.blocks):
+            self._allocator.release(table.blocks[index])
+            table.blocks[index] = node.block
+        else:
+            table.blocks.append(node.block)
+        return True
+
+    def _key(self, ids: Sequence[int], index: int) -> Key:
+        return tuple(ids[index * self.block_tokens : (index + 1) * self.block_tokens])
+
+    def _keys(self, ids: Sequence[int], first: int) -> Iterator[Key]:
+        """Keys of the reusable full blocks of `ids` from block `first` on."""
+        reusable = (len(ids) - self._min_rows) // self.block_tokens
+        return (self._key(ids, index) for index in range(first, reusable))
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError on a leak, a block owned twice, or a path that is none."""
+        self._allocator.check_invariants()
+        self._tree.check_invariants()
+        published = {node.block for node in self._tree.nodes()}
+        private: list[int] = []
+        for table in self._tables.values():
+            shared = table.blocks[: table.num_shared].tolist()
+            assert shared == [node.block for node in table.path[1:]]
+            assert all(b.parent is a for a, b in zip(table.path, table.path[1:], strict=False))
+            private.extend(table.blocks[table.num_shared :])
+        assert len(set(private)) == len(private), "a private block is in two tables"
+        assert published.isdisjoint(private), "a published block is private to a session"
+        assert all(self._allocator.num_holders(block) == 1 for block in private)
+        assert self._allocator.num_free + len(published) + len(private) == self.num_blocks

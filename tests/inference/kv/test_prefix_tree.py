@@ -1,0 +1,88 @@
+"""The prefix tree: matching, sharing, and what is evicted first."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.inference.kv.allocator import BlockAllocator
+from services.inference.kv.prefix_tree import Key, Node, PrefixTree
+
+
+@pytest.fixture
+def allocator() -> BlockAllocator:
+    return BlockAllocator(8)
+
+
+@pytest.fixture
+def tree(allocator: BlockAllocator) -> PrefixTree:
+    return PrefixTree(allocator)
+
+
+def publish(
+    tree: PrefixTree, allocator: BlockAllocator, *keys: Key, salt: bytes = b""
+) -> list[Node]:
+    """A path of these keys, with one user, of shared and new nodes."""
+    path = [tree.enter(salt)]
+    for key in keys:
+        node = tree.descend(path[-1], key)
+        if node is None:
+            block = allocator.allocate()
+            node = tree.publish(path[-1], key, block)
+        path.append(node)
+    for node in path[1:]:
+        while allocator.num_holders(node.block) > 1 + node.num_users:
+            allocator.release(node.block)
+    tree.check_invariants()
+    return path
+
+
+def matched(tree: PrefixTree, *keys: Key, salt: bytes = b"") -> int:
+    return tree.match(salt, iter(keys))
+
+
+def test_matches_the_longest_published_prefix(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    publish(tree, allocator, (1, 2), (3, 4), (5, 6))
+    assert matched(tree, (1, 2), (3, 4), (9, 9)) == 2
+    assert matched(tree, (3, 4)) == 0
+    assert matched(tree) == 0
+
+
+def test_salts_share_nothing(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    publish(tree, allocator, (1, 2), salt=b"a")
+    assert matched(tree, (1, 2), salt=b"a") == 1
+    assert matched(tree, (1, 2), salt=b"b") == 0
+
+
+def test_a_used_block_is_not_idle(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    path = publish(tree, allocator, (1,), (2,))
+    again = publish(tree, allocator, (1,))
+    tree.leave(path)
+    tree.check_invariants()
+    assert tree.num_idle == 1
+    tree.leave(again)
+    assert tree.num_idle == 2
+
+
+def test_evicts_leaves_least_recently_used_first(
+    tree: PrefixTree, allocator: BlockAllocator
+) -> None:
+    tree.leave(publish(tree, allocator, (1,), (2,)))
+    tree.leave(publish(tree, allocator, (7,)))
+    tree.leave(publish(tree, allocator, (1,), (3,)))
+    order: list[tuple[int, ...]] = []
+    while tree.num_idle:
+        before = {node.key for node in tree.nodes()}
+        tree.evict()
+        tree.check_invariants()
+        order.extend(before - {node.key for node in tree.nodes()})
+    assert order == [(2,), (7,), (3,), (1,)]
+    assert allocator.num_free == 8
+
+
+def test_an_empty_root_is_forgotten(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    for number in range(100):
+        tree.leave([tree.enter(number.to_bytes(2))])
+    tree.leave(publish(tree, allocator, (1,), salt=b"x"))
+    tree.evict()
+    tree.check_invariants()
+    assert matched(tree, (1,), salt=b"x") == 0
