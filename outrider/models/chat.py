@@ -1,0 +1,175 @@
+"""Chats and the template that turns them into a prompt.
+
+A user may type the text of a control token, for example `<|im_end|>`. Rendered and tokenized
+naively it would end their turn and let them write the system's next. Here control tokens come
+from the template alone:
+
+1. Before rendering, each control token's text in a message is replaced by one private-use
+   character that occurs nowhere in the chat or the template.
+2. The rendered text is split at control tokens, and the characters are turned back into what
+   the user typed, inside the text segments, which are tokenized as plain text.
+3. A second rendering, with every character that a control token could be made of blanked out of
+   the messages, shows which control tokens the template writes by itself. Both must agree: no
+   token is pieced together from template and message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.errors import ConfigError, EmptyPromptError, InvalidRequestError
+
+ROLES: Final = ("system", "user", "assistant")
+MAX_MESSAGES: Final = 512
+MAX_CHAT_CHARS: Final = 1 << 20
+"""Characters of all messages together."""
+_BLANK: Final = "\ufffd"
+_PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat. Nothing is checked before `check_messages`."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a rendered chat: one control token, or text that holds none."""
+
+    text: str
+    is_control: bool
+
+
+def check_text(text: str) -> None:
+    """Raises InvalidRequestError for text that is no Unicode (a lone surrogate)."""
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the text has a lone surrogate at character {error.start}; send valid Unicode"
+        ) from error
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises EmptyPromptError or InvalidRequestError for a chat that cannot be answered."""
+    if not any(message.content for message in messages):
+        raise EmptyPromptError("the chat has no text; send at least one message with content")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"the chat has {len(messages)} messages; send at most {MAX_MESSAGES}"
+        )
+    num_chars = sum(len(message.content) for message in messages)
+    if num_chars > MAX_CHAT_CHARS:
+        raise InvalidRequestError(
+            f"the chat has {num_chars} characters; send at most {MAX_CHAT_CHARS}"
+        )
+    for message in messages:
+        if message.role not in ROLES:
+            raise InvalidRequestError(
+                f"role {message.role[:32]!r} is not known; use one of {', '.join(ROLES)}"
+            )
+        check_text(message.content)
+
+
+class ChatTemplate:
+    """A model's Jinja chat template in a sandbox, as Hugging Face `transformers` sets it up
+    (trimmed blocks, loop controls, raise_exception), but without a clock: the prompt is a
+    function of the messages. Thread-safe."""
+
+    def __init__(
+        self, source: str, control_tokens: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        """`variables`: bos_token and the like. Raises ConfigError if `source` is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[loopcontrols]
+        )
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"the model's chat template is broken: {error}") from error
+        self._source = source
+        self._variables = dict(variables)
+        # Longest first: where two tokens begin, the tokenizer takes the longer one.
+        longest_first = sorted(control_tokens, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._blanks = {ord(char): _BLANK for char in "".join(control_tokens)}
+
+    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+        """The prompt for `messages`, which `check_messages` passed, generation prompt included.
+
+        Raises InvalidRequestError if the template refuses them, or if a message and the template
+        would make a control token together.
+        """
+        contents = [message.content for message in messages]
+        hidden, typed = self._hide(contents)
+        segments = list(self._split(self._render(messages, hidden)))
+        blank = [content.translate(self._blanks) for content in contents]
+        alone = list(self._split(self._render(messages, blank)))
+        if _control_texts(segments) != _control_texts(alone):
+            raise InvalidRequestError(
+                "a message and the chat template together would make a control token; change the "
+                "beginning or the end of the message"
+            )
+        restored = str.maketrans(typed)
+        return [Segment(s.text.translate(restored), s.is_control) for s in segments]
+
+    def _hide(self, contents: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Contents with control tokens replaced, and what each replacement stands for."""
+        found = {text for content in contents for text in self._control.findall(content)}
+        if not found:
+            return list(contents), {}
+        free = _unused_characters(set(self._source).union(*contents))
+        stand_in = dict(zip(sorted(found), free, strict=False))
+        if len(stand_in) < len(found):
+            raise InvalidRequestError("the chat uses up all private-use characters; use fewer")
+        hidden = [self._control.sub(lambda m: stand_in[m.group()], text) for text in contents]
+        return hidden, {char: text for text, char in stand_in.items()}
+
+    def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
+        turns = [
+            {"role": message.role, "content": content}
+            for message, content in zip(messages, contents, strict=True)
+        ]
+        try:
+            return self._template.render(
+                messages=turns, add_generation_prompt=True, **self._variables
+            )
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+
+    def _split(self, rendered: str) -> Iterator[Segment]:
+        at = 0
+        for match in self._control.finditer(rendered):
+            if match.start() > at:
+                yield Segment(rendered[at : match.start()], False)
+            yield Segment(match.group(), True)
+            at = match.end()
+        if at < len(rendered):
+            yield Segment(rendered[at:], False)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise TemplateError(reason)
+
+
+def _control_texts(segments: Sequence[Segment]) -> list[str]:
+    return [segment.text for segment in segments if segment.is_control]
+
+
+def _unused_characters(used: set[str]) -> Iterator[str]:
+    for block in _PRIVATE_USE:
+        yield from (chr(point) for point in block if chr(point) not in used)

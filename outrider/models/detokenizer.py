@@ -1,0 +1,73 @@
+"""Text out of a stream of token ids, for byte-level vocabularies.
+
+A token may hold part of a character, so ids are mapped to bytes and the bytes decoded
+incrementally; what an id releases is final. Invalid UTF-8 becomes U+FFFD, one per maximal subpart
+(Unicode 16, section 3.9), which is also what Rust's `from_utf8_lossy` does. So the pieces joined
+equal the one-shot decoding of all ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from outrider.errors import InvalidRequestError
+
+_Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: printable Latin-1 stands for itself, the other 68 bytes are
+    U+0100 and up in order (openai/gpt-2, encoder.py, bytes_to_unicode)."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(own)]
+    stand_ins = {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return {chr(byte): byte for byte in own} | stand_ins
+
+
+_BYTE_OF: Final = _byte_alphabet()
+
+
+def token_bytes(text: str) -> bytes:
+    """The bytes that a token of this text stands for.
+
+    A text with a character outside the byte alphabet (an added token's) stands for its UTF-8.
+    """
+    try:
+        return bytes([_BYTE_OF[char] for char in text])
+    except KeyError:
+        return text.encode()
+
+
+class Detokenizer:
+    """One reply's text so far. `push` each id, then `finish` once."""
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        """`table` [vocabulary size]: the bytes of each id; empty for ids that are not shown."""
+        self._table = table
+        self._decoder = _Decoder("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is incomplete.
+
+        Raises InvalidRequestError for an id outside the vocabulary.
+        """
+        if not 0 <= token_id < len(self._table):
+            raise InvalidRequestError(
+                f"token id {token_id} is outside the vocabulary of {len(self._table)} ids"
+            )
+        return self._decoder.decode(self._table[token_id])
+
+    def finish(self) -> str:
+        """What an incomplete character at the end becomes; the detokenizer starts anew."""
+        rest = self._decoder.decode(b"", True)
+        self._decoder.reset()
+        return rest
+
+
+def decode(table: Sequence[bytes], ids: Iterable[int]) -> str:
+    """The text of all `ids` at once; equal to a Detokenizer's pieces joined."""
+    detokenizer = Detokenizer(table)
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    return "".join(pieces) + detokenizer.finish()

@@ -1,0 +1,208 @@
+"""A model's vocabulary: text and chats to ids, ids to text, and the digest that peers compare."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from outrider.errors import ArtifactCorruptError, InvalidRequestError
+from outrider.models.chat import ChatTemplate, Message, check_messages, check_text
+from outrider.models.detokenizer import Detokenizer, decode, token_bytes
+from outrider.models.tokenization.definition import VocabularyDefinition
+from outrider.models.tokenization.digest import vocabulary_digest
+from outrider.models.tokenization.pipeline import build_tokenizer
+
+# One call tokenizes on its caller's thread: callers bring their own threads, and a hidden pool
+# would compete with the model's and warn after a fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_TOKENIZER_FILE: Final = "tokenizer.json"
+_FACTS_FILE: Final = "vocabulary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyFacts:
+    """What a vocabulary is besides its tokenizer; JSON on disk."""
+
+    digest_hex: str
+    size: int
+    stop_ids: tuple[int, ...]
+    control_ids: tuple[int, ...]
+    chat_template: str
+    bos_token: str
+    eos_token: str
+
+    @classmethod
+    def of(cls, definition: VocabularyDefinition) -> VocabularyFacts:
+        """The facts of `definition`."""
+        return cls(
+            digest_hex=vocabulary_digest(definition).hex(),
+            size=len(definition.tokens),
+            stop_ids=tuple(sorted(definition.stop_ids)),
+            control_ids=tuple(sorted(definition.control_ids)),
+            chat_template=definition.chat_template,
+            bos_token=definition.bos_token,
+            eos_token=definition.eos_token,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> VocabularyFacts:
+        """Reads `to_json`'s text. Raises ArtifactCorruptError."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            values |= {name: tuple(values[name]) for name in ("stop_ids", "control_ids")}
+            return cls(**values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactCorruptError(f"a vocabulary record is damaged: {error}") from error
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+
+class Vocabulary:
+    """One model's vocabulary. Immutable and thread-safe; pickles, and is rebuilt in about 0.1 s.
+
+    Text that contains a control token's text stays text: only `encode_chat`'s template makes
+    control tokens. Bytes for which the vocabulary has no token are dropped, as the model's own
+    tokenizer does, so decoding what was encoded need not give the text back.
+    """
+
+    def __init__(self, tokenizer_json: str, facts: VocabularyFacts) -> None:
+        """Raises ArtifactCorruptError if the parts do not belong together."""
+        try:
+            tokenizer = Tokenizer.from_str(tokenizer_json)
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactCorruptError(f"a tokenizer record is damaged: {error}") from error
+        if tokenizer.get_vocab_size() != facts.size:
+            raise ArtifactCorruptError(
+                f"a tokenizer record has {tokenizer.get_vocab_size()} ids, its vocabulary record "
+                f"{facts.size}"
+            )
+        # Set once and never again: the flag belongs to the instance, whichever thread asks.
+        tokenizer.encode_special_tokens = True
+        self._tokenizer = tokenizer
+        self._tokenizer_json = tokenizer_json
+        self._facts = facts
+        texts = [tokenizer.id_to_token(i) or "" for i in range(facts.size)]
+        self._control = {texts[i]: i for i in facts.control_ids}
+        self._all_bytes = [token_bytes(text) for text in texts]
+        self._text_bytes = list(self._all_bytes)
+        for i in facts.control_ids:
+            self._text_bytes[i] = b""
+        self._special = frozenset(facts.control_ids)
+        self._template = self._make_template()
+
+    def _make_template(self) -> ChatTemplate:
+        variables = {"bos_token": self._facts.bos_token, "eos_token": self._facts.eos_token}
+        return ChatTemplate(self._facts.chat_template, list(self._control), variables)
+
+    @classmethod
+    def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
+        """Builds the tokenizer. Raises ConfigError for a pre-tokenizer that is not known."""
+        return cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+
+    @classmethod
+    def from_gguf(cls, path: Path) -> Vocabulary:
+        """The vocabulary in a GGUF file; takes seconds (`load_vocabulary` keeps the result).
+
+        Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly.
+        """
+        # Imported here: a process that loads a kept vocabulary needs no GGUF reader (0.1 s).
+        from outrider.models.tokenization.gguf import read_definition
+
+        return cls.from_definition(read_definition(path))
+
+    @classmethod
+    def load(cls, folder: Path) -> Vocabulary:
+        """Reads what `save` wrote. Raises ArtifactCorruptError, OSError."""
+        facts = VocabularyFacts.from_json((folder / _FACTS_FILE).read_text("utf-8"))
+        return cls((folder / _TOKENIZER_FILE).read_text("utf-8"), facts)
+
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer and facts into an existing folder."""
+        (folder / _TOKENIZER_FILE).write_text(self._tokenizer_json, "utf-8")
+        (folder / _FACTS_FILE).write_text(self._facts.to_json(), "utf-8")
+
+    def __reduce__(self) -> tuple[type[Vocabulary], tuple[str, VocabularyFacts]]:
+        return Vocabulary, (self._tokenizer_json, self._facts)
+
+    @property
+    def digest(self) -> bytes:
+        """The vocabulary contract, SHA-256 [32]."""
+        return bytes.fromhex(self._facts.digest_hex)
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self._facts.size
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a reply."""
+        return frozenset(self._facts.stop_ids)
+
+    @property
+    def chat_template(self) -> str:
+        """Jinja source; empty if the model has none."""
+        return self._facts.chat_template
+
+    @property
+    def tokenizer_json(self) -> str:
+        """Hugging Face `tokenizer.json`; loaded plainly it recognises control tokens in text."""
+        return self._tokenizer_json
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` as plain text; nothing is added.
+
+        Releases the GIL while it works (`Tokenizer.encode` would not), so it may run in a thread
+        beside an event loop. Raises InvalidRequestError for a lone surrogate.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, for each of `texts`."""
+        for text in texts:
+            check_text(text)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids of a chat, with the generation prompt; control tokens are the
+        template's alone.
+
+        Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, and for a
+        model without a chat template.
+        """
+        check_messages(messages)
+        if not self.chat_template:
+            raise InvalidRequestError("this model has no chat template; choose a chat model")
+        segments = self._template.segments(messages)
+        texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
+        ids: list[int] = []
+        for segment in segments:
+            ids += [self._control[segment.text]] if segment.is_control else next(texts)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id stands for; a control token's are its name."""
+        if not 0 <= token_id < self.size:
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary")
+        return self._all_bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a control token."""
+        return token_id in self._special
+
+    def detokenizer(self, *, keep_special: bool = False) -> Detokenizer:
+        """A fresh detokenizer; control tokens have no text unless `keep_special`."""
+        return Detokenizer(self._all_bytes if keep_special else self._text_bytes)
+
+    def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
+        """The text of `ids`. Raises InvalidRequestError for an id outside the vocabulary."""
+        return decode(self._all_bytes if keep_special else self._text_bytes, ids)
