@@ -91,7 +91,11 @@ class ModelStore:
         ArtifactMissingError if it was never pulled, ArtifactCorruptError if its bytes do not hash
         to its name or the name is not the pinned `sha256`.
         """
-        return self._load(parse_source(source).text, _checked_pin(sha256)).path
+        return self.load(source, sha256=sha256).path
+
+    def load(self, source: str, *, sha256: str | None = None) -> Artifact:
+        """As `path`, with what else is known of the artifact."""
+        return self._load(parse_source(source).text, _checked_pin(sha256))
 
     def ensure(
         self, source: str, *, progress: Report | None = None, sha256: str | None = None
@@ -102,7 +106,7 @@ class ModelStore:
         changed meanwhile is noticed. Errors as of `pull`.
         """
         try:
-            return self._load(parse_source(source).text, _checked_pin(sha256))
+            return self.load(source, sha256=sha256)
         except (ArtifactMissingError, ArtifactCorruptError):
             return self.pull(source, progress=progress, sha256=sha256 or self._known(source))
 

@@ -54,6 +54,7 @@ class Partial:
         self._num_bytes = 0
         self._total_bytes: int | None = None
         self._validator = ""
+        self._stage = ""
         self._checkpoint_at = CHECKPOINT_BYTES
 
     def __enter__(self) -> Self:
@@ -90,7 +91,9 @@ class Partial:
             return Position(self._validator, self._num_bytes)
         return _read_state(self._path, self._state_path)
 
-    def begin(self, validator: str, *, offset: int, total_bytes: int | None) -> None:
+    def begin(
+        self, validator: str, *, offset: int, total_bytes: int | None, stage: str = "fetching"
+    ) -> None:
         """Take bytes from `offset` on; `offset` is 0 or what `position` said.
 
         SourceError if the whole would pass the size limit, ModelStoreError if the disk cannot
@@ -106,7 +109,8 @@ class Partial:
             self._rewind(self._file, offset)
         self._validator = validator
         self._total_bytes = total_bytes
-        self.report("fetching", self._num_bytes, total_bytes)
+        self._stage = stage
+        self.report(stage, self._num_bytes, total_bytes)
 
     def write(self, data: bytes) -> None:
         """Add bytes. SourceError if the source sends more than it announced or than allowed."""
@@ -120,7 +124,7 @@ class Partial:
         self._num_bytes = num_bytes
         if self._validator and num_bytes >= self._checkpoint_at:
             self._checkpoint()
-        self.report("fetching", num_bytes, self._total_bytes)
+        self.report(self._stage, num_bytes, self._total_bytes)
 
     def finish(self) -> tuple[str, int]:
         """Make the whole durable; returns its sha256 and size. SourceError if bytes are missing."""

