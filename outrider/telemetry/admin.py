@@ -1,0 +1,120 @@
+"""The admin port: `/metrics` (Prometheus text), `/health` (alive), `/ready` (serving).
+
+A deliberately small HTTP/1.1 server: GET and HEAD, no bodies, one request per connection, a
+bounded head, a bounded number of connections and a bounded time for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from outrider.errors import ConfigError
+
+MAX_HEAD_BYTES = 8192
+MAX_CONNECTIONS = 32
+TIMEOUT_S = 5.0
+
+Ready = Callable[[], tuple[bool, str]]
+_Answer = tuple[HTTPStatus, str, bytes]
+
+
+class AdminServer:
+    """Serves one service's operators. `ready` says whether, and why not."""
+
+    def __init__(self, host: str, port: int, *, ready: Ready, registry: CollectorRegistry) -> None:
+        self._host, self._port = host, port
+        self._ready = ready
+        self._registry = registry
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def start(self) -> int:
+        """Listen and return the bound port. Raises ConfigError when the address is taken."""
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, self._host, self._port, limit=MAX_HEAD_BYTES
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on admin address {self._host}:{self._port}: {error.strerror}"
+            ) from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Stop listening and end what is open. May be called again."""
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections[task] = writer
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._exchange(reader, writer)
+        except (TimeoutError, ConnectionError):
+            pass  # an operator's client that stalls or leaves is no event of the service
+        finally:
+            del self._connections[task]
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method = ""
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            method, target, _ = request.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+            answer = await self._answer(method, target.split("?")[0])
+        except asyncio.LimitOverrunError:
+            answer = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
+        except asyncio.IncompleteReadError:
+            return
+        except ValueError:
+            answer = _plain(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
+        writer.write(_encode(answer, head=method == "HEAD"))
+        await writer.drain()
+
+    async def _answer(self, method: str, path: str) -> _Answer:
+        if method not in ("GET", "HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
+        if path == "/metrics":
+            text = await asyncio.to_thread(generate_latest, self._registry)
+            return HTTPStatus.OK, CONTENT_TYPE_LATEST, text
+        if path == "/health":
+            return _json(HTTPStatus.OK, {"status": "alive"})
+        if path == "/ready":
+            ready, why = self._ready()
+            status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+            return _json(status, {"ready": ready, "reason": why})
+        return _plain(HTTPStatus.NOT_FOUND, "try /metrics, /health or /ready")
+
+
+def _plain(status: HTTPStatus, text: str) -> _Answer:
+    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+
+
+def _json(status: HTTPStatus, body: dict[str, object]) -> _Answer:
+    return status, "application/json", json.dumps(body).encode() + b"\n"
+
+
+def _encode(answer: _Answer, *, head: bool) -> bytes:
+    status, content_type, body = answer
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return lines.encode("ascii") + (b"" if head else body)

@@ -1,0 +1,92 @@
+"""Structured logs: JSON lines in pods, coloured key=value on a terminal, on stderr.
+
+`structlog.get_logger()` works anywhere; records of the standard library's `logging` (gRPC,
+aioquic, OpenTelemetry) come out in the same shape. What users wrote or were answered is never
+logged: keys that could carry it are blanked, whoever passes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+from outrider.errors import ConfigError
+from outrider.telemetry.tracing import current_context
+
+PRIVATE_KEYS = frozenset(
+    ("prompt", "prompts", "text", "content", "message_text", "messages", "reply", "completion")
+    + ("ids", "token_ids", "tokens", "draft")
+)
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def configure_logging(service: str, level: str = "info", *, stream: TextIO | None = None) -> None:
+    """Set up logging for this process; a later call replaces an earlier one.
+
+    Raises ConfigError for an unknown level.
+    """
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"log level must be one of {', '.join(LEVELS)}, not {level!r}")
+    out = stream or sys.stderr
+    shared = _shared_processors(service)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_rendering(out.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _shared_processors(service: str) -> list[Processor]:
+    def add_service(_: Any, __: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_service,
+        add_trace,
+        blank_private,
+    ]
+
+
+def _rendering(terminal: bool) -> list[Processor]:
+    if terminal:
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Add the trace id of the current span, so that logs and traces meet."""
+    traceparent, _state = current_context()
+    if traceparent:
+        event["trace_id"] = traceparent.split("-")[1]
+    return event
+
+
+def blank_private(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace values under PRIVATE_KEYS by their length."""
+    for key in PRIVATE_KEYS & event.keys():
+        value = event[key]
+        size = len(value) if hasattr(value, "__len__") else 1
+        event[key] = f"[{size} withheld]"
+    return event

@@ -1,0 +1,157 @@
+"""One service's metrics: OpenTelemetry instruments, read by Prometheus from a registry of its own.
+
+A registry per `Metrics` lets several services live in one process, as tests and `outrider up` do.
+Recording costs a few microseconds; all methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry
+
+from outrider.telemetry import names
+
+
+class Gauge:
+    """A value that goes up and down; reading costs, setting is an assignment."""
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+
+    def set(self, value: float) -> None:
+        """Remember the value for the next scrape."""
+        self._value = value
+
+    def observe(self, _: CallbackOptions) -> Iterable[Observation]:
+        """What a scrape sees: nothing until the first `set`."""
+        value = self._value
+        return [] if value is None else [Observation(value)]
+
+
+class RejectionWindow:
+    """Share of drafted tokens that were rejected, over about the last `horizon` drafted tokens."""
+
+    def __init__(self, horizon: float = 2000.0) -> None:
+        self._horizon = horizon
+        self._drafted = 0.0
+        self._accepted = 0.0
+
+    def add(self, drafted: int, accepted: int) -> float:
+        """Count one verification and return the rate, 0..1."""
+        keep = max(0.0, 1.0 - drafted / self._horizon)
+        self._drafted = self._drafted * keep + drafted
+        self._accepted = self._accepted * keep + accepted
+        return 1.0 - self._accepted / self._drafted if self._drafted else 0.0
+
+
+class Metrics:
+    """The instruments of one service. `close()` releases them."""
+
+    def __init__(self, service: str) -> None:
+        self.registry = CollectorRegistry()
+        reader = PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)
+        self._provider = MeterProvider(
+            metric_readers=[reader],
+            resource=Resource.create({"service.name": service}),
+            shutdown_on_exit=False,
+        )
+        self._meter = self._provider.get_meter("outrider")
+        self._lock = threading.Lock()
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._rejection = RejectionWindow()
+        self._make_histograms()
+
+    def _make_histograms(self) -> None:
+        self._ttft_ms = self._histogram(names.TTFT_MS, "", names.MS_BOUNDARIES)
+        self._token_ms = self._histogram(names.TOKEN_LATENCY_MS, "", names.MS_BOUNDARIES)
+        self._ttft_s = self._histogram(names.GEN_AI_TTFT, "s", names.TTFT_BOUNDARIES_S)
+        self._per_token_s = self._histogram(
+            names.GEN_AI_TIME_PER_TOKEN, "s", names.TIME_PER_TOKEN_BOUNDARIES_S
+        )
+        self._duration_s = self._histogram(
+            names.GEN_AI_REQUEST_DURATION, "s", names.REQUEST_BOUNDARIES_S
+        )
+        self._usage = self._histogram(names.GEN_AI_TOKEN_USAGE, "", names.TOKEN_BOUNDARIES)
+
+    def _histogram(self, name: str, unit: str, boundaries: tuple[float, ...]) -> Histogram:
+        return self._meter.create_histogram(
+            name, unit=unit, explicit_bucket_boundaries_advisory=boundaries
+        )
+
+    def record_ttft(self, ms: float, model: str) -> None:
+        """Time from a session's arrival to its first committed (edge: shown) token."""
+        attributes = _attributes(model)
+        self._ttft_ms.record(ms, attributes)
+        self._ttft_s.record(ms / 1000.0, attributes)
+
+    def record_token_latency(self, ms: float, model: str) -> None:
+        """Time between two commits over the tokens of the later one; called for each commit."""
+        self._token_ms.record(ms, _attributes(model))
+
+    def record_time_per_token(self, seconds: float, model: str) -> None:
+        """(duration - TTFT) / (reply tokens after the first); called once for each session."""
+        self._per_token_s.record(seconds, _attributes(model))
+
+    def set_batch_utilization(self, share: float) -> None:
+        """Rows of the last engine call over the rows it may have, 0..1."""
+        self.gauge(names.BATCH_UTILIZATION).set(share)
+
+    def record_verification(self, drafted: int, accepted: int) -> None:
+        """Count drafted and accepted tokens; drives `rejection_rate`."""
+        if drafted <= 0:
+            return
+        with self._lock:
+            rate = self._rejection.add(drafted, accepted)
+        self.gauge(names.REJECTION_RATE).set(rate)
+        self.counter(names.DRAFTED_TOKENS).add(drafted)
+        self.counter(names.ACCEPTED_TOKENS).add(accepted)
+
+    def record_request(self, seconds: float, model: str, error_type: str | None) -> None:
+        """Duration of a whole session; `error_type` is an OutriderError reason."""
+        attributes = _attributes(model)
+        if error_type is not None:
+            attributes[names.ERROR_TYPE] = error_type
+        self._duration_s.record(seconds, attributes)
+
+    def record_usage(self, input_tokens: int, output_tokens: int, model: str) -> None:
+        """Tokens of one finished session."""
+        self._usage.record(input_tokens, _attributes(model) | {names.TOKEN_TYPE: "input"})
+        self._usage.record(output_tokens, _attributes(model) | {names.TOKEN_TYPE: "output"})
+
+    def gauge(self, name: str) -> Gauge:
+        """The gauge of this name, made on first use."""
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            with self._lock:
+                gauge = self._gauges.get(name) or self._make_gauge(name)
+        return gauge
+
+    def _make_gauge(self, name: str) -> Gauge:
+        gauge = self._gauges[name] = Gauge()
+        self._meter.create_observable_gauge(name, callbacks=[gauge.observe])
+        return gauge
+
+    def counter(self, name: str) -> Counter:
+        """The counter of this name, made on first use: `.add(n, {"label": "value"})`."""
+        counter = self._counters.get(name)
+        if counter is None:
+            with self._lock:
+                counter = self._counters.get(name)
+                if counter is None:
+                    counter = self._counters[name] = self._meter.create_counter(name)
+        return counter
+
+    def close(self) -> None:
+        """Stop collecting."""
+        self._provider.shutdown()
+
+
+def _attributes(model: str) -> dict[str, str]:
+    return {names.OPERATION: names.CHAT, names.PROVIDER: names.OUTRIDER, names.MODEL: model}

@@ -1,0 +1,65 @@
+"""Every metric, span and attribute name, and the histogram boundaries, in one place.
+
+The `gen_ai.*` names, units and boundaries are those of the OpenTelemetry GenAI semantic
+conventions (status: development); they have none for speculative decoding, so those are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Instruments that keep their name in Prometheus: no OpenTelemetry unit, the name has it.
+TTFT_MS: Final = "ttft_ms"
+TOKEN_LATENCY_MS: Final = "token_latency_ms"
+BATCH_UTILIZATION: Final = "batch_utilization"
+REJECTION_RATE: Final = "rejection_rate"
+DRAFTED_TOKENS: Final = "outrider.draft.proposed_tokens"
+ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
+
+# GenAI conventions; seconds unless said otherwise.
+GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
+GEN_AI_TIME_PER_TOKEN: Final = "gen_ai.server.time_per_output_token"
+GEN_AI_REQUEST_DURATION: Final = "gen_ai.server.request.duration"
+GEN_AI_TOKEN_USAGE: Final = "gen_ai.client.token.usage"
+
+MS_BOUNDARIES: Final = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0, 150.0, 250.0),
+    *(400.0, 600.0, 1000.0, 2500.0, 5000.0, 10000.0, 30000.0),
+)
+TTFT_BOUNDARIES_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+TIME_PER_TOKEN_BOUNDARIES_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+)
+REQUEST_BOUNDARIES_S: Final = tuple(0.01 * 2**n for n in range(14))
+TOKEN_BOUNDARIES: Final = tuple(float(4**n) for n in range(14))
+
+# Attributes.
+OPERATION: Final = "gen_ai.operation.name"
+PROVIDER: Final = "gen_ai.provider.name"
+MODEL: Final = "gen_ai.request.model"
+TOKEN_TYPE: Final = "gen_ai.token.type"
+ERROR_TYPE: Final = "error.type"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+REQUEST_ID: Final = "outrider.request.id"
+RPC_SYSTEM: Final = "rpc.system.name"
+RPC_METHOD: Final = "rpc.method"
+
+# Values.
+CHAT: Final = "chat"
+OUTRIDER: Final = "outrider"
+
+# Spans, in the order of a chat's life.
+SPAN_CLIENT_CHAT: Final = "outrider.client.chat"
+SPAN_EDGE_CHAT: Final = "outrider.edge.chat"
+SPAN_TOKENIZE: Final = "outrider.tokenize"
+SPAN_ROUTE: Final = "outrider.router.session"
+SPAN_SESSION: Final = "outrider.inference.session"
+SPAN_QUEUE: Final = "outrider.inference.queue"
+SPAN_PREFILL: Final = "outrider.inference.prefill"
+SPAN_DECODE: Final = "outrider.inference.decode"

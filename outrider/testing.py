@@ -1,0 +1,66 @@
+"""For tests of Outrider and of what is built on it: virtual time, free ports, leak checks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+
+class FakeClock:
+    """A clock that moves only when told to; call it for the time in seconds."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> float:
+        """Move on and return the new time."""
+        if seconds < 0:
+            raise ValueError(f"time does not run backwards: {seconds}")
+        self.now += seconds
+        return self.now
+
+
+def free_tcp_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on; another process may take it before the caller does."""
+    return _free_port(host, socket.SOCK_STREAM)
+
+
+def free_udp_port(host: str = "127.0.0.1") -> int:
+    """A UDP port nobody is bound to; another process may take it before the caller does."""
+    return _free_port(host, socket.SOCK_DGRAM)
+
+
+def _free_port(host: str, kind: socket.SocketKind) -> int:
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+async def eventually(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    """Return as soon as `condition` holds; AssertionError when it does not in time."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"still not true after {timeout_s} s: {condition}")
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def leak_check(*, settle_s: float = 2.0) -> AsyncIterator[None]:
+    """Fail when the block leaves asyncio tasks behind that were not there before.
+
+    Tasks that are on their way out get `settle_s` to finish.
+    """
+    before = asyncio.all_tasks()
+    yield
+    deadline = asyncio.get_running_loop().time() + settle_s
+    while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
+        if asyncio.get_running_loop().time() > deadline:
+            names = ", ".join(sorted(repr(task.get_coro()) for task in left))
+            raise AssertionError(f"{len(left)} task(s) left behind: {names}")
+        await asyncio.sleep(0.005)

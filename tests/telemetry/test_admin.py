@@ -1,0 +1,120 @@
+"""The admin port over real sockets, good and bad requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.telemetry import admin
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import leak_check
+
+
+class Running:
+    def __init__(self) -> None:
+        self.ready = (True, "serving")
+        self.metrics = Metrics("test")
+        self.metrics.record_ttft(5, "m")
+        self.server = admin.AdminServer(
+            "127.0.0.1", 0, ready=lambda: self.ready, registry=self.metrics.registry
+        )
+        self.port = 0
+
+    async def send(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        raw = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        head, _, body = raw.partition(b"\r\n\r\n")
+        status, *fields = head.decode().split("\r\n")
+        return int(status.split()[1]), dict(f.split(": ", 1) for f in fields), body
+
+    async def get(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        return await self.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with leak_check():
+        it = Running()
+        it.port = await it.server.start()
+        yield it
+        await it.server.stop()
+        await it.server.stop()
+        it.metrics.close()
+
+
+async def test_metrics(running: Running) -> None:
+    status, fields, body = await running.get("/metrics")
+    assert status == 200
+    assert fields["Content-Type"].startswith("text/plain")
+    assert int(fields["Content-Length"]) == len(body)
+    assert b"ttft_ms_bucket" in body
+
+
+async def test_health_and_readiness(running: Running) -> None:
+    assert (await running.get("/health"))[0] == 200
+    assert (await running.get("/ready?verbose"))[0] == 200
+    running.ready = (False, "model is loading")
+    status, _, body = await running.get("/ready")
+    assert status == 503
+    assert json.loads(body) == {"ready": False, "reason": "model is loading"}
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_head_has_no_body(running: Running) -> None:
+    status, fields, body = await running.send(b"HEAD /health HTTP/1.1\r\n\r\n")
+    assert (status, body) == (200, b"")
+    assert int(fields["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /secret HTTP/1.1\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\xff\xfe \xff \xff\r\n\r\n", 400),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 431),
+    ],
+)
+async def test_bad_requests(running: Running, request_bytes: bytes, status: int) -> None:
+    assert (await running.send(request_bytes))[0] == status
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_a_client_that_leaves_early_is_no_event(running: Running) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(b"GET /hea")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_connections_are_bounded_and_stalled_ones_time_out(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(admin, "TIMEOUT_S", 0.2)
+    stalled = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
+    with pytest.raises(ConnectionResetError):
+        await running.get("/health")
+    for reader, writer in stalled:
+        assert await reader.read() == b""
+        writer.close()
+    assert (await running.get("/health"))[0] == 200
+
+
+async def test_a_taken_port_is_a_config_error(running: Running) -> None:
+    second = admin.AdminServer(
+        "127.0.0.1", running.port, ready=lambda: (True, ""), registry=running.metrics.registry
+    )
+    with pytest.raises(ConfigError, match="cannot listen on admin address"):
+        await second.start()
+    await second.stop()

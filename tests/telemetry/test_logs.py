@@ -1,0 +1,75 @@
+"""Logs are JSON lines with the service and trace, and without what users wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from outrider.errors import ConfigError
+from outrider.telemetry.logs import PRIVATE_KEYS, configure_logging
+from outrider.telemetry.tracing import span
+
+PARENT = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
+
+
+@pytest.fixture
+def out() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("edge", "info", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def _lines(out: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_a_line_has_event_level_service_and_trace(out: io.StringIO) -> None:
+    with span("chat", parent=PARENT):
+        structlog.get_logger().info("session opened", session=7)
+    (line,) = _lines(out)
+    assert line["event"] == "session opened"
+    assert line["session"] == 7
+    assert line["level"] == "info"
+    assert line["service"] == "edge"
+    assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    assert line["timestamp"].endswith("Z")
+
+
+def test_private_keys_are_blanked(out: io.StringIO) -> None:
+    structlog.get_logger().warning("odd", **dict.fromkeys(PRIVATE_KEYS, "top secret"))
+    assert "top secret" not in out.getvalue()
+    assert _lines(out)[0]["prompt"] == "[10 withheld]"
+
+
+def test_the_level_filters_both_worlds(out: io.StringIO) -> None:
+    structlog.get_logger().debug("no")
+    logging.getLogger("grpc").debug("no")
+    logging.getLogger("grpc").warning("seen %d", 3)
+    (line,) = _lines(out)
+    assert line["event"] == "seen 3"
+    assert line["service"] == "edge"
+
+
+def test_exceptions_are_one_line(out: io.StringIO) -> None:
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    (line,) = _lines(out)
+    assert "ValueError: boom" in line["exception"]
+
+
+def test_unknown_level() -> None:
+    with pytest.raises(ConfigError, match="log level must be one of"):
+        configure_logging("edge", "loud")

@@ -1,0 +1,88 @@
+"""The names and buckets operators rely on, as Prometheus sees them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.exposition import generate_latest
+
+from outrider.telemetry.metrics import Metrics, RejectionWindow
+
+LABELS = {
+    "gen_ai_operation_name": "chat",
+    "gen_ai_provider_name": "outrider",
+    "gen_ai_request_model": "m",
+}
+
+
+def _value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, LABELS | labels)
+
+
+def test_histograms_have_our_names_and_the_conventions_names() -> None:
+    metrics = Metrics("inference")
+    metrics.record_ttft(12.0, "m")
+    metrics.record_token_latency(30.0, "m")
+    metrics.record_time_per_token(0.03, "m")
+    metrics.record_request(0.5, "m", None)
+    metrics.record_request(0.7, "m", "DEADLINE")
+    metrics.record_usage(10, 20, "m")
+    assert _value(metrics, "ttft_ms_bucket", le="15.0") == 1
+    assert _value(metrics, "ttft_ms_bucket", le="10.0") == 0
+    assert _value(metrics, "token_latency_ms_sum") == 30
+    assert _value(metrics, "gen_ai_server_time_to_first_token_seconds_bucket", le="0.02") == 1
+    assert _value(metrics, "gen_ai_server_time_per_output_token_seconds_sum") == 0.03
+    assert _value(metrics, "gen_ai_server_request_duration_seconds_count", error_type="") == 1
+    assert (
+        _value(metrics, "gen_ai_server_request_duration_seconds_count", error_type="DEADLINE") == 1
+    )
+    assert _value(metrics, "gen_ai_client_token_usage_sum", gen_ai_token_type="output") == 20
+    metrics.close()
+
+
+def test_gauges_are_absent_until_set() -> None:
+    metrics = Metrics("inference")
+    assert metrics.registry.get_sample_value("batch_utilization") is None
+    metrics.set_batch_utilization(0.75)
+    metrics.gauge("kv_blocks_free").set(3)
+    assert metrics.registry.get_sample_value("batch_utilization") == 0.75
+    assert metrics.registry.get_sample_value("kv_blocks_free") == 3
+    assert metrics.gauge("kv_blocks_free") is metrics.gauge("kv_blocks_free")
+    metrics.close()
+
+
+def test_verifications_drive_the_rejection_rate() -> None:
+    metrics = Metrics("inference")
+    metrics.record_verification(0, 0)
+    assert metrics.registry.get_sample_value("rejection_rate") is None
+    metrics.record_verification(4, 1)
+    assert metrics.registry.get_sample_value("rejection_rate") == pytest.approx(0.75)
+    assert metrics.registry.get_sample_value("outrider_draft_proposed_tokens_total") == 4
+    assert metrics.registry.get_sample_value("outrider_draft_accepted_tokens_total") == 1
+    metrics.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=50))
+def test_the_rejection_rate_is_a_rate(verifications: list[tuple[int, int]]) -> None:
+    window = RejectionWindow()
+    for drafted, accepted in verifications:
+        assert -1e-9 <= window.add(drafted, min(drafted, accepted)) <= 1.0
+
+
+def test_the_rejection_rate_forgets() -> None:
+    window = RejectionWindow(horizon=100)
+    window.add(50, 0)
+    for _ in range(200):
+        rate = window.add(10, 10)
+    assert rate < 0.01
+
+
+def test_two_services_in_one_process_do_not_meet() -> None:
+    first, second = Metrics("edge"), Metrics("router")
+    first.counter("outrider.things").add(2, {"kind": "a"})
+    assert second.registry.get_sample_value("outrider_things_total", {"kind": "a"}) is None
+    assert first.registry.get_sample_value("outrider_things_total", {"kind": "a"}) == 2
+    assert b'service_name="edge"' in generate_latest(first.registry)
+    first.close()
+    second.close()

@@ -1,0 +1,112 @@
+"""Spans continue across processes, end on cancellation, and never quote messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from outrider.errors import ConfigError, DeadlineError
+from outrider.telemetry import tracing
+
+PARENT = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
+
+
+@pytest.fixture
+def exporter() -> Iterator[InMemorySpanExporter]:
+    memory = InMemorySpanExporter()
+    tracing.configure_tracing("test", SimpleSpanProcessor(memory))
+    yield memory
+    tracing.shutdown_tracing()
+
+
+def _only(exporter: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = exporter.get_finished_spans()
+    return span
+
+
+def test_a_span_continues_a_remote_parent(exporter: InMemorySpanExporter) -> None:
+    with tracing.span("work", parent=PARENT, **{"outrider.request.id": "r1"}):
+        traceparent, tracestate = tracing.current_context()
+    span = _only(exporter)
+    assert span.context is not None
+    assert traceparent.split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
+    assert traceparent.split("-")[2] == f"{span.context.span_id:016x}"
+    assert tracestate == "vendor=1"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert span.attributes == {"outrider.request.id": "r1"}
+
+
+@pytest.mark.parametrize("bad", [("", ""), ("garbage", "x"), ("00-0-0-01", "")])
+def test_a_malformed_parent_starts_a_new_trace(
+    exporter: InMemorySpanExporter, bad: tuple[str, str]
+) -> None:
+    with tracing.span("work", parent=bad):
+        pass
+    assert _only(exporter).parent is None
+
+
+def test_nested_spans_share_the_trace(exporter: InMemorySpanExporter) -> None:
+    with tracing.span("outer"), tracing.span("inner"):
+        pass
+    inner, outer = exporter.get_finished_spans()
+    assert inner.parent == outer.context
+    assert tracing.current_context() == ("", "")
+
+
+def test_errors_are_named_but_not_quoted(exporter: InMemorySpanExporter) -> None:
+    with pytest.raises(DeadlineError), tracing.span("work"):
+        raise DeadlineError("secret words of a user")
+    span = _only(exporter)
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes == {"error.type": "DEADLINE"}
+    assert "secret" not in span.to_json()
+
+
+async def test_cancellation_ends_the_span(exporter: InMemorySpanExporter) -> None:
+    started = asyncio.Event()
+
+    async def work() -> None:
+        with tracing.span("work"):
+            started.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert _only(exporter).attributes == {"error.type": "CancelledError"}
+
+
+def test_spans_with_given_times(exporter: InMemorySpanExporter) -> None:
+    opened = tracing.start_span("queue", parent=PARENT, start_ns=1_000)
+    assert opened.context[0].startswith("00-0af7651916cd43dd8448eb211c80319c-")
+    opened.set(answer=42)
+    opened.end(end_ns=5_000)
+    span = _only(exporter)
+    assert (span.start_time, span.end_time) == (1_000, 5_000)
+    assert span.attributes == {"answer": 42}
+
+
+def test_without_configuration_contexts_pass_through() -> None:
+    assert tracing.current_context() == ("", "")
+    with tracing.span("work", parent=PARENT):
+        assert tracing.current_context() == PARENT
+
+
+def test_an_endpoint_without_the_exporter_is_a_config_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(tracing.OTLP_ENDPOINT, "http://127.0.0.1:4318")
+    monkeypatch.setitem(
+        __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
+    )
+    with pytest.raises(ConfigError, match=r"outrider\[otlp\]"):
+        tracing.configure_tracing("test")
