@@ -1,0 +1,92 @@
+"""min_p, top_k and top_p, in this order, each over what the one before kept.
+
+"Likelier" is by score, then by lowest id, so each keeps an exact set, never without the best.
+min_p compares with the best of the whole row, top_k bounds the set, and top_p cuts the tail of
+what is left, its probabilities renormalised as in vLLM. Since min_p and top_k both keep the
+first ids of one order, top_k may run first on the raw row, which spares the rest its width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.sampling.noise import Floats
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.race import Scores, scaled, score_cut
+
+Columns: TypeAlias = npt.NDArray[np.intp]
+
+_NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)
+"""How far below the best (in scaled score) a nucleus is looked for before more is sorted."""
+_CHUNK = 8192
+"""Columns summed at a time: temporaries stay in the cache and out of fresh pages."""
+
+
+def any_filter(params: SamplingParams) -> bool:
+    """Whether `kept` can drop anything."""
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def kept(
+    scores: Scores, top: float, temperature: float, params: SamplingParams
+) -> tuple[Columns, Floats]:
+    """Ascending columns of `scores` [c] that may be sampled, at least one, and their scaled
+    scores. `top` is the largest score.
+    """
+    columns = np.arange(len(scores))
+    if 0 < params.top_k < len(scores):
+        columns = _top_k(scores, params.top_k)
+    elif params.min_p > 0.0:
+        cut = score_cut(scores.dtype, math.log(params.min_p), top, temperature)
+        columns = np.flatnonzero(scores >= cut)
+    elif params.top_p < 1.0:
+        return _nucleus_of_row(scores, top, temperature, params.top_p)
+    values = scaled(scores[columns], top, temperature)
+    if params.min_p > 0.0:
+        likely = values >= math.log(params.min_p)
+        columns, values = columns[likely], values[likely]
+    if params.top_p < 1.0:
+        nucleus = _nucleus(values, params.top_p * float(np.exp(values).sum()))
+        columns, values = columns[nucleus], values[nucleus]
+    return columns, values
+
+
+def _top_k(scores: Scores, k: int) -> Columns:
+    """The k largest; of equal ones the first."""
+    return _first(scores, np.partition(scores, len(scores) - k)[len(scores) - k], k)
+
+
+def _first(scores: Scores, least: float, count: int) -> Columns:
+    """The first `count` columns by score, then column; `least` is the last one's score."""
+    above = np.flatnonzero(scores > least)
+    level = np.flatnonzero(scores == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, level]))
+
+
+def _nucleus(values: Floats, target: float) -> Columns:
+    """The shortest prefix, likeliest first, whose mass reaches `target`; else everything."""
+    ranked = np.ascontiguousarray(np.sort(values)[::-1])
+    reached = np.cumsum(np.exp(ranked))
+    count = min(int(np.searchsorted(reached, target)) + 1, len(values))
+    return _first(values, ranked[count - 1], count)
+
+
+def _nucleus_of_row(
+    scores: Scores, top: float, temperature: float, p: float
+) -> tuple[Columns, Floats]:
+    """`_nucleus` of a whole row, which sorts only ids near the best when they hold the mass:
+    sorting everything would begin with the same ids and the same partial sums.
+    """
+    chunks = (scores[at : at + _CHUNK] for at in range(0, len(scores), _CHUNK))
+    target = p * sum(float(np.exp(scaled(part, top, temperature)).sum()) for part in chunks)
+    for depth in _NUCLEUS_DEPTHS:
+        columns = np.flatnonzero(scores >= score_cut(scores.dtype, -depth, top, temperature))
+        values = scaled(scores[columns], top, temperature)
+        if float(np.exp(values).sum()) > target * (1 + 1e-9):
+            break
+    nucleus = _nucleus(values, target)
+    return columns[nucleus], values[nucleus]

@@ -1,0 +1,63 @@
+"""The text of one reply, token by token, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.stops import StopMatcher
+
+
+class Detokenizer(Protocol):
+    """Incremental detokenization: text comes out once its bytes are whole characters."""
+
+    def push(self, id: int, /) -> str:
+        """Text completed by this id; may be empty."""
+        ...
+
+    def finish(self) -> str:
+        """What is left, incomplete characters as U+FFFD."""
+        ...
+
+
+class ReplyText:
+    """Ends at an end id, a stop string or max_tokens, whichever comes first.
+
+    The ending id counts as a token. The text has neither the end id nor the stop string.
+    """
+
+    def __init__(
+        self, params: SamplingParams, stop_ids: Collection[int], detokenizer: Detokenizer
+    ) -> None:
+        """`stop_ids` are the model's own end ids; `params.ignore_eos` disables only these."""
+        own = () if params.ignore_eos else stop_ids
+        self._stop_ids = frozenset(own) | frozenset(params.stop_ids)
+        self._max_tokens = params.max_tokens
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(params.stop)
+        self.num_tokens = 0
+        self.finished: Literal["stop", "length"] | None = None
+
+    def push(self, token: int) -> str:
+        """Text made final by this id; the rest of it too if the id ends the reply."""
+        assert self.finished is None, "the reply is over"
+        self.num_tokens += 1
+        if token in self._stop_ids:
+            self.finished = "stop"
+            return self._drain()
+        text = self._matcher.push(self._detokenizer.push(token))
+        if self._matcher.found:
+            self.finished = "stop"
+        elif self.num_tokens == self._max_tokens:
+            self.finished = "length"
+            text += self._drain()
+        return text
+
+    def flush(self) -> str:
+        """The text held back, for a reply that ends from outside (cancelled, deadline)."""
+        return "" if self.finished else self._drain()
+
+    def _drain(self) -> str:
+        text = self._matcher.push(self._detokenizer.finish())
+        return text if self._matcher.found else text + self._matcher.flush()

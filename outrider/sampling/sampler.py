@@ -1,0 +1,134 @@
+"""One session's choice of tokens: a function of (row, history, position, seed) alone.
+
+Order of operations, fixed:
+
+1. repetition, presence, frequency penalties: on the model's own scores, since the first is
+   multiplicative and must not see a bias;
+2. logit bias: additive, after the penalties, so that a bias of +-100 has the last word;
+3. temperature;
+4. min_p, top_k, top_p (see `filters`): they speak of the distribution sampled from;
+5. noise and argmax (see `race`), or argmax alone at temperature 0, where 3 and 4 cannot change
+   the winner.
+
+Every row is processed alone, in float64 after the logits, so neither batch nor drafts matter.
+numpy's log and exp may differ in the last bit between CPU families; a choice then differs only
+at a tie to within 1e-13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.errors import EngineError, InvalidSamplingError
+from outrider.sampling.filters import any_filter, kept
+from outrider.sampling.history import History
+from outrider.sampling.noise import Floats, Ids
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.race import Scores, race, race_full_row
+
+
+class Sampler:
+    """Chooses the ids of one reply. `observe` every committed id, in order."""
+
+    def __init__(self, params: SamplingParams, vocabulary_size: int, prompt: Sequence[int]) -> None:
+        """Raises InvalidSamplingError for ids outside the vocabulary."""
+        _check_ids("logit_bias", list(params.logit_bias), vocabulary_size)
+        _check_ids("stop_ids", params.stop_ids, vocabulary_size)
+        self.params = params
+        self._vocabulary_size = vocabulary_size
+        self._filtered = any_filter(params)
+        penalized = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+        self._history = History(prompt) if penalized else None
+        biased = sorted(params.logit_bias.items())
+        self._biased_ids = np.array([token for token, _ in biased], dtype=np.int32)
+        self._biases = np.array([bias for _, bias in biased], dtype=np.float64)
+
+    def observe(self, token: int) -> None:
+        """Add a committed token of the reply to the history."""
+        if self._history is not None:
+            self._history.add(token)
+
+    def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
+        """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
+
+        Candidate ids are distinct and in any order. Raises EngineError for a row that is not
+        finite or not of this vocabulary.
+        """
+        scores, ids = self._scores(logits, ids)
+        column = self._column(scores, position, ids)
+        return column if ids is None else int(ids[column])
+
+    def probability(
+        self, logits: npt.NDArray[np.float32], token: int, ids: Ids | None = None
+    ) -> float:
+        """Probability of `token` under this session's penalties, temperature and filters.
+
+        At temperature 0 the model's own distribution (temperature 1) is taken, since a
+        distribution on one id has nothing to compare with a threshold.
+        """
+        scores, ids = self._scores(logits, ids)
+        temperature = self.params.temperature or 1.0
+        columns, values = kept(scores, float(scores.max()), temperature, self.params)
+        mass = np.exp(values)
+        wanted = (columns if ids is None else ids[columns]) == token
+        return float(mass[wanted].sum() / mass.sum())
+
+    def _column(self, scores: Scores, position: int, ids: Ids | None) -> int:
+        params = self.params
+        if params.temperature == 0.0:
+            return int(scores.argmax())
+        top = float(scores.max())
+        if ids is None and not self._filtered:
+            return race_full_row(scores, top, params.temperature, params.seed, position)
+        columns, values = kept(scores, top, params.temperature, params)
+        entrants = columns.astype(np.int32) if ids is None else ids[columns]
+        return int(columns[race(values, params.seed, position, entrants)])
+
+    def _scores(
+        self, logits: npt.NDArray[np.float32], ids: Ids | None
+    ) -> tuple[Scores, Ids | None]:
+        """Checked scores in ascending id order, penalties and biases applied."""
+        _check_row(logits, ids, self._vocabulary_size)
+        if ids is not None:
+            order = ids.argsort(kind="stable")
+            logits, ids = logits[order], ids[order]
+        if self._history is None and not len(self._biases):
+            return logits, ids
+        scores = logits.astype(np.float64)
+        if self._history is not None:
+            self._history.penalize(scores, self.params, ids)
+        self._add_biases(scores, ids)
+        return scores, ids
+
+    def _add_biases(self, scores: Floats, ids: Ids | None) -> None:
+        if ids is None:
+            scores[self._biased_ids] += self._biases
+        else:
+            at = np.minimum(np.searchsorted(ids, self._biased_ids), len(ids) - 1)
+            present = ids[at] == self._biased_ids
+            scores[at[present]] += self._biases[present]
+
+
+def _check_ids(name: str, ids: Sequence[int], vocabulary_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidSamplingError(
+                f"{name} names id {token}, but this vocabulary has ids 0 to {vocabulary_size - 1}"
+            )
+
+
+def _check_row(logits: npt.NDArray[np.float32], ids: Ids | None, vocabulary_size: int) -> None:
+    size = vocabulary_size if ids is None else len(ids)
+    if logits.shape != (size,) or not size:
+        raise EngineError(f"expected a row of {size} logits, the engine gave {logits.shape}")
+    if ids is not None and not (0 <= ids.min() and ids.max() < vocabulary_size):
+        raise EngineError("the engine named candidate ids outside the vocabulary")
+    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+        raise EngineError("the engine gave logits that are not finite")

@@ -1,0 +1,177 @@
+"""Where a reply ends, and which text it has."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.sampling.stops import StopMatcher
+
+EOS = 0
+
+
+class Bytes:
+    """A detokenizer whose ids are bytes plus one; id 0 is the end token."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def push(self, id: int) -> str:
+        self._pending += bytes([id - 1])
+        try:
+            text = self._pending.decode()
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                raise
+            return ""
+        self._pending = b""
+        return text
+
+    def finish(self) -> str:
+        text, self._pending = self._pending.decode(errors="replace"), b""
+        return text
+
+
+class Pieces:
+    """A detokenizer that gives one piece of text per id, from 1."""
+
+    def __init__(self, pieces: Iterable[str]) -> None:
+        self._pieces = list(pieces)
+
+    def push(self, id: int) -> str:
+        return self._pieces[id - 1]
+
+    def finish(self) -> str:
+        return ""
+
+
+def ids_of(text: str) -> list[int]:
+    return [byte + 1 for byte in text.encode()]
+
+
+def run(reply: ReplyText, ids: Iterable[int]) -> list[str]:
+    texts = []
+    for token in ids:
+        texts.append(reply.push(token))
+        if reply.finished:
+            break
+    return texts
+
+
+def test_eos_ends_and_counts_and_has_no_text() -> None:
+    reply = ReplyText(SamplingParams(), {EOS}, Bytes())
+    assert "".join(run(reply, [*ids_of("hi"), EOS])) == "hi"
+    assert (reply.finished, reply.num_tokens) == ("stop", 3)
+    assert reply.flush() == ""
+
+
+def test_ignore_eos_goes_on_but_not_past_own_stop_ids() -> None:
+    params = SamplingParams(ignore_eos=True, stop_ids=(2,))
+    reply = ReplyText(params, {1}, Pieces(["<eos>", "<two>", "c"]))
+    assert run(reply, [3, 1, 3, 2]) == ["c", "<eos>", "c", ""]
+    assert (reply.finished, reply.num_tokens) == ("stop", 4)
+
+
+def test_max_tokens_ends_with_length() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
+    assert run(reply, ids_of("abc")) == ["a", "b"]
+    assert (reply.finished, reply.num_tokens) == ("length", 2)
+
+
+def test_max_tokens_inside_a_character_shows_the_replacement() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
+    assert "".join(run(reply, ids_of("日"))) == "�"
+
+
+def test_an_end_token_at_max_tokens_is_a_stop() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
+    run(reply, [*ids_of("a"), EOS])
+    assert reply.finished == "stop"
+
+
+def test_a_stop_string_completed_at_max_tokens_is_a_stop() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=3, stop=("bc",)), {EOS}, Bytes())
+    assert "".join(run(reply, ids_of("abc"))) == "a"
+    assert reply.finished == "stop"
+
+
+def test_text_that_may_begin_a_stop_is_held_and_released() -> None:
+    reply = ReplyText(SamplingParams(stop=("END",)), {EOS}, Bytes())
+    assert run(reply, ids_of("xENxEN")) == ["x", "", "", "ENx", "", ""]
+    assert reply.flush() == "EN"
+
+
+def test_held_text_is_released_at_the_end_of_the_reply() -> None:
+    reply = ReplyText(SamplingParams(stop=("END",)), {EOS}, Bytes())
+    assert run(reply, [*ids_of("EN"), EOS]) == ["", "", "EN"]
+    limited = ReplyText(SamplingParams(stop=("END",), max_tokens=2), {EOS}, Bytes())
+    assert run(limited, ids_of("END")) == ["", "EN"]
+    assert limited.finished == "length"
+
+
+def test_a_stop_in_the_middle_of_held_text() -> None:
+    """ "aab" is held for the longer stop when the shorter one inside it completes."""
+    reply = ReplyText(SamplingParams(stop=("aabcd", "bc")), {EOS}, Bytes())
+    assert run(reply, ids_of("aabcx")) == ["", "", "", "aa"]
+    assert (reply.finished, reply.num_tokens) == ("stop", 4)
+
+
+def test_a_stop_across_tokens_and_multi_byte_characters() -> None:
+    reply = ReplyText(SamplingParams(stop=("。终",)), {EOS}, Bytes())
+    assert "".join(run(reply, ids_of("你好。终了"))) == "你好"
+    assert reply.num_tokens == len("你好。终".encode())
+
+
+def test_a_token_that_goes_on_past_the_stop() -> None:
+    reply = ReplyText(SamplingParams(stop=("\n\n",)), {EOS}, Pieces(["one\n", "\ntwo"]))
+    assert run(reply, [1, 2]) == ["one", ""]
+    assert reply.finished == "stop"
+
+
+def test_flush_after_the_end_gives_nothing_twice() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=1, stop=("ab",)), {EOS}, Bytes())
+    assert run(reply, ids_of("a")) == ["a"]
+    assert reply.flush() == ""
+
+
+def test_pushing_after_the_end_is_a_bug() -> None:
+    reply = ReplyText(SamplingParams(max_tokens=1), {EOS}, Bytes())
+    reply.push(65)
+    with pytest.raises(AssertionError):
+        reply.push(66)
+
+
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
+
+
+def naive_cut(text: str, stops: list[str]) -> str | None:
+    """Text before the stop completed first, the longest of those; None without one."""
+    for end in range(1, len(text) + 1):
+        lengths = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if lengths:
+            return text[: end - max(lengths)]
+    return None
+
+
+@given(stops=STOPS, pieces=st.lists(st.text("abc", max_size=6), max_size=12))
+def test_stop_matching_is_the_naive_search(stops: list[str], pieces: list[str]) -> None:
+    matcher, released, text = StopMatcher(stops), "", ""
+    for piece in pieces:
+        released += matcher.push(piece)
+        text += piece
+        cut = naive_cut(text, stops)
+        assert matcher.found == (cut is not None)
+        if cut is not None:
+            assert released == cut
+            return
+        held = text[len(released) :]
+        assert text.startswith(released)
+        tails = [text[start:] for start in range(len(text) + 1)]
+        longest = max(
+            (tail for tail in tails if any(stop.startswith(tail) for stop in stops)), key=len
+        )
+        assert held == longest
+    assert released + matcher.flush() == text

@@ -1,0 +1,235 @@
+"""The sampler against the naive definition, and against softmax by chi-squared."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import EngineError, InvalidSamplingError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
+from tests.sampling import naive
+
+VOCABULARY = 40
+ROWS = st.lists(
+    st.one_of(st.floats(-30, 30, width=32), st.sampled_from([0.0, 1.0, -1.0])),
+    min_size=VOCABULARY,
+    max_size=VOCABULARY,
+)
+TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=12)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-300, 0.3, 0.8, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, 40, 100]),
+    top_p=st.sampled_from([1e-6, 0.3, 0.9, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([-1.0, 0.0, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    logit_bias=st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100), max_size=3),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def row(values: list[float]) -> Any:
+    return np.array(values, dtype=np.float32)
+
+
+@settings(max_examples=400)
+@given(params=PARAMS, logits=ROWS, prompt=TOKENS, reply=TOKENS, position=st.integers(0, 5000))
+def test_choice_and_probability_are_the_naive_ones(
+    params: SamplingParams, logits: list[float], prompt: list[int], reply: list[int], position: int
+) -> None:
+    sampler = Sampler(params, VOCABULARY, prompt)
+    for token in reply:
+        sampler.observe(token)
+    scores = naive.adjusted(dict(enumerate(row(logits).tolist())), params, prompt, reply)
+    chosen = sampler.choose(row(logits), position)
+    expected = naive.distribution(scores, params)
+    if _no_edge_in_reach(scores, params):
+        assert chosen == naive.choose(scores, params, position)
+        for token in range(VOCABULARY):
+            given_ = sampler.probability(row(logits), token)
+            assert given_ == pytest.approx(expected.get(token, 0.0), abs=1e-9)
+
+
+def _no_edge_in_reach(scores: dict[int, float], params: SamplingParams) -> bool:
+    """Whether rounding could not move an id across the edge of min_p or top_p."""
+    nudged = [
+        SamplingParams(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=min(1.0, params.top_p * factor) if params.top_p < 1.0 else 1.0,
+            min_p=min(1.0, params.min_p * factor),
+        )
+        for factor in (1 - 1e-9, 1 + 1e-9)
+    ]
+    first, second = (naive.distribution(scores, edge).keys() for edge in nudged)
+    return first == second
+
+
+@settings(max_examples=200)
+@given(
+    params=PARAMS,
+    logits=ROWS,
+    reply=TOKENS,
+    ids=st.permutations(range(VOCABULARY)),
+    size=st.integers(1, VOCABULARY),
+    position=st.integers(0, 99),
+)
+def test_candidate_lists_are_a_set(
+    params: SamplingParams,
+    logits: list[float],
+    reply: list[int],
+    ids: list[int],
+    size: int,
+    position: int,
+) -> None:
+    """The order of columns never matters, and the full list equals the full row."""
+    sampler = Sampler(params, VOCABULARY, [])
+    for token in reply:
+        sampler.observe(token)
+    full, order = row(logits), np.array(ids, dtype=np.int32)
+    assert sampler.choose(full[order], position, order) == sampler.choose(full, position)
+    some, ascending = order[:size], np.sort(order[:size])
+    chosen = sampler.choose(full[some], position, some)
+    assert chosen == sampler.choose(full[ascending], position, ascending)
+    assert chosen in some
+    assert sampler.probability(full[some], chosen, some) == sampler.probability(
+        full[ascending], chosen, ascending
+    )
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 4.0, 12.0, 1e30])
+@pytest.mark.parametrize("temperature", [1e-300, 0.05, 0.8, 2.0])
+@pytest.mark.parametrize("size", [3, 64, 700, 5003])
+def test_pruning_never_changes_the_winner(spread: float, temperature: float, size: int) -> None:
+    rng = np.random.default_rng(size)
+    for seed in range(12):
+        logits = (rng.standard_normal(size) * spread).astype(np.float32)
+        if seed % 3 == 0:
+            logits = np.round(logits)
+        params = SamplingParams(temperature=temperature, seed=seed)
+        scores = dict(enumerate(logits.tolist()))
+        expected = naive.choose(scores, params, seed)
+        assert Sampler(params, size, []).choose(logits, seed) == expected
+        bias = SamplingParams(temperature=temperature, seed=seed, logit_bias={1: 0.0})
+        assert Sampler(bias, size, []).choose(logits, seed) == expected
+
+
+CHI_CASES = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.8},
+    {"min_p": 0.1},
+    {"top_k": 9, "top_p": 0.9, "min_p": 0.02},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"logit_bias": {3: 2.0, 20: -100.0}},
+]
+
+
+@pytest.mark.parametrize("extra", CHI_CASES, ids=str)
+@pytest.mark.parametrize("by", ["seed", "position"])
+def test_many_draws_follow_softmax(extra: dict[str, Any], by: str) -> None:
+    logits = (np.random.default_rng(5).standard_normal(24) * 1.5).astype(np.float32)
+    prompt, reply, draws = [1, 2, 3], [3, 4, 4], 4000
+    counts: Counter[int] = Counter()
+    for draw in range(draws):
+        seed, position = (draw, 17) if by == "seed" else (17, draw)
+        params = SamplingParams(temperature=0.9, seed=seed, **extra)
+        sampler = Sampler(params, 24, prompt)
+        for token in reply:
+            sampler.observe(token)
+        counts[sampler.choose(logits, position)] += 1
+    scores = naive.adjusted(dict(enumerate(logits.tolist())), params, prompt, reply)
+    expected = naive.distribution(scores, params)
+    assert counts.keys() <= expected.keys()
+    assert _chi_squared_z(counts, expected, draws) < 4.0
+
+
+def _chi_squared_z(counts: Counter[int], expected: dict[int, float], draws: int) -> float:
+    """Wilson and Hilferty's normal score of the chi-squared statistic, rare ids pooled."""
+    cells: list[tuple[float, float]] = []
+    rare, rare_count = 0.0, 0.0
+    for token, probability in expected.items():
+        if probability * draws < 5:
+            rare, rare_count = rare + probability * draws, rare_count + counts[token]
+        else:
+            cells.append((probability * draws, counts[token]))
+    if rare >= 5:
+        cells.append((rare, rare_count))
+    statistic = sum((seen - want) ** 2 / want for want, seen in cells)
+    degrees = max(len(cells) - 1, 1)
+    spread = 2 / (9 * degrees)
+    return float(((statistic / degrees) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))
+
+
+def test_a_shared_seed_couples_two_models_better_than_chance() -> None:
+    """Daliri et al.: agreement is at least (1 - TV) / (1 + TV)."""
+    rng = np.random.default_rng(1)
+    target = (rng.standard_normal(60) * 2).astype(np.float32)
+    draft = (target + rng.standard_normal(60) * 0.5).astype(np.float32)
+    p, q = (np.exp(row - row.max()) for row in (target, draft))
+    p, q = p / p.sum(), q / q.sum()
+    variation = float(abs(p - q).sum() / 2)
+    agreed = 0
+    for seed in range(2000):
+        sampler = Sampler(SamplingParams(temperature=1.0, seed=seed), 60, [])
+        agreed += sampler.choose(target, 3) == sampler.choose(draft, 3)
+    assert agreed / 2000 >= (1 - variation) / (1 + variation) - 0.03
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    logits = row([1.0, 5.0, 5.0, 5.0])
+    greedy = Sampler(SamplingParams(), 4, [])
+    assert greedy.choose(logits, 0) == 1
+    ids = np.array([3, 2, 1], dtype=np.int32)
+    assert greedy.choose(row([5.0, 5.0, 5.0]), 0, ids) == 1
+
+
+def test_top_k_of_one_is_greedy_at_any_seed() -> None:
+    logits = row([0.0, 3.0, 3.0, 2.9])
+    for seed in range(50):
+        params = SamplingParams(temperature=2.0, top_k=1, seed=seed)
+        assert Sampler(params, 4, []).choose(logits, seed) == 1
+
+
+def test_probability_at_temperature_zero_is_the_model_s_own() -> None:
+    sampler = Sampler(SamplingParams(), 2, [])
+    assert sampler.probability(row([0.0, math.log(3.0)]), 1) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("column", [0, 3, 7])
+def test_logits_that_are_not_finite_are_refused(
+    bad: float, temperature: float, column: int
+) -> None:
+    logits = row([0.0] * 8)
+    logits[column] = bad
+    sampler = Sampler(SamplingParams(temperature=temperature), 8, [])
+    with pytest.raises(EngineError, match="finite"):
+        sampler.choose(logits, 0)
+    with pytest.raises(EngineError, match="finite"):
+        sampler.probability(logits, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "ids"), [(7, None), (9, None), (2, [0]), (0, []), (2, [0, 8]), (2, [-1, 3])]
+)
+def test_rows_of_another_vocabulary_are_refused(width: int, ids: list[int] | None) -> None:
+    columns = None if ids is None else np.array(ids, dtype=np.int32)
+    with pytest.raises(EngineError):
+        Sampler(SamplingParams(), 8, []).choose(row([0.0] * width), 0, columns)
+
+
+@pytest.mark.parametrize("token", [-1, 8, 10**6])
+def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
+    with pytest.raises(InvalidSamplingError, match="logit_bias"):
+        Sampler(SamplingParams(logit_bias={token: 1.0}), 8, [])
+    with pytest.raises(InvalidSamplingError, match="stop_ids"):
+        Sampler(SamplingParams(stop_ids=(token,)), 8, [])
