@@ -1,0 +1,173 @@
+"""Token blocks: round trips, and everything else refused."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.codec.ranks import RankTable
+from outrider.codec.tokens import Block, TokenCodec, TokenCoder, negotiate
+from outrider.errors import BadTokenBlockError
+
+DIGEST = bytes(range(32))
+SIZE = 49_152
+LIMIT = 10_000
+
+
+def make_coder(size: int = SIZE, digest: bytes = DIGEST, seed: int = 0) -> TokenCoder:
+    top = np.random.default_rng(seed).choice(size, size // 12, replace=False)
+    return TokenCoder(digest, size, RankTable(digest, size, top.tolist()))
+
+
+CODER = make_coder()
+WIDE = make_coder(200_000)
+IDS = st.lists(st.integers(0, SIZE - 1), max_size=8)
+LONG_IDS = st.builds(
+    lambda seed, n: np.random.default_rng(seed).integers(0, SIZE, n).tolist(),
+    st.integers(0, 2**32),
+    st.integers(0, 2000),
+)
+CODECS = st.sampled_from(TokenCodec)
+
+
+@given(st.one_of(IDS, LONG_IDS), CODECS)
+def test_round_trip(ids: list[int], codec: TokenCodec) -> None:
+    block = CODER.encode(ids, codec)
+    assert block.count == len(ids)
+    assert CODER.decode(block, max_count=len(ids)) == tuple(ids)
+
+
+@given(st.lists(st.integers(0, 199_999), max_size=200), CODECS)
+def test_a_large_vocabulary_round_trips_without_u16(ids: list[int], codec: TokenCodec) -> None:
+    if codec is TokenCodec.U16:
+        assert codec not in WIDE.supported
+        with pytest.raises(BadTokenBlockError, match="token codec 3"):
+            WIDE.encode(ids, codec)
+    else:
+        assert WIDE.decode(WIDE.encode(ids, codec), max_count=200) == tuple(ids)
+
+
+@pytest.mark.parametrize("num_ids", [94, 95, 96, 97, 766, 767, 768, 769])
+@pytest.mark.parametrize("codec", TokenCodec)
+def test_the_short_and_the_long_path_write_the_same(num_ids: int, codec: TokenCodec) -> None:
+    ids = np.random.default_rng(num_ids).integers(0, SIZE, num_ids).tolist()
+    whole = CODER.encode(ids, codec)
+    pieces = [CODER.encode(ids[at : at + 40], codec) for at in range(0, num_ids, 40)]
+    assert whole.payload == b"".join(piece.payload for piece in pieces)
+    assert CODER.decode(whole, max_count=num_ids) == tuple(ids)
+
+
+def test_the_layouts_are_those_of_the_wire() -> None:
+    ids = [5, 300, 49_151]
+    checksum = zlib.crc32(np.array(ids, "<u4").tobytes(), zlib.crc32(DIGEST))
+    assert CODER.encode(ids, TokenCodec.VARINT) == Block(
+        TokenCodec.VARINT, 3, checksum, bytes.fromhex("05 ac02 ffff02")
+    )
+    assert CODER.encode(ids, TokenCodec.U16).payload == bytes.fromhex("0500 2c01 ffbf")
+    ranked = TokenCoder(DIGEST, SIZE, RankTable(DIGEST, SIZE, [49_151, 300]))
+    assert ranked.encode(ids).payload == bytes.fromhex("07 01 00")
+
+
+def test_the_best_codec_is_the_default() -> None:
+    assert CODER.encode([1]).codec is TokenCodec.RANK_VARINT
+    plain = TokenCoder(DIGEST, SIZE)
+    assert plain.supported == (TokenCodec.VARINT, TokenCodec.U16)
+    assert plain.encode([1]).codec is TokenCodec.VARINT
+
+
+@given(st.one_of(IDS, LONG_IDS).filter(bool), CODECS, st.data())
+def test_any_flipped_bit_is_refused(ids: list[int], codec: TokenCodec, data: st.DataObject) -> None:
+    block = CODER.encode(ids, codec)
+    bit = data.draw(st.integers(0, 8 * len(block.payload) - 1))
+    payload = bytearray(block.payload)
+    payload[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BadTokenBlockError):
+        CODER.decode(replace(block, payload=bytes(payload)), max_count=LIMIT)
+
+
+@given(IDS.filter(bool), CODECS, st.binary(min_size=1, max_size=4), st.data())
+def test_truncated_and_extended_blocks_are_refused(
+    ids: list[int], codec: TokenCodec, tail: bytes, data: st.DataObject
+) -> None:
+    block = CODER.encode(ids, codec)
+    kept = data.draw(st.integers(0, len(block.payload) - 1))
+    for payload in (block.payload[:kept], block.payload + tail):
+        with pytest.raises(BadTokenBlockError):
+            CODER.decode(replace(block, payload=payload), max_count=LIMIT)
+    for count in (len(ids) - 1, len(ids) + 1):
+        with pytest.raises(BadTokenBlockError):
+            CODER.decode(replace(block, count=count), max_count=LIMIT)
+
+
+@given(
+    st.integers(-2, 5),
+    st.integers(-2, 40),
+    st.integers(0, 2**32 - 1),
+    st.binary(max_size=60),
+)
+def test_made_up_blocks_never_decode_to_something_else(
+    codec: int, count: int, checksum: int, payload: bytes
+) -> None:
+    block = Block(codec, count, checksum, payload)
+    try:
+        ids = CODER.decode(block, max_count=30)
+    except BadTokenBlockError:
+        return
+    assert CODER.encode(ids, TokenCodec(codec)) == block
+
+
+@pytest.mark.parametrize("codec", TokenCodec)
+@pytest.mark.parametrize("num_ids", [1, 200])
+def test_ids_outside_the_vocabulary_are_refused(codec: TokenCodec, num_ids: int) -> None:
+    small = make_coder(1000)
+    for bad in (1000, 1001, 16_383):
+        ids = [*range(num_ids - 1), bad]
+        with pytest.raises(BadTokenBlockError, match="outside the vocabulary of 1000"):
+            small.encode(ids, codec)
+        written = TokenCodec.U16 if codec is TokenCodec.U16 else TokenCodec.VARINT
+        block = replace(CODER.encode(ids, written), codec=codec)
+        with pytest.raises(BadTokenBlockError, match="outside the vocabulary of 1000"):
+            small.decode(block, max_count=LIMIT)
+    for bad in (-1, 2**32):
+        with pytest.raises(BadTokenBlockError, match="outside the vocabulary"):
+            CODER.encode([bad], codec)
+
+
+@pytest.mark.parametrize("codec", TokenCodec)
+def test_the_count_is_limited_before_anything_is_decoded(codec: TokenCodec) -> None:
+    block = CODER.encode(range(100), codec)
+    with pytest.raises(BadTokenBlockError, match="at most 99"):
+        CODER.decode(block, max_count=99)
+    with pytest.raises(BadTokenBlockError, match="cannot have 1000000 bytes"):
+        CODER.decode(replace(block, payload=bytes(1_000_000)), max_count=LIMIT)
+
+
+def test_another_vocabulary_or_table_is_noticed() -> None:
+    ids = [1, 2, 3, 30_000]
+    other_vocabulary = make_coder(digest=bytes(32))
+    for codec in TokenCodec:
+        with pytest.raises(BadTokenBlockError, match="checksum"):
+            other_vocabulary.decode(CODER.encode(ids, codec), max_count=LIMIT)
+    with pytest.raises(BadTokenBlockError, match="checksum"):
+        make_coder(seed=1).decode(CODER.encode(ids), max_count=LIMIT)
+
+
+def test_a_table_of_another_vocabulary_is_no_table() -> None:
+    with pytest.raises(ValueError, match="another vocabulary"):
+        TokenCoder(bytes(32), SIZE, RankTable(DIGEST, SIZE, [1]))
+
+
+def test_negotiation_takes_the_peers_first_wish() -> None:
+    assert negotiate([99, 3, 1], CODER.supported) is TokenCodec.U16
+    assert negotiate([1, 2], TokenCoder(DIGEST, SIZE).supported) is TokenCodec.VARINT
+    assert negotiate([], CODER.supported) is TokenCodec.VARINT
+
+
+def test_nothing_in_common_is_an_error() -> None:
+    with pytest.raises(BadTokenBlockError, match=r"reads \[99, 3\].*writes \[1, 2\]"):
+        negotiate([99, 3], WIDE.supported)
