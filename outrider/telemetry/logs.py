@@ -19,8 +19,10 @@ from outrider.errors import ConfigError
 from outrider.telemetry.tracing import current_context
 
 PRIVATE_KEYS = frozenset(
-    ("prompt", "prompts", "text", "content", "message_text", "messages", "reply", "completion")
-    + ("ids", "token_ids", "tokens", "draft")
+    [
+        *("prompt", "prompts", "text", "content", "messages", "reply", "completion"),
+        *("ids", "token_ids", "tokens", "draft"),
+    ]
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")
 

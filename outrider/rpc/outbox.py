@@ -1,0 +1,82 @@
+"""The bounded outbound queue of one stream, between its producers and the one loop that writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from outrider.errors import CancelledError, OutriderError, OverloadedError
+
+T = TypeVar("T")
+
+
+class Outbox(AsyncIterator[T]):
+    """Many producers, one consumer, one event loop; never more than `max_items` waiting.
+
+    Iterating yields what was put, in order, and ends after `close()` once all of it is taken; it
+    raises the error given to `close` instead, where there is one.
+    """
+
+    def __init__(self, max_items: int = 1024) -> None:
+        if max_items < 1:
+            raise ValueError(f"an outbox holds at least one item, not {max_items}")
+        self._max_items = max_items
+        self._items: deque[T] = deque()
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._closed = False
+        self._error: OutriderError | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be put."""
+        return self._closed
+
+    def put_nowait(self, item: T) -> None:
+        """Queue one item. Raises OverloadedError when full and CancelledError when closed."""
+        self._check_open()
+        if len(self._items) >= self._max_items:
+            raise OverloadedError(
+                f"the peer does not read: {self._max_items} frames wait for it already"
+            )
+        self._items.append(item)
+        self._readable.set()
+
+    async def put(self, item: T) -> None:
+        """Queue one item, waiting for room. Raises CancelledError when closed meanwhile."""
+        self._check_open()
+        while len(self._items) >= self._max_items:
+            self._writable.clear()
+            await self._writable.wait()
+            self._check_open()
+        self._items.append(item)
+        self._readable.set()
+
+    def close(self, error: OutriderError | None = None) -> None:
+        """End the stream after what is queued, with `error` if given. Later calls do nothing."""
+        if self._closed:
+            return
+        self._closed, self._error = True, error
+        self._readable.set()
+        self._writable.set()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self._closed:
+                raise self._error or StopAsyncIteration
+            self._readable.clear()
+            await self._readable.wait()
+        self._writable.set()
+        return self._items.popleft()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CancelledError("the stream is closed")
