@@ -103,6 +103,14 @@ def test_a_session_has_one_table() -> None:
         pool.open(1, [1], b"")
 
 
+PROMPTS = st.builds(
+    lambda blocks, tail: [token for block in blocks for token in [block] * BLOCK] + tail,
+    st.lists(st.integers(0, 1), max_size=4),
+    st.lists(st.integers(0, 1), min_size=1, max_size=3),
+)
+"""Few different blocks, so that sessions share, race and evict each other often."""
+
+
 class Naive:
     """What a session should see: its ids, how many are computed, how many are published."""
 
@@ -162,9 +170,7 @@ class PoolMachine(RuleBasedStateMachine):
         while len(self.cache) + self.private_blocks() > self.NUM_BLOCKS:
             del self.cache[idle.pop(0)]
 
-    @rule(
-        ids=st.lists(st.integers(0, 1), min_size=1, max_size=18), salt=st.sampled_from([b"", b"x"])
-    )
+    @rule(ids=PROMPTS, salt=st.sampled_from([b"", b"", b"", b"x"]))
     def open(self, ids: list[int], salt: bytes) -> None:
         session = Naive(ids, salt)
         expected = 0
@@ -180,7 +186,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(
-        pick=st.integers(0), count=st.integers(1, 9), drafts=st.lists(st.integers(2, 3), max_size=6)
+        pick=st.integers(0),
+        count=st.sampled_from([1, 3, 8, 20]),
+        drafts=st.lists(st.integers(2, 3), max_size=6),
     )
     def compute(self, pick: int, count: int, drafts: list[int]) -> None:
         """A chunk of the session's tokens, with wrong drafts behind it that are cut again."""
