@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-
 from outrider.sampling.noise import gumbel, words_of_row
 from outrider.sampling.params import SamplingParams
 

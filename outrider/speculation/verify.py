@@ -1,0 +1,76 @@
+"""The acceptance rule: a draft stands if it is the token the sampler chooses there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.errors import EngineError
+from outrider.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one round commits."""
+
+    ids: tuple[int, ...]
+    """Committed tokens in order: the accepted drafts, then at most one more."""
+    accepted: int
+    """How many of `ids`, from the first on, are drafts."""
+    lossy: tuple[int, ...]
+    """Indices into `ids` of drafts let through though the sampler chose another."""
+
+
+def verify(
+    sampler: Sampler,
+    logits_rows: npt.NDArray[np.float32],
+    ids_rows: npt.NDArray[np.int32] | None,
+    drafts: Sequence[int],
+    position: int,
+    reply_push: Callable[[int], bool],
+) -> Verdict:
+    """Go down the rows [len(drafts) + 1, c]; row i is for absolute position `position + i`.
+
+    At each row the sampler chooses. A draft equal to the choice is accepted and the next row
+    counts; otherwise the choice is committed and the rest is void. The row after the last
+    draft gives one token more. Every committed id is observed and pushed; `reply_push` returns
+    whether the reply is over, which ends the round. With shared noise (arXiv 2408.07978) this
+    keeps the committed text that of the model alone for any drafts whatsoever, at any
+    temperature.
+
+    Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
+    another was chosen. Raises EngineError when rows are missing or not valid.
+    """
+    if len(logits_rows) != len(drafts) + 1:
+        raise EngineError(
+            f"{len(drafts)} drafts need {len(drafts) + 1} rows, the engine gave {len(logits_rows)}"
+        )
+    ids: list[int] = []
+    lossy: list[int] = []
+    accepted = 0
+    for index, row in enumerate(logits_rows):
+        columns = None if ids_rows is None else ids_rows[index]
+        chosen = sampler.choose(row, position + index, columns)
+        draft = drafts[index] if index < len(drafts) else None
+        if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):
+            lossy.append(index)
+            chosen = draft
+        ids.append(chosen)
+        accepted += chosen == draft
+        sampler.observe(chosen)
+        if reply_push(chosen) or chosen != draft:
+            break
+    return Verdict(tuple(ids), accepted, tuple(lossy))
+
+
+def _tolerable(
+    sampler: Sampler,
+    row: npt.NDArray[np.float32],
+    draft: int,
+    columns: npt.NDArray[np.int32] | None,
+) -> bool:
+    threshold = sampler.params.acceptance_threshold
+    return threshold > 0.0 and sampler.probability(row, draft, columns) >= threshold
