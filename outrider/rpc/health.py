@@ -49,12 +49,11 @@ class HealthControl:
         """The status now and after each change, until `close`."""
         last = None
         while True:
-            changed = self._changed
-            status = self.status(service)
+            changed, closed, status = self._changed, self._closed, self.status(service)
             if status != last:
                 last = status
                 yield health_pb2.HealthCheckResponse(status=status)
-            if self._closed:
+            if closed:
                 return
             await changed.wait()
 
