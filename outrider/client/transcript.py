@@ -1,0 +1,72 @@
+"""The text of a chat as its events build it: committed, and provisional behind it (pure)."""
+
+from __future__ import annotations
+
+from outrider.client.events import Committed, Done, Event, Provisional, Retracted
+from outrider.errors import MalformedFrameError
+
+
+class Transcript:
+    """What a reader has in front of them. `apply` is the only method that changes it.
+
+    `apply` raises MalformedFrameError for an event that does not fit the text before it, as
+    `edge.proto` defines the events: an edge that errs is found out, not shown.
+    """
+
+    def __init__(self) -> None:
+        self.committed = ""
+        self.provisional = ""
+        self.ids: list[int] = []
+        self.num_retractions = 0
+        self.erased_chars = 0
+        """Code points shown and then taken back."""
+        self.done: Done | None = None
+
+    @property
+    def text(self) -> str:
+        """Everything visible."""
+        return self.committed + self.provisional
+
+    def apply(self, event: Event) -> None:
+        """Take one event."""
+        if self.done is not None:
+            raise MalformedFrameError("the edge sent an event after the end of the chat")
+        match event:
+            case Provisional(erase_to=erase_to, text=text):
+                self._erase(erase_to)
+                self.provisional += text
+            case Retracted(erase_to=erase_to):
+                self._erase(erase_to)
+            case Committed():
+                self._commit(event)
+            case Done():
+                self._finish(event)
+
+    def _erase(self, erase_to: int) -> None:
+        num_shown = len(self.provisional)
+        if erase_to > num_shown:
+            raise MalformedFrameError(
+                f"the edge keeps {erase_to} provisional characters, there are {num_shown}"
+            )
+        if erase_to < num_shown:
+            self.num_retractions += 1
+            self.erased_chars += num_shown - erase_to
+            self.provisional = self.provisional[:erase_to]
+
+    def _commit(self, event: Committed) -> None:
+        shared = min(len(event.text), len(self.provisional))
+        if event.text[:shared] != self.provisional[:shared]:
+            raise MalformedFrameError("the edge committed text against provisional text not erased")
+        if event.upto != len(self.ids) + len(event.ids):
+            raise MalformedFrameError(
+                f"the edge says {event.upto} tokens are final, it sent "
+                f"{len(self.ids) + len(event.ids)}"
+            )
+        self.committed += event.text
+        self.provisional = self.provisional[shared:]
+        self.ids.extend(event.ids)
+
+    def _finish(self, event: Done) -> None:
+        if self.provisional or event.upto != len(self.ids):
+            raise MalformedFrameError("the edge ended the chat with text or tokens outstanding")
+        self.done = event

@@ -1,0 +1,110 @@
+"""What a chat session wants done, in order; the shell decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from outrider.errors import OutriderError
+from services.edge.session.inputs import ChatRequest, FinishReason, Timings, Usage
+
+if TYPE_CHECKING:
+    from outrider.models.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Render and encode the messages; the answer is PromptReady or PromptFailed."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRegion:
+    """Open the session upstream."""
+
+    request: ChatRequest
+    prompt: tuple[int, ...] | None
+    """None: the region tokenizes the request's messages."""
+    deadline_ms: int
+    """What is left of the request's; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDraft:
+    """Guesses for the reply's tokens from number `base` on. Frames of an epoch are contiguous."""
+
+    epoch: int
+    base: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRegion:
+    """Tell the region that nobody waits any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """To the client: the chat is under way."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provisional:
+    """To the client: of the provisional text `erase_to` code points stay, `text` follows."""
+
+    base: int
+    erase_to: int
+    text: str
+    stability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """To the client: of the provisional text `erase_to` code points stay."""
+
+    erase_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """To the client: `text` is final; it agrees with the provisional text still shown."""
+
+    text: str
+    ids: tuple[int, ...]
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """To the client, last: the reply is whole, or was cancelled."""
+
+    finish_reason: FinishReason
+    upto: int
+    usage: Usage
+    timings: Timings
+    edge_timings: Timings
+    region: str
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """To the client, last: the chat ended by an error."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing more will be sent either way: end the stream, forget the session."""
+
+
+ClientEvent: TypeAlias = Accepted | Provisional | Retract | Commit | Done | Failed
+Action: TypeAlias = Tokenize | OpenRegion | SendDraft | CancelRegion | ClientEvent | Finish

@@ -1,0 +1,146 @@
+"""When provisional text is shown, and when it is taken back.
+
+Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
+of a word. Theta 0.5 keeps the normalised erasure (Arivazhagan et al., IWSLT 2020) of calibrated
+drafts below 0.2; the first tokens of a reply have a lower one, since there the wait hurts more
+than a correction. Text that proved wrong is erased at once, and then nothing new is shown for
+`rewrite_interval_s`: the reader never sees two rewrites within that time.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+from services.edge.session.actions import Provisional, Retract
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayPolicy:
+    """How bold the provisional text is."""
+
+    theta: float = 0.5
+    """Least estimated survival of what is shown."""
+    eager_theta: float = 0.25
+    """The same for the reply's first tokens."""
+    eager_tokens: int = 4
+    """How many tokens are the first."""
+    rewrite_interval_s: float = 0.15
+    """Least time between two erasures of shown text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The text that the drafts would add behind the committed text."""
+
+    base: int
+    """Committed tokens."""
+    text: str
+    ends: tuple[int, ...]
+    """[n] length of the text after each draft."""
+    survival: tuple[float, ...]
+    """[n] estimated probability that the drafts up to this one are all committed."""
+    final: bool = False
+    """The last draft ends the reply, so the text's end is the end of a word."""
+
+
+class Display:
+    """The provisional text at the client, exactly as `edge.proto` defines it."""
+
+    def __init__(self, policy: DisplayPolicy) -> None:
+        self._policy = policy
+        self._shown = ""
+        self.quiet_until = float("-inf")
+        """Nothing new is shown before this time."""
+        self.erased_chars = 0
+        self.num_retractions = 0
+
+    @property
+    def shown(self) -> str:
+        """The provisional text the client has now."""
+        return self._shown
+
+    def confirm(self, text: str, diverged: bool, now: float) -> Retract | None:
+        """`text` becomes final, and `diverged` tells whether a draft proved wrong with it.
+
+        Returns what has to be sent before the commit.
+        """
+        kept = _num_agreeing(self._shown, text)
+        contradicted = kept < min(len(self._shown), len(text))
+        retract = None
+        if contradicted or (diverged and kept < len(self._shown)):
+            retract = self._erase(kept, now)
+        self._shown = self._shown[len(text) :]
+        return retract
+
+    def clear(self, now: float) -> Retract | None:
+        """The chat ends: no provisional text is left behind."""
+        return self._erase(0, now) if self._shown else None
+
+    def show(self, outlook: Outlook, now: float) -> Provisional | None:
+        """What to show in addition now, if anything."""
+        if now < self.quiet_until:
+            return None
+        limit, stability = self._likely(outlook)
+        target = outlook.text[: word_end(outlook.text, limit, outlook.final)]
+        if len(target) <= len(self._shown) or not target.startswith(self._shown):
+            return None
+        added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
+        self._shown = target
+        return added
+
+    def _erase(self, kept: int, now: float) -> Retract:
+        self.erased_chars += len(self._shown) - kept
+        self.num_retractions += 1
+        self._shown = self._shown[:kept]
+        self.quiet_until = now + self._policy.rewrite_interval_s
+        return Retract(kept)
+
+    def _likely(self, outlook: Outlook) -> tuple[int, float]:
+        limit, stability = 0, 1.0
+        for number, (end, survival) in enumerate(
+            zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
+        ):
+            eager = number < self._policy.eager_tokens
+            if survival < (self._policy.eager_theta if eager else self._policy.theta):
+                break
+            limit, stability = end, survival
+        return limit, stability
+
+
+def _num_agreeing(left: str, right: str) -> int:
+    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return at
+    return min(len(left), len(right))
+
+
+_SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x10FFFF))
+"""Thai, Lao, Burmese, Khmer, and from the CJK radicals on: words there end without a space."""
+_JOINERS = "\u200d\ufe0e\ufe0f"
+
+
+def word_end(text: str, limit: int, final: bool) -> int:
+    """The last end of a word in `text` at or before `limit`, 0 if there is none.
+
+    The end of `text` itself counts only if it is `final`, or is no part of a word.
+    """
+    for end in range(limit, 0, -1):
+        if end == len(text):
+            if final or not (_in_word(text[-1]) or text[-1] in _JOINERS):
+                return end
+        elif not _joined(text[end - 1], text[end]):
+            return end
+    return 0
+
+
+def _joined(left: str, right: str) -> bool:
+    if unicodedata.combining(right) or right in _JOINERS or left == _JOINERS[0]:
+        return True
+    return _in_word(left) and _in_word(right)
+
+
+def _in_word(char: str) -> bool:
+    if not (char.isalnum() or char in "_'\u2019"):
+        return False
+    return not any(low <= ord(char) <= high for low, high in _SPACELESS)

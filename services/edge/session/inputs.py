@@ -1,0 +1,171 @@
+"""What a chat session is told: one dataclass per thing that happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.models.chat import Message
+
+
+class Speculation(IntEnum):
+    """Where drafts may come from; the numbers are the wire's."""
+
+    ON = 1
+    OFF = 2
+    REGION_ONLY = 3
+
+
+class FinishReason(IntEnum):
+    """Why a reply ended; the numbers are the wire's."""
+
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    DEADLINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one chat."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds on one process's own clock."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat as the client asked for it, validated."""
+
+    request_id: str
+    """Globally unique."""
+    model: str
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    """The wire's number; 0 leaves it to the region."""
+    deadline_ms: int = 0
+    """From the arrival of the request; 0: none."""
+    provisional: bool = False
+    speculation: Speculation = Speculation.ON
+    thin: bool = False
+    """The region tokenizes."""
+    residency: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """The first frame of the stream arrived whole and is in order."""
+
+    request: ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """The client sent CancelChat."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The stream or the connection to the client is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFailed:
+    """The client broke the protocol or reads too slowly, or the edge ends the chat."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReady:
+    """Template and tokenizer are done."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFailed:
+    """The prompt could not be tokenized."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOpened:
+    """The replica admitted the session."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    replica: str
+    region: str
+    vocabulary_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCommit:
+    """Tokens [base, base + accepted) are this edge's drafts of `epoch`; `ids` follow them."""
+
+    epoch: int
+    base: int
+    accepted: int
+    ids: tuple[int, ...]
+    upto: int
+    """Number of tokens now final: base + accepted + len(ids)."""
+    max_lead: int = 0
+    """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDone:
+    """The replica ended the session."""
+
+    finish_reason: FinishReason
+    upto: int
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFailed:
+    """The region ended the session by an error, or its stream to the edge is lost."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that `next_deadline` named has come."""
+
+
+Input: TypeAlias = (
+    ChatAsked
+    | CancelAsked
+    | ClientGone
+    | ClientFailed
+    | PromptReady
+    | PromptFailed
+    | RegionOpened
+    | RegionCommit
+    | RegionDone
+    | RegionFailed
+    | Tick
+)

@@ -1,0 +1,123 @@
+"""The reply as it grows: final ids and text, drafts ahead of them, what the client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.errors import MalformedFrameError
+from outrider.sampling.params import SamplingParams
+from services.edge.session.actions import Action, ClientEvent, Commit
+from services.edge.session.display import Display, DisplayPolicy
+from services.edge.session.drafting import DraftChain, Drafter, DraftLimits
+from services.edge.session.inputs import ChatRequest, RegionCommit, Speculation
+from services.edge.session.text import ReplyFront
+
+if TYPE_CHECKING:
+    from outrider.sampling.reply import ReplyText
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTools:
+    """What a reply is made with; all of one vocabulary."""
+
+    new_reply: Callable[[SamplingParams], ReplyText]
+    new_drafter: Callable[[], Drafter]
+    token_bytes: Callable[[int], bytes]
+    """The text of an id as bytes; empty for control tokens."""
+    stop_ids: frozenset[int]
+    """Ids that end a reply unless the request ignores them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPolicy:
+    """How an edge drafts and shows."""
+
+    drafts: DraftLimits = field(default_factory=DraftLimits)
+    display: DisplayPolicy = field(default_factory=DisplayPolicy)
+    coalesce_s: float = 0.001
+    """Commits within this time are answered by one draft frame."""
+
+
+class ReplyFlow:
+    """Text, drafts and display of one reply. Changed by `commit`, `refresh` and `finish` only.
+
+    Drafting is put off to `refresh`, after what `commit` returned has been sent: neither the
+    prompt nor a commit ever waits for a draft.
+    """
+
+    def __init__(
+        self, request: ChatRequest, prompt: tuple[int, ...], tools: ReplyTools, policy: ReplyPolicy
+    ) -> None:
+        params = request.sampling
+        ends = frozenset(params.stop_ids)
+        if not params.ignore_eos:
+            ends |= tools.stop_ids
+        self._policy = policy
+        self._front = ReplyFront(
+            tools.new_reply(params),
+            lambda token: b"" if token in ends else tools.token_bytes(token),
+            params.stop,
+        )
+        self.chain = DraftChain(tools.new_drafter(), policy.drafts, ends, params.max_tokens)
+        self.chain.learn(prompt)
+        self.display = Display(policy.display)
+        self._sends = request.speculation is Speculation.ON
+        self._shows = request.provisional and request.speculation is not Speculation.OFF
+        self.refresh_at: float | None = None
+        """When `refresh` has something to do."""
+
+    def start(self, now: float) -> None:
+        """Draft from the prompt as soon as it has been sent."""
+        self._due(now)
+
+    def commit(self, commit: RegionCommit, now: float) -> list[ClientEvent]:
+        """What the client gets to know. Raises MalformedFrameError for an impossible commit."""
+        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
+        if commit.upto != self.chain.committed:
+            raise MalformedFrameError(
+                f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
+            )
+        self.chain.limit_lead(commit.max_lead)
+        text = self._front.commit(resolved.ids)
+        ended = self._front.finished
+        retract = self.display.confirm(text, resolved.diverged or ended, now)
+        if ended:
+            self.refresh_at = None
+        else:
+            self._due(now + self._policy.coalesce_s)
+        committed = Commit(text, resolved.ids, commit.upto)
+        return [committed] if retract is None else [retract, committed]
+
+    def refresh(self, now: float) -> list[Action]:
+        """Draft on, send what is new, show what is likely."""
+        self.refresh_at = None
+        if self.chain.advance():
+            self.refresh_at = now
+            return []
+        draft = self.chain.take_unsent() if self._sends else None
+        shown = self._show(now) if self._shows else None
+        return [action for action in (draft, shown) if action is not None]
+
+    def finish(self, now: float) -> list[ClientEvent]:
+        """The reply has ended: what is still to be taken back and to be committed."""
+        self.refresh_at = None
+        retract = self.display.clear(now)
+        events: list[ClientEvent] = [] if retract is None else [retract]
+        if text := self._front.finish():
+            events.append(Commit(text, (), self.chain.committed))
+        return events
+
+    def _show(self, now: float) -> ClientEvent | None:
+        if now < self.display.quiet_until and self.chain.ids:
+            self.refresh_at = self.display.quiet_until
+            return None
+        chain = self.chain
+        return self.display.show(
+            self._front.outlook(chain.committed, chain.ids, chain.survival, chain.ends_reply), now
+        )
+
+    def _due(self, at: float) -> None:
+        if self._sends or self._shows:
+            self.refresh_at = at if self.refresh_at is None else min(self.refresh_at, at)

@@ -1,0 +1,126 @@
+"""The display policy: what is shown, where it is cut, and how seldom it is rewritten."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.edge.session.actions import Provisional, Retract
+from services.edge.session.display import Display, DisplayPolicy, Outlook, word_end
+
+PLAIN = DisplayPolicy(eager_tokens=0)
+
+
+def outlook(*pieces: tuple[str, float], base: int = 10, final: bool = False) -> Outlook:
+    text, ends = "", []
+    for piece, _ in pieces:
+        text += piece
+        ends.append(len(text))
+    return Outlook(base, text, tuple(ends), tuple(p for _, p in pieces), final)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "final", "end"),
+    [
+        (" hello", 6, False, 1),
+        (" hello", 6, True, 6),
+        (" hello world", 6, False, 6),
+        (" hello world", 9, False, 7),
+        ("lo, you", 2, False, 2),
+        ("don't go", 4, False, 0),
+        ("猫が好き", 2, False, 2),
+        ("end.", 4, False, 4),
+        ("e\u0301 a", 1, False, 0),
+        ("👩\u200d🚀!", 1, False, 0),
+        ("👩\u200d🚀!", 3, False, 3),
+        ("", 0, True, 0),
+    ],
+)
+def test_text_is_cut_where_a_word_ends(text: str, limit: int, final: bool, end: int) -> None:
+    assert word_end(text, limit, final) == end
+
+
+def test_shows_the_longest_likely_prefix() -> None:
+    display = Display(PLAIN)
+    shown = display.show(outlook((" the", 0.9), (" cat", 0.6), (" sat", 0.4), (" on", 0.3)), 0.0)
+    assert shown == Provisional(10, 0, " the cat", 0.6)
+    assert display.shown == " the cat"
+
+
+def test_the_first_tokens_are_shown_more_eagerly() -> None:
+    display = Display(DisplayPolicy(eager_tokens=2))
+    pieces = ((" the", 0.4), (" cat", 0.3), (" sat", 0.29), (" on", 0.28))
+    assert display.show(outlook(*pieces, base=0), 0.0) == Provisional(0, 0, " the cat", 0.3)
+    assert Display(PLAIN).show(outlook(*pieces, base=5), 0.0) is None
+
+
+def test_growth_appends_only() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.1)), 0.0)
+    more = display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert more == Provisional(10, 8, ".", 0.7)
+    assert display.show(outlook((" the", 0.9)), 0.0) is None, "a fallen estimate takes nothing back"
+
+
+def test_a_confirming_commit_takes_from_the_front() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert display.confirm(" the", False, 1.0) is None
+    assert display.shown == " cat."
+    assert display.confirm(" cat. And", False, 1.0) is None
+    assert display.shown == ""
+
+
+def test_a_contradicting_commit_retracts_what_is_wrong_first() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert display.confirm(" the dog", True, 1.0) == Retract(5)
+    assert display.shown == ""
+    assert (display.erased_chars, display.num_retractions) == (4, 1)
+
+
+def test_a_divergence_behind_the_commit_retracts_the_rest() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert display.confirm(" the", True, 1.0) == Retract(4)
+    assert display.shown == ""
+
+
+def test_after_a_rewrite_nothing_new_is_shown_for_a_while() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (".", 0.9)), 0.0)
+    display.confirm(" a", True, 1.0)
+    again = outlook((" cat", 0.9), (".", 0.9))
+    assert display.quiet_until == pytest.approx(1.15)
+    assert display.show(again, 1.14) is None
+    assert display.show(again, 1.15) == Provisional(10, 0, " cat.", 0.9)
+
+
+def test_clear_leaves_nothing_behind() -> None:
+    display = Display(PLAIN)
+    assert display.clear(0.0) is None
+    display.show(outlook((" the", 0.9), (".", 0.9)), 0.0)
+    assert display.clear(0.0) == Retract(0)
+    assert display.shown == ""
+
+
+@given(st.data())
+def test_the_reader_never_sees_two_rewrites_within_the_interval(data: st.DataObject) -> None:
+    display, now, rewrites = Display(PLAIN), 0.0, []
+    words = st.sampled_from([" the", " cat", " a", ".", "lo"])
+    for _ in range(data.draw(st.integers(1, 30))):
+        now += data.draw(st.sampled_from([0.0, 0.01, 0.1, 0.2]))
+        if data.draw(st.booleans()):
+            pieces = data.draw(st.lists(words, max_size=4))
+            # What is shown is a part of every later outlook until a draft proves wrong.
+            start = ((display.shown, 1.0),) if display.shown else ()
+            display.show(outlook(*start, *((p, 0.9) for p in pieces)), now)
+        else:
+            text = data.draw(words)
+            wrong = not display.shown.startswith(text[: len(display.shown)])
+            if display.confirm(text, wrong or data.draw(st.booleans()), now) is not None:
+                rewrites.append(now)
+    assert all(b - a >= PLAIN.rewrite_interval_s for a, b in itertools.pairwise(rewrites))

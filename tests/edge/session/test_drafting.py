@@ -1,0 +1,173 @@
+"""The draft chain: what is sent, what a commit leaves of it, when an epoch ends."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import MalformedFrameError
+from services.edge.session.actions import SendDraft
+from services.edge.session.drafting import DraftChain, DraftLimits
+from tests.edge.session.toolkit import EOS, ScriptedDrafter
+
+SCRIPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def chain(
+    script: list[int] | None = None,
+    *,
+    confidence: float = 0.95,
+    max_lead: int = 4,
+    max_tokens: int = 100,
+    absorb_tokens: int = 512,
+) -> DraftChain:
+    drafter = ScriptedDrafter(SCRIPT if script is None else script, confidence)
+    limits = DraftLimits(max_lead=max_lead, absorb_tokens=absorb_tokens)
+    return DraftChain(drafter, limits, frozenset({EOS}), max_tokens)
+
+
+def test_drafts_up_to_the_lead_and_sends_them_once() -> None:
+    drafts = chain()
+    assert drafts.advance() is False
+    assert drafts.take_unsent() == SendDraft(0, 0, (1, 2, 3, 4))
+    drafts.advance()
+    assert drafts.take_unsent() is None
+
+
+def test_a_right_chain_goes_on_in_its_epoch() -> None:
+    drafts = chain()
+    drafts.advance()
+    drafts.take_unsent()
+    resolved = drafts.commit(0, 0, 2, [3])
+    assert (resolved.ids, resolved.diverged) == ((1, 2, 3), False)
+    assert (drafts.ids, drafts.num_sent) == ((4,), 1)
+    drafts.advance()
+    assert drafts.take_unsent() == SendDraft(0, 4, (5, 6, 7))
+
+
+def test_a_divergence_ends_the_epoch() -> None:
+    drafts = chain()
+    drafts.advance()
+    drafts.take_unsent()
+    resolved = drafts.commit(0, 0, 1, [20])
+    assert (resolved.ids, resolved.diverged) == ((1, 20), True)
+    assert drafts.ids == ()
+    drafts.advance()
+    assert drafts.take_unsent() == SendDraft(1, 2, (3, 4, 5, 6))
+
+
+def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contiguous() -> None:
+    drafts = chain()
+    drafts.advance()
+    drafts.take_unsent()
+    assert drafts.commit(0, 0, 4, [5, 6]).diverged is False
+    drafts.advance()
+    assert drafts.take_unsent() == SendDraft(1, 6, (7, 8, 9, 10))
+
+
+def test_unsent_drafts_that_the_region_found_itself_leave_no_gap_in_an_epoch() -> None:
+    drafts = chain(max_lead=4)
+    drafts.advance()
+    assert drafts.commit(0, 0, 0, [1, 2]).diverged is False
+    assert drafts.take_unsent() == SendDraft(1, 2, (3, 4))
+
+
+def test_survival_is_counted_from_the_last_commit() -> None:
+    drafts = chain(confidence=0.5, max_lead=8)
+    drafts.advance()
+    assert list(drafts.survival) == [0.5, 0.25]
+    drafts.commit(0, 0, 0, [1])
+    assert list(drafts.survival) == [0.5]
+    drafts.advance()
+    assert list(drafts.survival) == [0.5, 0.25]
+
+
+def test_no_draft_goes_past_the_end_of_the_reply() -> None:
+    ended = chain([1, EOS, 3, 4])
+    ended.advance()
+    assert ended.ids == (1, EOS)
+    assert ended.ends_reply
+    ended.advance()
+    assert ended.ids == (1, EOS)
+    short = chain(max_tokens=3)
+    short.advance()
+    assert short.ids == (1, 2, 3)
+
+
+def test_the_regions_lead_lowers_ours_only() -> None:
+    drafts = chain(max_lead=4)
+    drafts.limit_lead(0)
+    drafts.limit_lead(100)
+    drafts.advance()
+    assert len(drafts.ids) == 4
+    lower = chain(max_lead=4)
+    lower.limit_lead(2)
+    lower.advance()
+    assert lower.ids == (1, 2)
+
+
+def test_a_long_prompt_is_learnt_in_slices() -> None:
+    drafter = ScriptedDrafter(SCRIPT)
+    drafter.prompt_tokens = 40
+    limits = DraftLimits(max_lead=4, absorb_tokens=16)
+    drafts = DraftChain(drafter, limits, frozenset({EOS}), 100)
+    drafts.learn(range(40))
+    assert [drafts.advance() for _ in range(3)] == [True, True, False]
+    assert drafter.learnt == list(range(40))
+    assert drafts.ids == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "base", "accepted"),
+    [(0, 1, 0), (0, 0, 5), (1, 0, 1), (7, 0, 2)],
+    ids=["gap", "more than sent", "epoch ahead", "no such epoch"],
+)
+def test_an_impossible_commit_is_refused(epoch: int, base: int, accepted: int) -> None:
+    drafts = chain()
+    drafts.advance()
+    drafts.take_unsent()
+    with pytest.raises(MalformedFrameError):
+        drafts.commit(epoch, base, accepted, [9])
+
+
+def test_drafts_that_were_not_sent_cannot_be_accepted() -> None:
+    drafts = chain()
+    drafts.advance()
+    with pytest.raises(MalformedFrameError):
+        drafts.commit(0, 0, 1, [])
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32 - 1))
+def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
+    """The region's view of the protocol, kept naively: contiguous frames per epoch, a chain that
+    is compared with the truth. The edge's resolved ids are always the truth."""
+    rng = Random(seed)
+    truth = [rng.randint(1, 6) for _ in range(40)]
+    script = [7 if rng.random() < 0.2 else token for token in truth]
+    drafts = chain(script, confidence=0.99, max_lead=rng.randint(1, 8), max_tokens=40)
+    epoch, begin, received = 0, 0, list[int]()
+    resolved: list[int] = []
+    while len(resolved) < 40:
+        if rng.random() < 0.5:
+            drafts.advance()
+        if rng.random() < 0.5 and (frame := drafts.take_unsent()):
+            if frame.epoch != epoch:
+                assert frame.epoch > epoch
+                epoch, begin, received = frame.epoch, frame.base, []
+            assert frame.base == begin + len(received)
+            received += frame.ids
+        if rng.random() < 0.5:
+            base = len(resolved)
+            alive = base >= begin and received[: base - begin] == truth[begin:base]
+            ahead = received[base - begin :] if alive else []
+            accepted = 0
+            while accepted < len(ahead) and ahead[accepted] == truth[base + accepted]:
+                accepted += 1
+            ids = truth[base + accepted : base + accepted + rng.randint(0, 3)]
+            if accepted + len(ids):
+                resolved += drafts.commit(epoch, base, accepted, ids).ids
+                assert resolved == truth[: len(resolved)]

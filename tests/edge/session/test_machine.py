@@ -1,0 +1,322 @@
+"""The chat's state machine: every (state, input) pair, and the ways through it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+
+import pytest
+
+from outrider.errors import (
+    DeadlineError,
+    MalformedFrameError,
+    NoReplicaError,
+    OverloadedError,
+    PromptTooLongError,
+    UnavailableError,
+    VocabularyMismatchError,
+)
+from outrider.sampling.params import SamplingParams
+from services.edge.session.actions import (
+    Accepted,
+    CancelRegion,
+    Commit,
+    Done,
+    Failed,
+    Finish,
+    OpenRegion,
+    Provisional,
+    Retract,
+    SendDraft,
+    Tokenize,
+)
+from services.edge.session.inputs import (
+    CancelAsked,
+    ChatAsked,
+    ClientFailed,
+    ClientGone,
+    FinishReason,
+    Input,
+    PromptFailed,
+    PromptReady,
+    RegionCommit,
+    RegionDone,
+    RegionFailed,
+    RegionOpened,
+    Speculation,
+    Tick,
+    Usage,
+)
+from services.edge.session.machine import TABLE, ChatSession, State
+from tests.edge.session.toolkit import DIGEST, EOS, ScriptedDrafter, request, session
+
+PROMPT = (1, 2, 3)
+OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
+INPUTS: dict[type[Input], Input] = {
+    ChatAsked: ChatAsked(request()),
+    CancelAsked: CancelAsked(),
+    ClientGone: ClientGone(),
+    ClientFailed: ClientFailed(MalformedFrameError("bad")),
+    PromptReady: PromptReady(PROMPT),
+    PromptFailed: PromptFailed(OverloadedError("full")),
+    RegionOpened: OPENED,
+    RegionCommit: RegionCommit(0, 0, 0, (1,), 1),
+    RegionDone: RegionDone(FinishReason.STOP, 0),
+    RegionFailed: RegionFailed(NoReplicaError("none")),
+    Tick: Tick(),
+}
+
+
+def in_state(state: State, drafter: ScriptedDrafter | None = None) -> ChatSession:
+    chat = session(drafter)
+    steps: dict[State, list[Input]] = {
+        State.AWAITING: [],
+        State.TOKENIZING: [ChatAsked(request())],
+        State.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
+        State.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
+        State.CLOSED: [ClientGone()],
+    }
+    for step in steps[state]:
+        chat.handle(step, 0.0)
+    assert chat.state is state
+    return chat
+
+
+# What comes of each input in each state: the state after it, and the kinds of actions.
+FAIL = ("CLOSED", (Failed, Finish))
+FAIL_REGION = ("CLOSED", (CancelRegion, Failed, Finish))
+LEAVE = ("CLOSED", (Finish,))
+LEAVE_REGION = ("CLOSED", (CancelRegion, Finish))
+NOTHING = None
+EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
+    # input: AWAITING, TOKENIZING, OPENING, STREAMING, CLOSED
+    ChatAsked: [("TOKENIZING", (Tokenize,)), FAIL, FAIL_REGION, FAIL_REGION, NOTHING],
+    CancelAsked: [
+        FAIL,
+        ("CLOSED", (Done, Finish)),
+        ("CLOSED", (CancelRegion, Done, Finish)),
+        ("CLOSED", (CancelRegion, Done, Finish)),
+        NOTHING,
+    ],
+    ClientGone: [LEAVE, LEAVE, LEAVE_REGION, LEAVE_REGION, NOTHING],
+    ClientFailed: [FAIL, FAIL, FAIL_REGION, FAIL_REGION, NOTHING],
+    PromptReady: [NOTHING, ("OPENING", (OpenRegion, Accepted)), NOTHING, NOTHING, NOTHING],
+    PromptFailed: [NOTHING, FAIL, NOTHING, NOTHING, NOTHING],
+    RegionOpened: [FAIL, FAIL, ("STREAMING", ()), FAIL_REGION, NOTHING],
+    RegionCommit: [FAIL, FAIL, FAIL_REGION, ("STREAMING", (Commit,)), NOTHING],
+    RegionDone: [
+        FAIL,
+        FAIL,
+        ("CLOSED", (Done, Finish)),
+        ("CLOSED", (Done, Finish)),
+        NOTHING,
+    ],
+    RegionFailed: [FAIL, FAIL, FAIL, FAIL, NOTHING],
+    Tick: [NOTHING] * 5,
+}
+
+
+def test_the_table_is_whole() -> None:
+    kinds = typing.get_args(Input)
+    assert set(TABLE) == {(state, kind) for state in State for kind in kinds}
+    assert set(EXPECTED) == set(INPUTS) == set(kinds)
+
+
+@pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_every_state_and_input(state: State, kind: type[Input]) -> None:
+    chat = in_state(state)
+    expected = EXPECTED[kind][list(State).index(state)]
+    actions = chat.handle(INPUTS[kind], 0.0)
+    after, kinds = expected or (state.name, ())
+    assert (chat.state.name, tuple(type(action) for action in actions)) == (after, kinds)
+    if chat.state is State.CLOSED:
+        assert chat.next_deadline() is None
+        assert all(chat.handle(item, 1.0) == [] for item in INPUTS.values())
+
+
+def test_a_whole_chat() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, EOS])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = session(drafter)
+    asked = request()
+    assert chat.handle(ChatAsked(asked), 1.0) == [Tokenize(asked.messages)]
+    assert chat.handle(PromptReady(PROMPT), 1.01) == [
+        OpenRegion(asked, PROMPT, 0),
+        Accepted("r-1", "m", 3),
+    ]
+    assert chat.next_deadline() == 1.01
+    drafts, shown = chat.handle(Tick(), 1.01)
+    assert drafts == SendDraft(0, 0, (1, 2, 3, EOS))
+    assert isinstance(shown, Provisional)
+    assert (shown.base, shown.erase_to, shown.text) == (0, 0, " the cat sat")
+    assert chat.handle(OPENED, 1.2) == []
+    assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [Commit(" the cat", (1, 2), 2)]
+    assert chat.handle(RegionCommit(0, 2, 2, (), 4), 1.26) == [Commit(" sat", (3, EOS), 4)]
+    usage = Usage(3, 0, 4, 4, 4)
+    done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)
+    assert isinstance(done, Done)
+    assert (done.finish_reason, done.upto, done.usage) == (FinishReason.STOP, 4, usage)
+    assert (done.region, done.replica) == ("us-east", "replica-1")
+    assert done.edge_timings.queue_ms == pytest.approx(10)
+    assert done.edge_timings.ttft_ms == pytest.approx(250)
+    assert done.edge_timings.total_ms == pytest.approx(270)
+    assert finish == Finish()
+
+
+def test_the_prompt_goes_up_before_any_draft_is_made() -> None:
+    drafter = ScriptedDrafter([1, 2])
+    in_state(State.OPENING, drafter)
+    assert drafter.learnt == []
+
+
+def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(State.STREAMING, drafter)
+    chat.handle(Tick(), 0.0)
+    retract, commit = chat.handle(RegionCommit(0, 0, 1, (5,), 2), 0.1)
+    assert retract == Retract(5)
+    assert commit == Commit(" the mat", (1, 5), 2)
+    assert chat.next_deadline() == pytest.approx(0.101)
+    assert chat.handle(Tick(), 0.101) == [SendDraft(1, 2, (3, 4, 5, 6))]
+    assert chat.next_deadline() == pytest.approx(0.25), "quiet after a rewrite"
+    (shown,) = chat.handle(Tick(), 0.25)
+    assert isinstance(shown, Provisional)
+
+
+def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(State.STREAMING, drafter)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
+    chat.handle(RegionCommit(0, 1, 0, (2,), 2), 0.1004)
+    assert chat.next_deadline() == 0.0, "the drafts from the prompt are due since the opening"
+    sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, SendDraft)]
+    assert sent == [SendDraft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
+    assert chat.next_deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("speculation", "provisional", "sends", "shows"),
+    [
+        (Speculation.ON, True, True, True),
+        (Speculation.ON, False, True, False),
+        (Speculation.REGION_ONLY, True, False, True),
+        (Speculation.REGION_ONLY, False, False, False),
+        (Speculation.OFF, True, False, False),
+    ],
+)
+def test_who_gets_the_drafts(
+    speculation: Speculation, provisional: bool, sends: bool, shows: bool
+) -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = session(drafter)
+    asked = request(speculation=speculation, provisional=provisional)
+    chat.handle(ChatAsked(asked), 0.0)
+    chat.handle(PromptReady(PROMPT), 0.0)
+    kinds = {type(action) for action in chat.handle(Tick(), 0.0)}
+    assert kinds == ({SendDraft} if sends else set()) | ({Provisional} if shows else set())
+    assert (drafter.learnt == list(PROMPT)) == (sends or shows), "no work for nobody"
+
+
+def test_a_thin_chat_is_tokenized_by_the_region() -> None:
+    chat = session()
+    asked = request(thin=True)
+    assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
+    opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
+    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17)]
+
+
+def failure(chat: ChatSession, *inputs: Input, now: float = 0.0) -> type[Exception]:
+    actions = [action for item in inputs for action in chat.handle(item, now)]
+    errors = [action.error for action in actions if isinstance(action, Failed)]
+    assert len(errors) == 1
+    assert chat.error is errors[0]
+    assert actions[-1] == Finish()
+    return type(errors[0])
+
+
+def too_long() -> type[Exception]:
+    return failure(in_state(State.TOKENIZING), PromptReady((1,) * 64))
+
+
+def wrong_vocabulary() -> type[Exception]:
+    chat = in_state(State.OPENING)
+    kind = failure(chat, RegionOpened(3, 0, "r", "us", b"\xff" * 32))
+    assert DIGEST.hex() in str(chat.error)
+    assert "ff" * 32 in str(chat.error)
+    return kind
+
+
+def no_request() -> type[Exception]:
+    return failure(in_state(State.AWAITING), Tick(), now=10.0)
+
+
+def deadline_while_tokenizing() -> type[Exception]:
+    chat = session()
+    chat.handle(ChatAsked(request(deadline_ms=100)), 0.0)
+    return failure(chat, PromptReady(PROMPT), now=0.2)
+
+
+def region_misses_deadline() -> type[Exception]:
+    chat = session()
+    chat.handle(ChatAsked(request(deadline_ms=100)), 0.0)
+    opening = chat.handle(PromptReady(PROMPT), 0.04)[0]
+    assert isinstance(opening, OpenRegion)
+    assert opening.deadline_ms == 60
+    return failure(chat, Tick(), now=1.1)
+
+
+def wrong_upto() -> type[Exception]:
+    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
+
+
+def wrong_end() -> type[Exception]:
+    return failure(in_state(State.STREAMING), RegionDone(FinishReason.STOP, 5))
+
+
+def past_the_end() -> type[Exception]:
+    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
+
+
+def region_lost() -> type[Exception]:
+    return failure(in_state(State.STREAMING), RegionFailed(UnavailableError("lost")))
+
+
+@pytest.mark.parametrize(
+    ("scene", "error"),
+    [
+        (too_long, PromptTooLongError),
+        (wrong_vocabulary, VocabularyMismatchError),
+        (no_request, DeadlineError),
+        (deadline_while_tokenizing, DeadlineError),
+        (region_misses_deadline, DeadlineError),
+        (wrong_upto, MalformedFrameError),
+        (wrong_end, MalformedFrameError),
+        (past_the_end, MalformedFrameError),
+        (region_lost, UnavailableError),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_what_goes_wrong_ends_in_a_typed_error(
+    scene: Callable[[], type[Exception]], error: type[Exception]
+) -> None:
+    assert scene() is error
+
+
+def test_a_cancelled_chat_ends_with_what_is_final() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = session(drafter)
+    chat.handle(ChatAsked(request(sampling=SamplingParams(stop=("STOP",)))), 0.0)
+    chat.handle(PromptReady(PROMPT), 0.0)
+    chat.handle(OPENED, 0.0)
+    chat.handle(RegionCommit(0, 0, 0, (1, 18), 2), 0.1)
+    cancel, commit, done, finish = chat.handle(CancelAsked(), 0.2)
+    assert cancel == CancelRegion("the client cancelled")
+    assert commit == Commit("ST", (), 2)
+    assert isinstance(done, Done)
+    assert (done.finish_reason, done.upto) == (FinishReason.CANCELLED, 2)
+    assert finish == Finish()

@@ -1,0 +1,98 @@
+"""A small vocabulary of words, half characters and controls, and drafters that follow a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.models.chat import Message
+from outrider.models.detokenizer import Detokenizer
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.edge.session.drafting import DraftLimits
+from services.edge.session.inputs import ChatRequest, Speculation
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import SessionPolicy
+from services.edge.session.reply import ReplyPolicy, ReplyTools
+
+EOS = 0
+TABLE = [
+    b"",  # the end token
+    *(b" the", b" cat", b" sat", b" on", b" mat", b".", b"\n", b" hel", b"lo", b"ing", b"STOP"),
+    *("é".encode()[:1], "é".encode()[1:], "猫".encode(), " 🚂".encode()[:3], " 🚂".encode()[3:]),
+    *(b" S", b"ST", b"OP", b"!", b" a", b"b"),
+]
+DIGEST = bytes(range(32))
+
+
+@dataclass(frozen=True)
+class ScriptedGuess:
+    ids: tuple[int, ...]
+    survival: tuple[float, ...]
+
+
+class ScriptedDrafter:
+    """Guesses that the reply goes on as `script` says, each token with the same confidence."""
+
+    def __init__(self, script: Sequence[int] = (), confidence: float = 0.95) -> None:
+        self.script = list(script)
+        self.confidence = confidence
+        self.learnt: list[int] = []
+        self.prompt_tokens = 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        self.learnt.extend(ids)
+
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> ScriptedGuess:
+        at = len(self.learnt) - self.prompt_tokens + len(tentative_ids)
+        ids = tuple(self.script[at : at + max_tokens])
+        return ScriptedGuess(ids, tuple(self.confidence ** (n + 1) for n in range(len(ids))))
+
+
+def new_reply(params: SamplingParams) -> ReplyText:
+    return ReplyText(params, {EOS}, Detokenizer(TABLE))
+
+
+def tools(drafter: ScriptedDrafter | None = None) -> ReplyTools:
+    return ReplyTools(
+        new_reply=new_reply,
+        new_drafter=lambda: drafter or ScriptedDrafter(),
+        token_bytes=lambda token: TABLE[token],
+        stop_ids=frozenset({EOS}),
+    )
+
+
+def request(
+    *,
+    sampling: SamplingParams | None = None,
+    provisional: bool = True,
+    speculation: Speculation = Speculation.ON,
+    thin: bool = False,
+    deadline_ms: int = 0,
+) -> ChatRequest:
+    return ChatRequest(
+        request_id="r-1",
+        model="m",
+        messages=(Message("user", "hello"),),
+        sampling=sampling or SamplingParams(),
+        provisional=provisional,
+        speculation=speculation,
+        thin=thin,
+        deadline_ms=deadline_ms,
+    )
+
+
+def policy(**limits: float) -> SessionPolicy:
+    drafts = DraftLimits(max_lead=8, absorb_tokens=16)
+    return SessionPolicy(
+        vocabulary_digest=DIGEST, max_context_tokens=64, reply=ReplyPolicy(drafts=drafts), **limits
+    )
+
+
+def session(drafter: ScriptedDrafter | None = None, now: float = 0.0) -> ChatSession:
+    return ChatSession(policy(), tools(drafter), now)
+
+
+def reference_text(ids: Sequence[int], params: SamplingParams | None = None) -> str:
+    reply = new_reply(params or SamplingParams())
+    return "".join(reply.push(token) for token in ids if not reply.finished) + reply.flush()
