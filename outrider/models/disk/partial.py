@@ -24,7 +24,7 @@ from outrider.models.disk.files import write_atomic
 from outrider.models.progress import Progress, Report
 
 CHECKPOINT_BYTES = 32 << 20
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,11 @@ class FileSource:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise SourceError(f"{self.text} cannot be read: {error.strerror}") from error
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            os.close(descriptor)
+            raise SourceError(f"{self.text} is not a regular file")
         with os.fdopen(descriptor, "rb") as file:
-            before = os.fstat(file.fileno())
-            if not stat.S_ISREG(before.st_mode):
-                raise SourceError(f"{self.text} is not a regular file")
             validator = _identity(before)
             kept = partial.position
             offset = kept.num_bytes if kept.validator == validator else 0

@@ -79,6 +79,8 @@ def _check_url(url: str, name: str) -> None:
         raise ConfigError(f"{name!r} is no URL: {error}") from error
     if parts.username is not None or parts.password is not None:
         raise ConfigError("a model URL must not contain credentials; for a hub set HF_TOKEN")
+    if parts.scheme not in ("https", "http"):
+        raise ConfigError(f"{name!r} is no https URL")
     if not parts.hostname or parts.fragment or any(c <= " " or c > "~" for c in url):
         raise ConfigError(f"{name!r} is no plain URL; write https://host/path, percent-encoded")
     if parts.scheme == "http" and not is_loopback(parts):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections import deque
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +17,15 @@ from outrider.models.disk.partial import Partial
 from outrider.models.sources.base import COPY_BYTES
 
 _RAW_PROGRESS_SINCE = (24, 1)
+# The last two: a compression or an encryption that zipfile does not read.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+)
 _PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 
 
@@ -78,7 +89,7 @@ class PypiSource:
             raise SourceError(
                 f"{self.text}: {wheel.name} has no such file; check the path behind the #"
             ) from error
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        except _ZIP_ERRORS as error:
             raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
 
 

