@@ -1,0 +1,155 @@
+"""The default model's vocabulary: ids, digest, pickling, the lossy bytes, threads."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from outrider.errors import ArtifactCorruptError, InvalidRequestError
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.chat import Message
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary, VocabularyFacts
+from tests.models import corpus
+
+pytestmark = pytest.mark.model
+
+DIGEST = "db8d8d938c5272b642c933d9fa79bf1c3313a19217bd01018ff100a3796af495"
+CONTROL_IDS = range(17)
+
+
+def test_the_facts_of_the_default_model(vocabulary: Vocabulary) -> None:
+    assert vocabulary.size == 49_152
+    # <|im_end|> is the metadata's; <|endoftext|> ends whatever it says.
+    assert vocabulary.stop_ids == {0, 2}
+    assert [i for i in range(vocabulary.size) if vocabulary.is_special(i)] == list(CONTROL_IDS)
+    assert "<|im_start|>" in vocabulary.chat_template
+
+
+def test_the_digest_is_pinned_and_the_same_in_every_process(vocabulary: Vocabulary) -> None:
+    assert vocabulary.digest.hex() == DIGEST
+    program = (
+        "from outrider.models.catalog import DEFAULT_MODEL as m\n"
+        "from outrider.models.store import ModelStore, default_root\n"
+        "from outrider.models.loading import load_vocabulary\n"
+        "print(load_vocabulary(m, ModelStore(default_root())).digest.hex())"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert printed.stdout.decode().strip() == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("Hello, world!", [19556, 28, 905, 17]),
+        # White space before a digit stays whole: Digits cuts before the regex looks ahead.
+        ("a   1", [81, 333, 33]),
+        # The vocabulary has no byte 04: it is dropped before merging, so "!!" is one token.
+        ("!\x04!", [10095]),
+        ("", []),
+    ],
+)
+def test_known_ids(vocabulary: Vocabulary, text: str, ids: list[int]) -> None:
+    assert vocabulary.encode(text) == ids
+
+
+@pytest.mark.parametrize("byte", [0x04, 0x06, 0x13, 0x14, 0x16, 0x1D])
+def test_bytes_without_a_token_are_dropped(vocabulary: Vocabulary, byte: int) -> None:
+    assert vocabulary.encode(f"!{chr(byte)}!") == vocabulary.encode("!!")
+
+
+def test_a_character_that_loses_its_first_byte_keeps_the_rest(vocabulary: Vocabulary) -> None:
+    # U+50000 is F1 90 80 80 and the vocabulary lacks F1.
+    ids = vocabulary.encode("\U00050000x")
+    assert b"".join(map(vocabulary.token_bytes, ids)) == b"\x90\x80\x80x"
+
+
+def test_what_the_vocabulary_holds_comes_back(vocabulary: Vocabulary) -> None:
+    for text in corpus.ORDINARY:
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", corpus.SPECIAL)
+def test_control_tokens_in_text_stay_text(vocabulary: Vocabulary, text: str) -> None:
+    ids = vocabulary.encode(text)
+    assert not any(map(vocabulary.is_special, ids))
+    assert vocabulary.decode(ids) == text
+
+
+@given(st.lists(st.sampled_from([*"<|>_ie", "im_start", "im_end", "<|", "|>", "\n"]), max_size=9))
+def test_no_text_makes_a_control_token(vocabulary: Vocabulary, parts: list[str]) -> None:
+    assert not any(map(vocabulary.is_special, vocabulary.encode("".join(parts))))
+
+
+def test_lone_surrogates_are_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate at character 2"):
+        vocabulary.encode("ab\ud800c")
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        vocabulary.encode_chat([Message("user", "\udfff")])
+
+
+def test_a_batch_equals_single_calls(vocabulary: Vocabulary) -> None:
+    single = [vocabulary.encode(text) for text in corpus.ORDINARY]
+    assert vocabulary.encode_batch(corpus.ORDINARY) == single
+
+
+def test_threads_share_one_vocabulary(vocabulary: Vocabulary) -> None:
+    texts = corpus.ORDINARY * 4
+    expected = [vocabulary.encode(text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(vocabulary.encode, texts)) == expected
+
+
+def test_pickling_keeps_everything(vocabulary: Vocabulary) -> None:
+    again: Vocabulary = pickle.loads(pickle.dumps(vocabulary))
+    chat = [Message("user", "a <|im_end|> b")]
+    assert again.digest == vocabulary.digest
+    assert again.stop_ids == vocabulary.stop_ids
+    assert again.encode_chat(chat) == vocabulary.encode_chat(chat)
+
+
+def test_the_tokenizer_json_is_whole(vocabulary: Vocabulary) -> None:
+    plain = Tokenizer.from_str(vocabulary.tokenizer_json)
+    for text in corpus.ORDINARY:
+        assert plain.encode(text, add_special_tokens=False).ids == vocabulary.encode(text)
+
+
+@pytest.mark.parametrize("token_id", [-1, 49_152])
+def test_ids_outside_the_vocabulary_are_refused(vocabulary: Vocabulary, token_id: int) -> None:
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        vocabulary.token_bytes(token_id)
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        vocabulary.decode([token_id])
+    assert not vocabulary.is_special(token_id)
+
+
+def test_a_loaded_vocabulary_equals_the_one_just_built(
+    vocabulary: Vocabulary, model_store: ModelStore
+) -> None:
+    built = Vocabulary.from_gguf(model_store.path(DEFAULT_MODEL.source))
+    assert built.digest == vocabulary.digest
+    assert built.tokenizer_json == vocabulary.tokenizer_json
+    assert load_vocabulary(DEFAULT_MODEL, model_store).digest == built.digest
+
+
+def test_damaged_records_are_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    vocabulary.save(tmp_path)
+    assert Vocabulary.load(tmp_path).digest == vocabulary.digest
+    facts = VocabularyFacts.from_json((tmp_path / "vocabulary.json").read_text())
+    with pytest.raises(ArtifactCorruptError, match="49152 ids"):
+        Vocabulary(vocabulary.tokenizer_json, replace(facts, size=7))
+    for damaged in ("", "[]", "{}", '{"stop_ids": 1}', '{"stop_ids": [], "control_ids": []}'):
+        with pytest.raises(ArtifactCorruptError, match="vocabulary record is damaged"):
+            VocabularyFacts.from_json(damaged)
+    with pytest.raises(ArtifactCorruptError, match="tokenizer record is damaged"):
+        Vocabulary("{}", facts)
