@@ -15,7 +15,7 @@ import typer
 
 from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
 from outrider.errors import ModelStoreError
-from outrider.models.catalog import DEFAULT_MODEL, lookup
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 
 _GIB = 1 << 30
@@ -119,10 +119,14 @@ def _disk() -> Finding:
 
 def _model() -> Finding:
     try:
-        ModelStore(default_root()).path(lookup(DEFAULT_MODEL).source)
+        ModelStore(default_root()).path(DEFAULT_MODEL.source)
     except ModelStoreError as error:
-        return Finding(False, f"model {DEFAULT_MODEL}: {error.message}", "outrider models pull")
-    return Finding(True, f"model {DEFAULT_MODEL} is in the store and intact")
+        return Finding(
+            False,
+            f"model {DEFAULT_MODEL.name}: {error.message}",
+            f"outrider models pull {DEFAULT_MODEL.name}",
+        )
+    return Finding(True, f"model {DEFAULT_MODEL.name} is in the store and intact")
 
 
 def _udp() -> Finding:

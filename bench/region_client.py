@@ -1,0 +1,178 @@
+"""Speaks the session frames straight to a replica or a router, as an edge does.
+
+Benchmarks use it to leave the edge out; exactness tests use it to be an edge that drafts whatever
+they like, garbage included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from outrider.codec.tokens import TokenCoder
+from outrider.rpc import make_channel
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
+from outrider.wire import errors as wire_errors
+from outrider.wire import sampling as wire_sampling
+from outrider.wire import tokens as wire_tokens
+
+Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
+"""Reply ids so far -> guesses for the next ones."""
+
+_ids = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Reply:
+    """One finished session as its opener saw it. Times in seconds on `time.perf_counter`."""
+
+    ids: list[int] = field(default_factory=list)
+    finish_reason: int = 0
+    opened_at: float = 0.0
+    first_at: float = 0.0
+    done_at: float = 0.0
+    commit_times: list[float] = field(default_factory=list)
+    num_accepted: int = 0
+    """Tokens that came as accepted edge drafts."""
+
+    @property
+    def ttft_ms(self) -> float:
+        """Open to first committed token."""
+        return (self.first_at - self.opened_at) * 1000
+
+
+class RegionClient:
+    """One bidi stream with many sessions on it. Use as an async context manager."""
+
+    def __init__(self, coder: TokenCoder, address: str, *, via_router: bool) -> None:
+        self._coder = coder
+        self._via_router = via_router
+        self._channel = make_channel(address)
+        self._up: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
+        self._down: dict[int, asyncio.Queue[inference_pb2.SessionDown]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RegionClient:
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._reader is not None
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await self._channel.close()
+
+    async def _frames(self) -> AsyncIterator[inference_pb2.SessionUp]:
+        while True:
+            yield await self._up.get()
+
+    async def _read(self) -> None:
+        async for frame in self._route() if self._via_router else self._generate():
+            self._down[frame.session].put_nowait(frame)
+
+    async def _route(self) -> AsyncIterator[inference_pb2.SessionDown]:
+        requests = (router_pb2.RouteRequest(frame=f) async for f in self._frames())
+        stub = router_pb2_grpc.RouterServiceStub(self._channel)
+        async for response in stub.Route(requests):
+            yield response.frame
+
+    async def _generate(self) -> AsyncIterator[inference_pb2.SessionDown]:
+        requests = (inference_pb2.GenerateRequest(frame=f) async for f in self._frames())
+        stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        async for response in stub.Generate(requests):
+            yield response.frame
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        digest: bytes,
+        speculation: inference_pb2.OpenSession | int = 0,
+        drafter: Drafter | None = None,
+    ) -> Reply:
+        """Run one session to its end. Raises what the region answers as a typed error."""
+        session = next(_ids)
+        inbox = self._down[session] = asyncio.Queue()
+        opening = inference_pb2.OpenSession(
+            request_id=uuid.uuid4().hex,
+            vocabulary_digest=digest,
+            ids=inference_pb2.PromptDelta(
+                tail=wire_tokens.to_proto(self._coder.encode(prompt)),
+            ),
+            sampling=wire_sampling.to_proto(sampling),
+            speculation=speculation,  # type: ignore[arg-type]
+            codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
+        )
+        state = _Session(session, self._coder, drafter)
+        state.reply.opened_at = time.perf_counter()
+        self._up.put_nowait(inference_pb2.SessionUp(session=session, open=opening))
+        try:
+            while not state.apply(await inbox.get()):
+                if (frame := state.draft()) is not None:
+                    self._up.put_nowait(frame)
+        finally:
+            del self._down[session]
+        return state.reply
+
+
+class _Session:
+    """The edge's side of one session: the reply so far and the drafts it sent."""
+
+    def __init__(self, number: int, coder: TokenCoder, drafter: Drafter | None) -> None:
+        self.reply = Reply()
+        self._number = number
+        self._coder = coder
+        self._drafter = drafter
+        self._epoch = 0
+        self._chains: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    def apply(self, frame: inference_pb2.SessionDown) -> bool:
+        """Take one frame; True when the session is over."""
+        kind = frame.WhichOneof("kind")
+        if kind == "error":
+            raise wire_errors.from_detail(frame.error)
+        if kind == "commit":
+            self._commit(frame.commit)
+        if kind == "done":
+            self.reply.done_at = time.perf_counter()
+            self.reply.finish_reason = frame.done.finish_reason
+            assert frame.done.upto == len(self.reply.ids)
+        return kind == "done"
+
+    def _commit(self, commit: inference_pb2.Commit) -> None:
+        now = time.perf_counter()
+        reply = self.reply
+        reply.first_at = reply.first_at or now
+        reply.commit_times.append(now)
+        assert commit.base == len(reply.ids), "commits must join without gap or overlap"
+        if commit.accepted:
+            base, chain = self._chains[commit.epoch]
+            start = commit.base - base
+            reply.ids.extend(chain[start : start + commit.accepted])
+            reply.num_accepted += commit.accepted
+        block = wire_tokens.from_proto(commit.ids)
+        reply.ids.extend(self._coder.decode(block, max_count=1 << 20))
+        assert commit.upto == len(reply.ids)
+
+    def draft(self) -> inference_pb2.SessionUp | None:
+        """The next Draft frame: a new chain, so a new epoch, behind what is committed."""
+        if self._drafter is None:
+            return None
+        ids = tuple(self._drafter(self.reply.ids))
+        if not ids:
+            return None
+        self._epoch += 1
+        base = len(self.reply.ids)
+        self._chains[self._epoch] = (base, ids)
+        block = wire_tokens.to_proto(self._coder.encode(ids))
+        draft = inference_pb2.Draft(epoch=self._epoch, base=base, ids=block)
+        return inference_pb2.SessionUp(session=self._number, draft=draft)
