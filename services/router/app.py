@@ -1,0 +1,205 @@
+"""The router as a whole: builds the parts, runs them, drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from random import Random
+from typing import Final
+
+import structlog
+
+from outrider.process import Ports
+from outrider.rpc import HealthControl, add_health, bind, make_server
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.v1 import router_pb2, router_pb2_grpc
+from services.router.config import RouterConfig
+from services.router.geography import initial_rtt_ms
+from services.router.registry import Registry, ReplicaState
+from services.router.relay.dispatch import Dispatch
+from services.router.relay.journal import Journal
+from services.router.relay.sessions import RelayLimits, SessionTable
+from services.router.relay.switch import Switch, Up
+from services.router.service import Intake, RouterService
+from services.router.upstream.link import ReplicaLink, log_transition
+from services.router.upstream.tokenizers import TokenizerPool
+
+SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+_TICK_S: Final = 0.1
+
+_log = structlog.get_logger()
+
+
+class Router:
+    """One router's parts, wired together."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.clock: Callable[[], float] = time.monotonic
+        self.metrics = Metrics("router")
+        self.registry = _registry(config, self.clock())
+        self.table: SessionTable[Up] = SessionTable(_limits(config))
+        self.rng = Random(config.seed or None)
+        self.journal = Journal(self.metrics, time.perf_counter)
+        self.intake = Intake(_pool(config), self.registry, clock=self.clock)
+        self.switch = Switch(
+            self.table,
+            Dispatch(self.table, self.registry, self.journal, rng=self.rng, near_ms=config.near_ms),
+            self.journal,
+            default_model=config.default_model,
+            tokenize=lambda session: self.intake.start(self.switch, session),
+        )
+        self.settled = asyncio.Event()
+        """Set once every replica was reached, or tried in vain."""
+        self.idle = asyncio.Event()
+        """Set by the next tick that finds no session."""
+        self.links = [
+            ReplicaLink(r, config, self.registry, self.switch, clock=self.clock, rng=self.rng)
+            for r in config.replicas
+        ]
+
+    def readiness(self) -> tuple[bool, str]:
+        """For the admin port: ready while one replica is."""
+        counts = self.registry.count()
+        text = ", ".join(f"{count} {state.name}" for state, count in counts.items() if count)
+        return counts[ReplicaState.READY] > 0, f"replicas: {text or 'none configured'}"
+
+    def tick(self) -> None:
+        """What passes with time alone."""
+        for transition in self.registry.expire(self.clock()):
+            log_transition(transition)
+        self.switch.expire(self.clock())
+        if self.registry.is_settled():
+            self.settled.set()
+        if not len(self.table):
+            self.idle.set()
+        self.journal.flush(len(self.table), self.registry.count())
+
+    async def drain(self) -> None:
+        """Take no new sessions, and wait for the running ones within the limit."""
+        self.switch.drain()
+        self.idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.drain_s):
+                await self.idle.wait()
+
+    async def ticking(self) -> None:
+        """Tick for ever."""
+        while True:
+            self.tick()
+            await asyncio.sleep(_TICK_S)
+
+
+async def serve(
+    config: RouterConfig,
+    *,
+    ready: Callable[[Ports], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a router until `stop` is set; `ready` hears of the bound ports once the replicas were
+    tried. Raises ConfigError when a port is taken."""
+    configure_logging("router", config.log_level)
+    configure_tracing("router")
+    router = Router(config)
+    try:
+        async with _listening(router) as (ports, health), _working(router) as jobs:
+            await router.settled.wait()
+            health.set_serving(True)
+            _log.info("router_ready", port=ports.main, admin_port=ports.admin)
+            if ready:
+                ready(ports)
+            await _stopped(stop or asyncio.Event(), jobs)
+            health.close()
+            await router.drain()
+    finally:
+        await router.intake.close()
+        router.metrics.close()
+        shutdown_tracing()
+
+
+@asynccontextmanager
+async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
+    config = router.config
+    server = make_server(max_message_bytes=config.max_message_bytes)
+    service = RouterService(
+        router.switch,
+        router.registry,
+        clock=router.clock,
+        buffer_frames=config.edge_buffer_frames,
+        max_sessions_per_stream=config.max_sessions_per_stream,
+    )
+    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    health = add_health(server, SERVICE)
+    port = bind(server, config.host, config.port)
+    admin = AdminServer(
+        config.admin_host,
+        config.admin_port,
+        ready=router.readiness,
+        registry=router.metrics.registry,
+    )
+    admin_port = await admin.start()
+    await server.start()
+    try:
+        yield Ports(port, admin_port), health
+    finally:
+        await server.stop(grace=0.5)
+        await admin.stop()
+
+
+@asynccontextmanager
+async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """The endless jobs beside the listener."""
+    endless = [router.ticking(), *(link.run() for link in router.links)]
+    jobs = [asyncio.create_task(job) for job in endless]
+    try:
+        yield jobs
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
+    """Until `stop` is set. A job never ends but by a defect, which is raised."""
+    waiting = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([waiting, *jobs], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        waiting.cancel()
+
+
+def _registry(config: RouterConfig, now: float) -> Registry:
+    regions = {replica.region for replica in config.replicas}
+    return Registry(
+        config.replicas,
+        rtt_ms=initial_rtt_ms(config.region, config.regions, regions, config.default_rtt_ms),
+        suspect_s=config.suspect_s,
+        connect_s=config.connect_timeout_s,
+        now=now,
+    )
+
+
+def _limits(config: RouterConfig) -> RelayLimits:
+    return RelayLimits(
+        max_sessions=config.max_sessions,
+        max_sessions_per_edge=config.max_sessions_per_stream,
+        max_early_frames=config.max_early_frames,
+        max_kept_bytes=config.max_kept_bytes,
+        cancel_timeout_s=config.cancel_timeout_s,
+    )
+
+
+def _pool(config: RouterConfig) -> TokenizerPool:
+    return TokenizerPool(
+        config.tokenizers,
+        timeout_s=config.tokenize_timeout_s,
+        max_waiting=config.max_tokenizing,
+        max_message_bytes=config.max_message_bytes,
+    )

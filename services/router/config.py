@@ -1,0 +1,152 @@
+"""The router's settings, written once, checked when built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One inference replica this router may place sessions on (`[[router.replicas]]`)."""
+
+    name: str
+    """Unique in the mesh; shown in placements, logs and metrics."""
+    region: str
+    """Region that holds the prompt while the replica serves it (data residency)."""
+    address: str
+    """gRPC target, `host:port`."""
+    model: str = ""
+    """What the replica is expected to serve, known before it answers; empty: learned from it."""
+
+    def __post_init__(self) -> None:
+        for field in ("name", "region", "address"):
+            if not getattr(self, field):
+                raise ConfigError(f"A replica has no {field}: set it in [[router.replicas]].")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionConfig:
+    """Where a region stands (`[[router.regions]]`): the RTT estimate before the first probe."""
+
+    name: str
+    """The region's name, as replicas state it."""
+    latitude: float
+    """Degrees north, -90 to 90."""
+    longitude: float
+    """Degrees east, -180 to 180."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("A region has no name: set it in [[router.regions]].")
+        if not -90.0 <= self.latitude <= 90.0 or not -180.0 <= self.longitude <= 180.0:
+            raise ConfigError(
+                f"Region {self.name} lies at {self.latitude}, {self.longitude}: "
+                "give degrees, latitude -90 to 90 and longitude -180 to 180."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Everything a router is started with."""
+
+    host: str = "127.0.0.1"
+    """Address the gRPC listener binds."""
+    port: int = 0
+    """Port of the gRPC listener; 0: any free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of the metrics and health listener."""
+    admin_port: int = 0
+    """Port of the metrics and health listener; 0: any free one."""
+    region: str = "local"
+    """The region this router stands in."""
+    default_model: str = "smollm2-135m-instruct"
+    """What a session that names no model gets."""
+    replicas: tuple[ReplicaConfig, ...] = ()
+    """Replicas of every region this router may use."""
+    tokenizers: tuple[str, ...] = ()
+    """gRPC targets of tokenizer services, best first; used for sessions that bring text."""
+    regions: tuple[RegionConfig, ...] = ()
+    """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
+    default_rtt_ms: float = 100.0
+    """RTT assumed for another region until coordinates or a probe say better."""
+    near_ms: float = 5.0
+    """Replicas whose predicted wait lies this close to the best one share the load."""
+    seed: int = 0
+    """Seed of the choice between near-equal replicas; 0: from the operating system."""
+    max_sessions: int = 4096
+    """Sessions relayed at once over all edge streams."""
+    max_sessions_per_stream: int = 1024
+    """Sessions open at once on one edge stream."""
+    max_early_frames: int = 32
+    """Drafts kept per session until its first commit, to be replayed on another replica."""
+    max_kept_bytes: int = 256 << 20
+    """Opens and drafts kept over all sessions until their first commits."""
+    edge_buffer_frames: int = 2048
+    """Frames waiting for one edge; beyond it that edge's sessions end as OVERLOADED."""
+    replica_buffer_frames: int = 4096
+    """Frames waiting for one replica; beyond it drafts are dropped and opens go elsewhere."""
+    max_message_bytes: int = 4 << 20
+    """Largest frame read from an edge or a replica."""
+    probe_interval_s: float = 1.0
+    """Time between two health and RTT probes of a replica."""
+    probe_timeout_s: float = 1.0
+    """A probe without an answer for this long makes its replica SUSPECT."""
+    suspect_s: float = 5.0
+    """A SUSPECT replica that stays silent this long is DOWN and its stream is closed."""
+    connect_timeout_s: float = 5.0
+    """Limit of one attempt to reach a replica."""
+    max_backoff_s: float = 5.0
+    """Longest pause between two attempts to reach a replica."""
+    load_interval_ms: int = 50
+    """Smallest time between two load reports asked of a replica."""
+    tokenize_timeout_s: float = 10.0
+    """Limit of tokenizing one session's messages, over all tokenizers tried."""
+    max_tokenizing: int = 256
+    """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
+    cancel_timeout_s: float = 5.0
+    """A cancelled session whose replica stays silent this long is ended by the router."""
+    drain_s: float = 10.0
+    """Time running sessions get to finish when the router stops."""
+    log_level: str = "info"
+    """Least severe level that is logged."""
+
+    def __post_init__(self) -> None:
+        self._check_unique("replica", [replica.name for replica in self.replicas])
+        self._check_unique("region", [region.name for region in self.regions])
+        for field in _POSITIVE:
+            if getattr(self, field) <= 0:
+                raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+        for field in ("port", "admin_port"):
+            if not 0 <= getattr(self, field) <= 65535:
+                raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
+        for field in ("near_ms", "default_rtt_ms", "drain_s"):
+            if getattr(self, field) < 0:
+                raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
+
+    @staticmethod
+    def _check_unique(kind: str, names: list[str]) -> None:
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"Two entries share the {kind} name {twice[0]}: rename one.")
+
+
+_POSITIVE = (
+    "max_sessions",
+    "max_sessions_per_stream",
+    "max_early_frames",
+    "max_kept_bytes",
+    "edge_buffer_frames",
+    "replica_buffer_frames",
+    "max_message_bytes",
+    "probe_interval_s",
+    "probe_timeout_s",
+    "suspect_s",
+    "connect_timeout_s",
+    "max_backoff_s",
+    "load_interval_ms",
+    "tokenize_timeout_s",
+    "max_tokenizing",
+    "cancel_timeout_s",
+)

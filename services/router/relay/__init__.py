@@ -1,0 +1,1 @@
+"""The relay: a pure session table, and the switch that moves frames by it."""

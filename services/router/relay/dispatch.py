@@ -1,0 +1,102 @@
+"""The switch's side towards the replicas: which stream is whose, and who gets a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from outrider.errors import NoReplicaError, OutriderError
+from outrider.v1 import inference_pb2, router_pb2
+from services.router import placement
+from services.router.registry import Registry
+from services.router.relay import assignment
+from services.router.relay.journal import Journal
+from services.router.relay.outlet import Outlet
+from services.router.relay.sessions import Session, SessionTable
+
+Up = router_pb2.RouteRequest
+
+
+class Dispatch:
+    """Open replica streams, and placement onto them."""
+
+    def __init__(
+        self,
+        table: SessionTable[Up],
+        registry: Registry,
+        journal: Journal,
+        *,
+        rng: Random,
+        near_ms: float,
+    ) -> None:
+        self._table = table
+        self._registry = registry
+        self._journal = journal
+        self._rng = rng
+        self._near_ms = near_ms
+        self._outlets: dict[int, Outlet[Up]] = {}
+        self._stream_of: dict[str, int] = {}
+
+    def attach(self, replica: str, outlet: Outlet[Up]) -> int:
+        """A replica's stream is up."""
+        stream = self._table.attach_stream()
+        self._outlets[stream] = outlet
+        self._stream_of[replica] = stream
+        return stream
+
+    def detach(self, replica: str, stream: int) -> None:
+        """A replica's stream broke."""
+        del self._outlets[stream], self._stream_of[replica]
+
+    def send(self, stream: int, request: Up, *, last: bool) -> bool:
+        """Queue a frame; False if that replica's buffer is full."""
+        return self._outlets[stream].offer(request, last=last)
+
+    def cancel(self, stream: int | None, relayed: int, error: OutriderError) -> None:
+        """Tell the replica that had a session to stop, if its stream is still there."""
+        outlet = self._outlets.get(stream) if stream is not None else None
+        if outlet is not None:
+            cancel = inference_pb2.CancelSession(reason=error.reason)
+            outlet.offer(
+                Up(frame=inference_pb2.SessionUp(session=relayed, cancel=cancel)), last=True
+            )
+
+    def release(self, session: Session[Up]) -> None:
+        """A session left the replica it was on."""
+        self._registry[session.replica].release(session.relayed)
+
+    def place(self, session: Session[Up], now: float, refusal: OutriderError | None) -> None:
+        """Find a replica and send it the open and the kept drafts.
+
+        `refusal` is why the replica before did not do. Raises what `placement.place` raises,
+        EmptyPromptError, DeadlineError, or `refusal` where no other replica is left.
+        """
+        assert session.open is not None, "a session that is placed has its open"
+        assignment.renew_deadline(session.open, session.deadline_at, now)
+        request = assignment.request_of(session.open)
+        unable = set(session.tried)
+        try:
+            while full := self._try(session, replace(request, exclude=frozenset(unable)), now):
+                unable.add(full)
+                refusal = refusal or assignment.full(full)
+        except NoReplicaError as error:
+            # That no other replica is left explains less than what the first one said.
+            raise refusal or error from None
+
+    def _try(self, session: Session[Up], request: placement.Request, now: float) -> str:
+        """Place once: "" if the open is on its way, else the replica that could not take it."""
+        started_s = self._journal.clock()
+        decision = placement.place(request, self._registry, self._rng, near_ms=self._near_ms)
+        decided_ms = (self._journal.clock() - started_s) * 1000.0
+        name = decision.replica
+        stream = self._stream_of[name]
+        assert session.open is not None
+        if not self.send(stream, session.open, last=False):
+            return name
+        self._table.bind(session, stream, name, now)
+        for draft in session.kept:
+            self.send(stream, draft, last=False)
+        replica = self._registry[name]
+        replica.place(session.relayed, request.prompt_tokens, now)
+        self._journal.placed(session.relayed, decision, replica.region, request.model, decided_ms)
+        return ""

@@ -1,0 +1,88 @@
+"""What the router tells operators: one span per session, counters, gauges. Never prompt text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from outrider.errors import OutriderError
+from outrider.telemetry import names
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import Span, start_span
+from outrider.v1 import inference_pb2
+from services.router.placement import Decision
+from services.router.registry import ReplicaState
+
+PLACEMENTS: Final = "outrider.router.placements"
+DECISION_MS: Final = "outrider.router.decision_ms"
+FRAMES: Final = "outrider.router.frames"
+DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
+SESSIONS: Final = "outrider.router.sessions"
+REPLICAS: Final = "outrider.router.replicas"
+
+
+@dataclass(slots=True)
+class _Entry:
+    span: Span
+    opened_at: float
+    model: str = ""
+    """Known once placed: a client's own word must not become a metric label."""
+
+
+class Journal:
+    """Records sessions as they go. Frames are plain counts, flushed into metrics by `flush`."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        """`clock` is in seconds and measures how long decisions take."""
+        self.clock = clock
+        self.frames_up = 0
+        self.frames_down = 0
+        self.drafts_dropped = 0
+        self._metrics = metrics
+        self._entries: dict[int, _Entry] = {}
+        self._flushed = (0, 0, 0)
+
+    def opened(self, session: int, frame: inference_pb2.OpenSession, now: float) -> None:
+        """A session began; its frame now carries this router's span on to the replica."""
+        span = start_span(
+            names.SPAN_ROUTE,
+            parent=(frame.trace.traceparent, frame.trace.tracestate),
+        )
+        span.set(**{names.REQUEST_ID: frame.request_id, names.MODEL: frame.model})
+        self._entries[session] = _Entry(span, now)
+        traceparent, tracestate = span.context
+        if traceparent:
+            frame.trace.traceparent, frame.trace.tracestate = traceparent, tracestate
+
+    def placed(
+        self, session: int, decision: Decision, region: str, model: str, decided_ms: float
+    ) -> None:
+        """A replica was chosen and sent the open."""
+        entry = self._entries[session]
+        entry.model = model
+        entry.span.set(**{"outrider.replica": decision.replica, "outrider.region": region})
+        terms = asdict(decision.wait)
+        entry.span.set(**{f"outrider.wait.{term}": value for term, value in terms.items()})
+        labels = {"replica": decision.replica, "region": region}
+        self._metrics.counter(PLACEMENTS).add(1, labels)
+        self._metrics.counter(DECISION_MS).add(decided_ms)
+
+    def ended(self, session: int, error: OutriderError | None, now: float) -> None:
+        """A session is over."""
+        entry = self._entries.pop(session)
+        entry.span.end(error)
+        reason = error.reason if error else None
+        self._metrics.record_request(now - entry.opened_at, entry.model, reason)
+
+    def flush(self, num_sessions: int, replicas: dict[ReplicaState, int]) -> None:
+        """Bring gauges and frame counters up to date."""
+        self._metrics.gauge(SESSIONS).set(num_sessions)
+        for state, count in replicas.items():
+            self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)
+        up, down, dropped = self._flushed
+        frames = self._metrics.counter(FRAMES)
+        frames.add(self.frames_up - up, {"direction": "up"})
+        frames.add(self.frames_down - down, {"direction": "down"})
+        self._metrics.counter(DRAFTS_DROPPED).add(self.drafts_dropped - dropped)
+        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped)

@@ -1,0 +1,228 @@
+"""The sessions a router relays: whose they are, what they are called on either side. Pure.
+
+An edge numbers its sessions on its own stream, a replica stream carries those of many edges: the
+table gives every session one `relayed` number, unique for the router's life, so a late frame of
+a session that ended or moved is recognised whatever stream it comes from. Frames are opaque here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from outrider.errors import DuplicateSessionError, OverloadedError
+from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
+
+FrameT = TypeVar("FrameT")
+
+RETRY_DELAY_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Bounds of the table."""
+
+    max_sessions: int
+    max_sessions_per_edge: int
+    max_early_frames: int
+    """Drafts kept per session until its first commit."""
+    max_kept_bytes: int
+    """Bytes of opens and drafts kept over all sessions until their first commit."""
+    cancel_timeout_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Session(Generic[FrameT]):
+    """One relayed session. Changed by the table alone."""
+
+    edge: int
+    number: int
+    """What its edge calls it."""
+    relayed: int
+    """What it is called on replica streams."""
+    opened_at: float
+    open: FrameT | None
+    """The open as the edge sent it; None once a token is committed."""
+    kept_bytes: int
+    deadline_at: float | None = None
+    kept: list[FrameT] = field(default_factory=list)
+    """Drafts since the open, in order."""
+    state: State = State.PLACING
+    stream: int | None = None
+    """The replica stream that has it."""
+    tried: list[str] = field(default_factory=list)
+    """Replicas it was sent to, the present one last."""
+
+    @property
+    def replica(self) -> str:
+        """The replica that has it, or had it last; "" before the first."""
+        return self.tried[-1] if self.tried else ""
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another replica may still take it over: once, and before any commit."""
+        return self.state is State.OPENING and len(self.tried) < 2
+
+
+class SessionTable(Generic[FrameT]):
+    """Every live session, found from either side. `advance` alone changes a session's state."""
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
+        self._edges: dict[int, dict[int, Session[FrameT]]] = {}
+        self._streams: dict[int, dict[int, Session[FrameT]]] = {}
+        self._closing: deque[tuple[float, Session[FrameT]]] = deque()
+        self._next = 1
+        self._num_sessions = 0
+        self._kept_bytes = 0
+
+    def __len__(self) -> int:
+        return self._num_sessions
+
+    def attach_edge(self) -> int:
+        """A new edge stream."""
+        edge = self._take_number()
+        self._edges[edge] = {}
+        return edge
+
+    def attach_stream(self) -> int:
+        """A new replica stream; a reconnected replica has another one."""
+        stream = self._take_number()
+        self._streams[stream] = {}
+        return stream
+
+    def open(
+        self,
+        edge: int,
+        number: int,
+        frame: FrameT,
+        num_bytes: int,
+        now: float,
+        deadline_at: float | None = None,
+    ) -> Session[FrameT]:
+        """A new session in state PLACING. Raises DuplicateSessionError, OverloadedError."""
+        sessions = self._edges[edge]
+        if number in sessions:
+            raise DuplicateSessionError(
+                f"Session {number} is already open on this stream: number every session once."
+            )
+        if self._num_sessions >= self._limits.max_sessions:
+            raise _overloaded(f"This router relays {self._num_sessions} sessions")
+        if len(sessions) >= self._limits.max_sessions_per_edge:
+            raise _overloaded(f"This stream carries {len(sessions)} sessions")
+        if self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
+            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+        session = Session(edge, number, self._take_number(), now, frame, num_bytes, deadline_at)
+        self._kept_bytes += num_bytes
+        self._num_sessions += 1
+        sessions[number] = session
+        return session
+
+    def of_edge(self, edge: int, number: int) -> Session[FrameT] | None:
+        """The live session an edge means; None if it ended."""
+        return self._edges[edge].get(number)
+
+    def of_stream(self, stream: int, relayed: int) -> Session[FrameT] | None:
+        """The live session a replica means; None if it ended, moved, or is not the replica's."""
+        return self._streams.get(stream, {}).get(relayed)
+
+    def bind(self, session: Session[FrameT], stream: int, replica: str, now: float) -> Action:
+        """A replica is to have it."""
+        action = self.advance(session, Input.PLACED, now)
+        session.stream = stream
+        session.tried.append(replica)
+        self._streams[stream][session.relayed] = session
+        return action
+
+    def keep(self, session: Session[FrameT], frame: FrameT, num_bytes: int) -> bool:
+        """Keep a draft for a replay, if the bounds allow it; a lost draft costs only its speed."""
+        allowed = (
+            len(session.kept) < self._limits.max_early_frames
+            and self._kept_bytes + num_bytes <= self._limits.max_kept_bytes
+        )
+        if allowed:
+            session.kept.append(frame)
+            session.kept_bytes += num_bytes
+            self._kept_bytes += num_bytes
+        return allowed
+
+    def advance(self, session: Session[FrameT], event: Input, now: float) -> Action:
+        """Apply one input to a session; the caller carries out the action."""
+        before = session.state
+        session.state, action = TRANSITIONS[before][event]
+        if session.state is not before:
+            self._enter(session, now)
+        return action
+
+    def edge_sessions(self, edge: int) -> list[Session[FrameT]]:
+        """The live sessions of an edge."""
+        return list(self._edges[edge].values())
+
+    def forget_edge(self, edge: int) -> None:
+        """Close the books of an edge whose sessions have all ended."""
+        assert not self._edges[edge], "an edge is forgotten after its sessions"
+        del self._edges[edge]
+
+    def detach_stream(self, stream: int) -> list[Session[FrameT]]:
+        """A replica stream broke: its sessions, unbound, for the caller to advance."""
+        return list(self._streams.pop(stream, {}).values())
+
+    def expire(self, now: float) -> list[Session[FrameT]]:
+        """Cancelled sessions whose replica kept silent, for the caller to advance with ABORT."""
+        late = []
+        while self._closing and self._closing[0][0] <= now:
+            session = self._closing.popleft()[1]
+            if session.state is State.CLOSING:
+                late.append(session)
+        return late
+
+    def check_invariants(self) -> None:
+        """Assert that the indexes and the counts agree."""
+        live = list(self._live())
+        assert len(live) == self._num_sessions
+        assert sum(session.kept_bytes for session in live) == self._kept_bytes
+        for session in live:
+            assert session.state is not State.ENDED
+            assert (session.stream is None) == (session.state is State.PLACING)
+        bound = [s for sessions in self._streams.values() for s in sessions.values()]
+        assert {s.relayed for s in bound} <= {s.relayed for s in live if s.stream is not None}
+
+    def _enter(self, session: Session[FrameT], now: float) -> None:
+        """Book a change of state."""
+        if session.state is State.PLACING:
+            self._unbind(session)
+        elif session.state is State.STREAMING:
+            self._release_kept(session)
+        elif session.state is State.CLOSING:
+            self._release_kept(session)
+            self._closing.append((now + self._limits.cancel_timeout_s, session))
+        elif session.state is State.ENDED:
+            self._unbind(session)
+            self._release_kept(session)
+            del self._edges[session.edge][session.number]
+            self._num_sessions -= 1
+
+    def _unbind(self, session: Session[FrameT]) -> None:
+        if session.stream is not None:
+            self._streams.get(session.stream, {}).pop(session.relayed, None)
+            session.stream = None
+
+    def _release_kept(self, session: Session[FrameT]) -> None:
+        self._kept_bytes -= session.kept_bytes
+        session.open, session.kept, session.kept_bytes = None, [], 0
+
+    def _live(self) -> Iterator[Session[FrameT]]:
+        for sessions in self._edges.values():
+            yield from sessions.values()
+
+    def _take_number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def _overloaded(found: str) -> OverloadedError:
+    return OverloadedError(
+        f"{found}, which is the limit: try again later.", retry_delay_ms=RETRY_DELAY_MS
+    )

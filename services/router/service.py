@@ -1,0 +1,137 @@
+"""RouterService over grpc.aio: the edges' session streams, and the replica list."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from outrider.errors import OutriderError, OverloadedError
+from outrider.telemetry import names
+from outrider.telemetry.tracing import span
+from outrider.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2
+from services.router.placement import predict
+from services.router.registry import Registry, Replica
+from services.router.relay.outlet import Outlet
+from services.router.relay.switch import Down, RelayedSession, Switch, Up
+from services.router.upstream.tokenizers import TokenizerPool
+
+_log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterService(router_pb2_grpc.RouterServiceServicer):
+    """Feeds the switch from edge streams and drains its outlets into them."""
+
+    def __init__(
+        self,
+        switch: Switch,
+        registry: Registry,
+        *,
+        clock: Callable[[], float],
+        buffer_frames: int,
+        max_sessions_per_stream: int,
+    ) -> None:
+        self._switch = switch
+        self._registry = registry
+        self._clock = clock
+        self._buffer_frames = buffer_frames
+        self._reserve = max_sessions_per_stream
+
+    async def Route(
+        self, request_iterator: AsyncIterator[Up], context: Context
+    ) -> AsyncIterator[Down]:
+        """One edge's stream; ends when the edge does, or with a status when it breaks the
+        protocol (MalformedFrameError) or never reads (OverloadedError)."""
+        outlet: Outlet[Down] = Outlet(self._buffer_frames, self._reserve)
+        edge = self._switch.attach_edge(outlet)
+        reader = asyncio.create_task(self._read(edge, request_iterator, outlet))
+        try:
+            while (response := await outlet.take()) is not None:
+                yield response
+            if outlet.is_broken:
+                raise OverloadedError("This stream is not read: open another and read it.")
+            if reader.done():
+                reader.result()
+        finally:
+            reader.cancel()
+            self._switch.detach_edge(edge, self._clock())
+
+    async def _read(self, edge: int, requests: AsyncIterator[Up], outlet: Outlet[Down]) -> None:
+        try:
+            async for request in requests:
+                self._switch.from_edge(edge, request, self._clock())
+        except BaseException:
+            outlet.close()
+            raise
+        self._switch.half_close_edge(edge)
+
+    async def ListReplicas(
+        self, request: router_pb2.ListReplicasRequest, context: Context
+    ) -> router_pb2.ListReplicasResponse:
+        """The replica table as this router sees it."""
+        found = (r for r in self._registry if request.region in ("", r.region))
+        return router_pb2.ListReplicasResponse(replicas=[_to_proto(replica) for replica in found])
+
+
+def _to_proto(replica: Replica) -> router_pb2.Replica:
+    return router_pb2.Replica(
+        name=replica.name,
+        region=replica.region,
+        address=replica.address,
+        model=replica.model_name,
+        vocabulary_digest=replica.model.vocabulary_digest if replica.model else b"",
+        state=router_pb2.ReplicaState.ValueType(replica.state),
+        rtt_ms=replica.rtt.smoothed_ms,
+        predicted_wait_ms=predict(replica, 0).total_ms,
+        sessions=replica.num_sessions,
+    )
+
+
+class Intake:
+    """Turns the messages of thin clients into ids, beside the relay."""
+
+    def __init__(
+        self, pool: TokenizerPool, registry: Registry, *, clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._registry = registry
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, switch: Switch, session: RelayedSession) -> None:
+        """Tokenize the session's messages; the switch hears of it."""
+        task = asyncio.create_task(self._tokenize(switch, session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up on what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.close()
+
+    async def _tokenize(self, switch: Switch, session: RelayedSession) -> None:
+        assert session.open is not None, "a session that is being placed has its open"
+        opening = session.open.frame.open
+        trace = (opening.trace.traceparent, opening.trace.tracestate)
+        try:
+            with span(names.SPAN_TOKENIZE, parent=trace) as opened:
+                request = tokenizer_pb2.EncodeRequest(
+                    model=opening.model,
+                    conversation=tokenizer_pb2.Conversation(messages=opening.messages.messages),
+                    codecs=map(
+                        common_pb2.TokenCodec.ValueType, self._registry.codecs_of(opening.model)
+                    ),
+                )
+                request.trace.traceparent, request.trace.tracestate = opened.context
+                answer = await self._pool.encode(request)
+        except OutriderError as error:
+            switch.fail(session, error, self._clock())
+        else:
+            switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())

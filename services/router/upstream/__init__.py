@@ -1,0 +1,1 @@
+"""The shells towards replicas and tokenizers: gRPC streams, subscriptions, probes."""

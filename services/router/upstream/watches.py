@@ -1,0 +1,46 @@
+"""What a replica is asked besides sessions: load, health, round trip."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.v1 import inference_pb2, inference_pb2_grpc
+from services.router.registry import Load
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+async def probe(channel: grpc.aio.Channel, timeout_s: float) -> tuple[float, bool]:
+    """Round trip in milliseconds and whether the replica serves. Raises AioRpcError."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    sent_s = time.monotonic()
+    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+    return (time.monotonic() - sent_s) * 1000.0, answer.status == _SERVING
+
+
+async def health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
+    """Whether the replica serves, now and after each change."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
+        yield answer.status == _SERVING
+
+
+async def loads(channel: grpc.aio.Channel, min_interval_ms: int) -> AsyncIterator[Load]:
+    """The replica's load, now and after each change."""
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    request = inference_pb2.WatchLoadRequest(min_interval_ms=min_interval_ms)
+    async for report in stub.WatchLoad(request):
+        yield Load(
+            running_sessions=report.running_sessions,
+            queued_sessions=report.queued_sessions,
+            queued_prompt_tokens=report.queued_prompt_tokens,
+            fixed_ms=max(0.0, report.fixed_ms),
+            row_ms=max(0.0, report.row_ms),
+            max_sessions=report.max_sessions,
+            draining=report.draining,
+        )
