@@ -1,0 +1,127 @@
+"""Where drafts come from and how likely they are to survive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from outrider.speculation.suffix import SuffixDrafter
+from services.inference.scheduling.events import Drafts
+
+_FORGETTING = 0.95
+_PRIOR_WEIGHT = 4.0
+
+
+class EdgeChain:
+    """The edge's guesses beyond the committed reply, of its newest epoch.
+
+    An epoch is dead once its chain proved wrong; the edge then starts the next one, and what
+    still arrives of the dead one is dropped.
+    """
+
+    def __init__(self, epoch: int, max_lead: int) -> None:
+        self.epoch = epoch
+        self.dead = False
+        self.ids: list[int] = []
+        """The guess for the next uncommitted token, and those after it."""
+        self._max_lead = max_lead
+
+    def receive(self, drafts: Drafts, reply: Sequence[int]) -> None:
+        """Add a frame, given the committed reply. Frames of an epoch extend each other; one that
+        leaves a gap (the lead limit cut what came before it) is dropped."""
+        if drafts.epoch < self.epoch:
+            return
+        if drafts.epoch > self.epoch:
+            self.epoch, self.dead, self.ids = drafts.epoch, False, []
+        if self.dead:
+            return
+        overlap = max(0, len(reply) - drafts.base)
+        offset = max(0, drafts.base - len(reply))
+        old, new = drafts.ids[:overlap], drafts.ids[overlap:]
+        known = tuple(self.ids[offset : offset + len(new)])
+        if old != tuple(reply[drafts.base : drafts.base + len(old)]) or known != new[: len(known)]:
+            self._die()
+        elif offset <= len(self.ids):
+            room = self._max_lead - len(self.ids)
+            self.ids.extend(new[len(known) : len(known) + max(0, room)])
+
+    def advance(self, committed: Sequence[int]) -> int:
+        """Tokens were committed; returns how many of them, from the first on, the chain had."""
+        agreed = 0
+        for guess, token in zip(self.ids, committed, strict=False):
+            if guess != token:
+                self._die()
+                return agreed
+            agreed += 1
+        del self.ids[:agreed]
+        return agreed
+
+    def _die(self) -> None:
+        self.dead = True
+        self.ids = []
+
+
+class Acceptance:
+    """Chance that a draft is right after right ones, forgetting exponentially."""
+
+    def __init__(self, prior: float) -> None:
+        self._accepted = prior * _PRIOR_WEIGHT
+        self._tried = _PRIOR_WEIGHT
+
+    @property
+    def rate(self) -> float:
+        return self._accepted / self._tried
+
+    def observe(self, tried: int, accepted: int) -> None:
+        """`tried` counts the accepted drafts and the one that was wrong, if any."""
+        self._accepted = self._accepted * _FORGETTING + accepted
+        self._tried = self._tried * _FORGETTING + tried
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts of one session: the edge's first, the region's guesses behind them."""
+
+    ids: tuple[int, ...]
+    survival: tuple[float, ...]
+    num_edge: int
+
+
+class DraftSources:
+    """One session's edge chain and suffix drafter; None for a source that is not to be used."""
+
+    def __init__(
+        self, chain: EdgeChain | None, drafter: SuffixDrafter | None, average: Acceptance
+    ) -> None:
+        """`average` is over the edge drafts of all sessions: what a new one is believed to be."""
+        self.chain = chain
+        self._drafter = drafter
+        self._average = average
+        self._edge = Acceptance(average.rate)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Tokens of the prompt or the reply became final."""
+        if self._drafter is not None:
+            self._drafter.extend(ids)
+
+    def propose(self, max_tokens: int) -> Proposal:
+        """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess."""
+        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
+        survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
+        wanted = max_tokens - len(edge)
+        if wanted <= 0 or self._drafter is None:
+            return Proposal(edge, survival, len(edge))
+        if not edge:
+            guess = self._drafter.draft(wanted)
+            return Proposal(guess.ids, guess.survival, 0)
+        guess = self._drafter.draft_after(edge, wanted)
+        tail = tuple(survival[-1] * chance for chance in guess.survival)
+        return Proposal(edge + guess.ids, survival + tail, len(edge))
+
+    def learn(self, num_edge: int, accepted: int) -> None:
+        """A round verified num_edge drafts of the chain; `accepted` drafts agreed."""
+        if num_edge:
+            tried, right = min(accepted + 1, num_edge), min(accepted, num_edge)
+            self._edge.observe(tried, right)
+            self._average.observe(tried, right)

@@ -1,0 +1,64 @@
+"""What the scheduler may use, and what an engine can hold at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from outrider.errors import ConfigError
+from services.inference.engines.base import EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one replica. Raises ConfigError at construction."""
+
+    max_sessions: int = 16
+    """Sessions that hold KV and share engine calls."""
+    max_queue: int = 128
+    """Sessions that wait for a place; further ones are refused with a retry delay."""
+    max_batch_tokens: int = 512
+    """Tokens of one engine call, drafts included."""
+    prefill_chunk_tokens: int = 256
+    """Prompt tokens of one engine call, over all sessions."""
+    max_tick_ms: float = 60.0
+    """Predicted duration above which a call with decoding sessions takes no more prompt tokens."""
+    max_draft_tokens: int = 8
+    """Drafts of one session in one call."""
+    max_lead: int = 64
+    """Edge drafts of one session kept ahead of its commits."""
+    ageing_s: float = 10.0
+    """Waiting time that makes up for one class of priority."""
+    fixed_ms: float = 8.0
+    """First guess of an engine call's fixed cost; then measured."""
+    row_ms: float = 1.2
+    """First guess of the cost of one token in a call; then measured."""
+
+    def __post_init__(self) -> None:
+        least = {"max_queue": 0, "max_draft_tokens": 0, "max_lead": 0, "ageing_s": 0, "fixed_ms": 0}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            low = least.get(spec.name, 1 if spec.type == "int" else 1e-6)
+            if not (math.isfinite(value) and value >= low):
+                raise ConfigError(f"{spec.name} must be at least {low:g}, not {value}")
+
+    def check_fits(self, info: EngineInfo) -> None:
+        """Raises ConfigError if a full house of decoding sessions would leave a prefill no room."""
+        least = (self.max_sessions + 2) * max(1, info.min_rows)
+        if self.max_batch_tokens < least:
+            raise ConfigError(
+                f"max_batch_tokens must be at least {least} for {self.max_sessions} sessions of "
+                f"{info.min_rows} rows and a prefill chunk, not {self.max_batch_tokens}"
+            )
+
+
+def context_limit(info: EngineInfo) -> int:
+    """Most tokens of prompt and reply together that this engine can serve.
+
+    A reply that reaches it ends with LENGTH. The last token's own KV is never needed, but the
+    rows that pad its round to min_rows must lie in the context and in the pool.
+    """
+    positions = min(
+        info.max_context_tokens, info.num_blocks * info.block_tokens - info.scratch_tokens
+    )
+    return positions - max(0, info.min_rows - 2)

@@ -1,0 +1,175 @@
+"""What the next engine call computes: everyone who is ready, prefill chunks, and drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.inference.engines.base import EngineInfo, Ids, Round
+from services.inference.kv.pool import KvPool
+from services.inference.scheduling.budget import Bid, CostModel, admit_drafts
+from services.inference.scheduling.drafting import Proposal
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.roster import Roster
+from services.inference.scheduling.session import Session, State
+
+_LEAST_CHUNK = 16
+"""A prefill moves at least this much per call, whatever the call already costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One session's place in a plan."""
+
+    session: Session
+    num_tokens: int
+    """Of the session's own tokens; the drafts come behind them."""
+    drafts: tuple[int, ...]
+    num_guessed: int
+    """Leading drafts that are guesses; the others only fill the round up to min_rows."""
+    num_edge: int
+    """Leading drafts that are the edge's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One engine call: close `closed`, open `opened`, step `rounds` (if any), then apply."""
+
+    rounds: tuple[Round, ...]
+    opened: tuple[tuple[int, Ids], ...]
+    """(sequence, ids) for Engine.open."""
+    closed: tuple[int, ...]
+    """Sequences for Engine.close_sequence."""
+    parts: tuple[Part, ...]
+    """What each round is for; the scheduler's own."""
+    decided_at: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the call, drafts included."""
+        return sum(len(part.tokens) for part in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    session: Session
+    num_tokens: int
+    num_fill: int
+    """Drafts that the round needs to have min_rows tokens."""
+    last: bool
+    """Whether the round ends at the session's last token, so that its rows are wanted."""
+
+
+def chunk_tokens(num_missing: int, budget: int, min_rows: int) -> int:
+    """Tokens of the next prefill chunk: all, or at least min_rows with as many left; else 0."""
+    if num_missing <= budget:
+        return num_missing
+    chunk = min(budget, num_missing - min_rows)
+    return chunk if chunk >= min_rows else 0
+
+
+class Planner:
+    """Builds the rounds of a call from the roster, under the limits and the cost model."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: SchedulerLimits,
+        pool: KvPool,
+        roster: Roster,
+        cost: CostModel,
+    ) -> None:
+        self._min_rows = max(1, info.min_rows)
+        self._limits = limits
+        self._pool = pool
+        self._roster = roster
+        self._cost = cost
+
+    def plan(self, now: float) -> Plan | None:
+        """The next call; None if there is nothing to do."""
+        self._roster.admit(now)
+        parts = self._parts(self._turns())
+        if not parts and not self._roster.has_news:
+            return None
+        opened, closed = self._roster.take_news()
+        rounds = tuple(self._round(part) for part in parts)
+        return Plan(rounds, opened, closed, tuple(parts), now)
+
+    def _turns(self) -> list[_Turn]:
+        """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
+        turns: list[_Turn] = []
+        budget = self._prefill_budget()
+        for session in list(self._roster.running):
+            if session.state is State.WAITING:
+                continue
+            count = session.num_missing
+            if session.state is State.PREFILLING:
+                session.reuse(self._pool.reuse(session.sequence, session.ids))
+                count = chunk_tokens(session.num_missing, budget, self._min_rows)
+            fill = max(0, self._min_rows - count)
+            if count and self._roster.grow(session, session.computed + count + fill):
+                turns.append(_Turn(session, count, fill, count == session.num_missing))
+                budget -= count if session.state is State.PREFILLING else 0
+        return turns
+
+    def _prefill_budget(self) -> int:
+        """Prompt tokens of this call: bounded in time while others decode, never nothing."""
+        limits = self._limits
+        running = self._roster.running
+        rows = len(running) * self._min_rows
+        budget = min(limits.prefill_chunk_tokens, limits.max_batch_tokens - rows)
+        if any(session.state is State.DECODING for session in running):
+            spare_ms = limits.max_tick_ms - self._cost.predict_ms(rows)
+            budget = min(budget, max(_LEAST_CHUNK, int(spare_ms / self._cost.row_ms)))
+        return max(budget, 2 * self._min_rows - 1)
+
+    def _parts(self, turns: list[_Turn]) -> list[Part]:
+        """Add the drafts that are worth their rows."""
+        bidders = [turn for turn in turns if turn.last]
+        proposals = [self._proposal(turn) for turn in bidders]
+        bids = [
+            Bid(proposal.survival, turn.num_fill)
+            for turn, proposal in zip(bidders, proposals, strict=True)
+        ]
+        rows = sum(turn.num_tokens + turn.num_fill for turn in turns)
+        counts = admit_drafts(bids, rows, self._limits.max_batch_tokens, self._cost)
+        admitted = iter(zip(proposals, counts, strict=True))
+        return [
+            self._part(turn, *next(admitted))
+            if turn.last
+            else Part(turn.session, turn.num_tokens, (), 0, 0)
+            for turn in turns
+        ]
+
+    def _proposal(self, turn: _Turn) -> Proposal:
+        wanted = min(self._limits.max_draft_tokens, turn.session.max_drafts)
+        return turn.session.sources.propose(max(0, wanted))
+
+    def _part(self, turn: _Turn, proposal: Proposal, count: int) -> Part:
+        session = turn.session
+        if count > turn.num_fill and not self._make_room(session, len(session.ids) + count):
+            count = min(count, turn.num_fill)
+        guesses = proposal.ids[:count]
+        filler = (session.ids[-1],) * (turn.num_fill - count)
+        num_edge = min(proposal.num_edge, count)
+        return Part(session, turn.num_tokens, guesses + filler, count, num_edge)
+
+    def _make_room(self, session: Session, num_tokens: int) -> bool:
+        """Drafts take free blocks only; nobody loses KV for a guess."""
+        if not self._pool.can_grow(session.sequence, num_tokens):
+            return False
+        self._pool.grow(session.sequence, num_tokens)
+        return True
+
+    def _round(self, part: Part) -> Round:
+        session = part.session
+        end = session.computed + part.num_tokens
+        tokens = (*session.ids[session.computed : end], *part.drafts)
+        return Round(
+            sequence=session.sequence,
+            tokens=np.array(tokens, dtype=np.int32),
+            past=session.computed,
+            blocks=self._pool.blocks(session.sequence),
+            num_rows=1 + len(part.drafts) if end == len(session.ids) else 0,
+        )

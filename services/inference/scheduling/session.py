@@ -1,0 +1,237 @@
+"""One session: its tokens, how far their KV is computed, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from outrider.errors import InvalidRequestError
+from outrider.sampling.reply import ReplyText
+from outrider.sampling.sampler import Sampler
+from outrider.speculation.verify import Verdict, verify
+from services.inference.engines.base import Rows
+from services.inference.scheduling.drafting import DraftSources
+from services.inference.scheduling.events import (
+    Committed,
+    FinishReason,
+    OpenRequest,
+    Timings,
+    Usage,
+)
+
+_SMOOTHING = 0.25
+
+
+class State(Enum):
+    """Where a session stands. Only PREFILLING and DECODING sessions hold KV."""
+
+    WAITING = auto()
+    PREFILLING = auto()
+    DECODING = auto()
+    ENDED = auto()
+
+
+class Input(Enum):
+    """What can happen to a session."""
+
+    ADMIT = auto()
+    """It gets a KV table."""
+    COMMIT = auto()
+    """Rows behind its last token were verified."""
+    PREEMPT = auto()
+    """Its KV is dropped, to be computed again later."""
+    END = auto()
+    """It finished, failed, was cancelled or ran out of time."""
+
+
+TRANSITIONS: dict[tuple[State, Input], State] = {
+    (State.WAITING, Input.ADMIT): State.PREFILLING,
+    (State.WAITING, Input.END): State.ENDED,
+    (State.PREFILLING, Input.COMMIT): State.DECODING,
+    (State.PREFILLING, Input.PREEMPT): State.WAITING,
+    (State.PREFILLING, Input.END): State.ENDED,
+    (State.DECODING, Input.COMMIT): State.DECODING,
+    (State.DECODING, Input.PREEMPT): State.WAITING,
+    (State.DECODING, Input.END): State.ENDED,
+}
+
+
+class Session:
+    """Invariant: 0 <= computed < len(ids), and KV exists for exactly ids[:computed]."""
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        *,
+        rank: tuple[float, int],
+        sampler: Sampler,
+        reply: ReplyText,
+        sources: DraftSources,
+        context_limit: int,
+        now: float,
+    ) -> None:
+        """`rank` orders sessions, first served first; `reply` and `sampler` know nothing of
+        `request.resume` yet. Raises InvalidRequestError if that goes past the reply's end."""
+        self.request = request
+        self.number = request.session
+        self.rank = rank
+        self.state = State.WAITING
+        self.sequence = 0
+        """The engine's number of this stay in the pool; a new one after every preemption."""
+        self.ids = list(request.prompt)
+        self.computed = 0
+        self.cached_tokens = 0
+        self.sources = sources
+        self.finished: FinishReason | None = None
+        self._context_limit = context_limit
+        self._sampler = sampler
+        self._reply = reply
+        self._draft_tokens = self._accepted_tokens = 0
+        self._opened_at = now
+        self._admitted_at: float | None = None
+        self._first_commit_at: float | None = None
+        self._last_commit_at = now
+        self._interval_ms = 0.0
+        self._resume(request.resume)
+
+    def _resume(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if self.finished is not None:
+                raise InvalidRequestError(
+                    f"resume has {len(ids)} tokens, but the reply ended after {self.num_reply}; "
+                    "send only what was committed"
+                )
+            self._sampler.observe(token)
+            self._push(token)
+        self.sources.extend(self.ids)
+
+    @property
+    def reply_ids(self) -> list[int]:
+        """The committed tokens of the reply, resumed ones included."""
+        return self.ids[len(self.request.prompt) :]
+
+    @property
+    def num_reply(self) -> int:
+        return len(self.ids) - len(self.request.prompt)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose KV has to be computed before the next one can be chosen."""
+        return len(self.ids) - self.computed
+
+    @property
+    def max_drafts(self) -> int:
+        """Drafts of use: the row behind the last one may still commit a token."""
+        left = self.request.sampling.max_tokens - self._reply.num_tokens
+        return min(left, self._context_limit - len(self.ids)) - 1
+
+    def advance(self, what: Input) -> None:
+        """Change the state. Raises RuntimeError for an input that has no place in it."""
+        target = TRANSITIONS.get((self.state, what))
+        if target is None:
+            raise RuntimeError(f"session {self.number} cannot {what.name} while {self.state.name}")
+        self.state = target
+
+    def admit(self, sequence: int, cached: int, now: float) -> None:
+        """The pool has a table for it, with `cached` tokens in it."""
+        self.advance(Input.ADMIT)
+        self.sequence = sequence
+        self.computed = 0
+        if self._admitted_at is None:
+            self._admitted_at = now
+        self.reuse(cached)
+
+    def reuse(self, cached: int) -> None:
+        """The pool holds the KV of the first `cached` tokens, whoever computed it."""
+        if cached <= self.computed:
+            return
+        if self._first_commit_at is None:
+            self.cached_tokens += min(cached, len(self.request.prompt)) - min(
+                self.computed, len(self.request.prompt)
+            )
+        self.computed = cached
+
+    def preempt(self) -> None:
+        """Its KV is gone; its tokens, sampler and reply stay as they are."""
+        self.advance(Input.PREEMPT)
+        self.computed = 0
+
+    def commit(
+        self,
+        rows: Rows,
+        drafts: Sequence[int],
+        *,
+        num_guessed: int,
+        num_edge: int,
+        started_at: float,
+        row_ms: float,
+        now: float,
+    ) -> Committed:
+        """Verify `drafts`, which lie behind ids[-1] in a round that was started at `started_at`.
+
+        num_guessed of them are guesses, the first num_edge of these from the edge; the rest only
+        fills the round. Sets `finished` when the reply is over. Raises EngineError.
+        """
+        base, position = self.num_reply, len(self.ids)
+        verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
+        self.advance(Input.COMMIT)
+        self.computed = min(position + verdict.accepted, len(self.ids) - 1)
+        self._draft_tokens += num_guessed
+        self._accepted_tokens += min(verdict.accepted, num_guessed)
+        self.sources.learn(num_edge, verdict.accepted)
+        self.sources.extend(verdict.ids)
+        self._measure(started_at, now)
+        return self._committed(base, verdict, row_ms)
+
+    def _committed(self, base: int, verdict: Verdict, row_ms: float) -> Committed:
+        chain = self.sources.chain
+        accepted = chain.advance(verdict.ids) if chain is not None else 0
+        return Committed(
+            session=self.number,
+            epoch=chain.epoch if chain is not None else self.request.epoch,
+            base=base,
+            accepted=accepted,
+            ids=verdict.ids[accepted:],
+            commit_interval_ms=self._interval_ms,
+            row_ms=row_ms,
+            lossy=tuple(base + index for index in verdict.lossy),
+        )
+
+    def _push(self, token: int) -> bool:
+        self.ids.append(token)
+        self._reply.push(token)
+        if self._reply.finished is not None:
+            reasons = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+            self.finished = reasons[self._reply.finished]
+        elif len(self.ids) >= self._context_limit:
+            self.finished = FinishReason.LENGTH
+        return self.finished is not None
+
+    def _measure(self, started_at: float, now: float) -> None:
+        if self._first_commit_at is None:
+            self._first_commit_at = now
+            self._interval_ms = (now - started_at) * 1e3
+        else:
+            interval_ms = (now - self._last_commit_at) * 1e3
+            self._interval_ms += _SMOOTHING * (interval_ms - self._interval_ms)
+        self._last_commit_at = now
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.num_reply,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
+        )
+
+    def timings(self, now: float) -> Timings:
+        """What did not happen yet lasts until now."""
+        admitted = now if self._admitted_at is None else self._admitted_at
+        first = now if self._first_commit_at is None else self._first_commit_at
+        return Timings(
+            queue_ms=(admitted - self._opened_at) * 1e3,
+            prefill_ms=(first - admitted) * 1e3,
+            ttft_ms=(first - self._opened_at) * 1e3,
+            total_ms=(now - self._opened_at) * 1e3,
+        )
