@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +155,23 @@ def test_damaged_records_are_refused(vocabulary: Vocabulary, tmp_path: Path) -> 
             VocabularyFacts.from_json(damaged)
     with pytest.raises(ArtifactCorruptError, match="tokenizer record is damaged"):
         Vocabulary("{}", facts)
+
+
+def test_encoding_lets_other_threads_run(vocabulary: Vocabulary) -> None:
+    """An event loop beside it goes on; with the GIL held the gap would be the whole call."""
+    text = "The outrider goes ahead. " * 40_000
+    done = threading.Event()
+
+    def encode() -> float:
+        start = time.perf_counter()
+        vocabulary.encode(text)
+        done.set()
+        return time.perf_counter() - start
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(encode)
+        longest, last = 0.0, time.perf_counter()
+        while not done.is_set():
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    assert longest < result.result() / 2
