@@ -1,0 +1,15 @@
+"""`python -m services.tokenizer [CONFIG.toml]`: a tokenizer service in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outrider import process
+from outrider.config import load
+from services.tokenizer.app import serve
+from services.tokenizer.config import TokenizerConfig
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    process.run(serve, load(TokenizerConfig, "tokenizer", file=file))

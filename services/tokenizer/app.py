@@ -1,0 +1,90 @@
+"""The tokenizer service as a whole: loads vocabularies, listens, drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from outrider.models.store import ModelStore, default_root
+from outrider.process import Ports
+from outrider.rpc import HealthControl, add_health, bind, make_server
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.requests import Answering
+from services.tokenizer.service import TokenizerService
+from services.tokenizer.vocabularies import Vocabularies
+from services.tokenizer.workers import Workers
+
+SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
+
+_LAST_ANSWERS_S: Final = 0.2
+
+_log = structlog.get_logger()
+
+
+async def serve(
+    config: TokenizerConfig,
+    *,
+    ready: Callable[[Ports], None] | None = None,
+    stop: asyncio.Event | None = None,
+    vocabularies: Vocabularies | None = None,
+) -> None:
+    """Run a tokenizer service until `stop` is set; `ready` hears of the bound ports.
+
+    `vocabularies` are loaded from the model store unless given. Raises ConfigError when a port
+    is taken, UnknownModelError and ModelStoreError when a vocabulary cannot be had.
+    """
+    configure_logging("tokenizer", config.log_level)
+    configure_tracing("tokenizer")
+    metrics = Metrics("tokenizer")
+    workers = Workers(config.threads, config.max_pending)
+    try:
+        if vocabularies is None:
+            store = ModelStore(config.model_store or default_root())
+            vocabularies = await asyncio.to_thread(Vocabularies.load, config.models, store)
+        answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
+        service = TokenizerService(answering, workers, metrics, max_in_flight=config.max_in_flight)
+        async with _listening(config, service, metrics) as (ports, health):
+            _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
+            if ready:
+                ready(ports)
+            await (stop or asyncio.Event()).wait()
+            health.close()
+            await workers.drain(config.drain_s)
+    finally:
+        workers.close()
+        metrics.close()
+        shutdown_tracing()
+
+
+@asynccontextmanager
+async def _listening(
+    config: TokenizerConfig, service: TokenizerService, metrics: Metrics
+) -> AsyncIterator[tuple[Ports, HealthControl]]:
+    server = make_server(max_message_bytes=config.max_message_bytes)
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
+    health = add_health(server, SERVICE)
+    port = bind(server, config.host, config.port)
+    admin = AdminServer(
+        config.admin_host,
+        config.admin_port,
+        ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
+        registry=metrics.registry,
+    )
+    admin_port = await admin.start()
+    await server.start()
+    health.set_serving(True)
+    try:
+        yield Ports(port, admin_port), health
+    finally:
+        # Callers keep their streams open for good: there is no point in waiting for those.
+        await server.stop(grace=_LAST_ANSWERS_S)
+        await admin.stop()

@@ -1,0 +1,108 @@
+"""TokenizerService over grpc.aio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeVar
+
+import grpc.aio
+import structlog
+
+from outrider.errors import OutriderError
+from outrider.telemetry import names
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import span
+from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from outrider.wire.errors import to_detail
+from services.tokenizer.requests import Answering
+from services.tokenizer.streams import AnswerStream
+from services.tokenizer.workers import Workers
+
+REQUESTS: Final = "outrider.tokenizer.requests"
+TOKENS: Final = "outrider.tokenizer.tokens"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RequestT = TypeVar("RequestT", tokenizer_pb2.EncodeRequest, tokenizer_pb2.DecodeRequest)
+AnswerT = TypeVar("AnswerT", tokenizer_pb2.EncodeResponse, tokenizer_pb2.DecodeResponse)
+
+_log = structlog.get_logger()
+
+
+class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """Answers every request on its own: a bad one fails alone, its stream lives on."""
+
+    def __init__(
+        self, answering: Answering, workers: Workers, metrics: Metrics, *, max_in_flight: int
+    ) -> None:
+        self._answering = answering
+        self._workers = workers
+        self._metrics = metrics
+        self._max_in_flight = max_in_flight
+
+    async def Encode(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.EncodeRequest], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.EncodeResponse]:
+        """Texts to ids."""
+        stream = AnswerStream(request_iterator, self._encode, max_in_flight=self._max_in_flight)
+        async for answer in stream.answers():
+            yield answer
+
+    async def Decode(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.DecodeRequest], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.DecodeResponse]:
+        """Ids to texts."""
+        stream = AnswerStream(request_iterator, self._decode, max_in_flight=self._max_in_flight)
+        async for answer in stream.answers():
+            yield answer
+
+    async def GetVocabulary(
+        self, request: tokenizer_pb2.GetVocabularyRequest, context: Context
+    ) -> tokenizer_pb2.GetVocabularyResponse:
+        """What an edge needs to tokenize by itself. UnknownModelError is the call's status."""
+        served = self._answering.vocabularies.find(request.model)
+        return tokenizer_pb2.GetVocabularyResponse(
+            model=served.model,
+            digest=served.vocabulary.digest,
+            size=served.vocabulary.size,
+            tokenizer_json=served.vocabulary.tokenizer_json,
+            chat_template=served.vocabulary.chat_template,
+            stop_ids=sorted(served.vocabulary.stop_ids),
+        )
+
+    async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        response = await self._run(
+            "encode", self._answering.encode, request, tokenizer_pb2.EncodeResponse
+        )
+        self._metrics.counter(TOKENS).add(response.ids.count, {"operation": "encode"})
+        return response
+
+    async def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
+        response = await self._run(
+            "decode", self._answering.decode, request, tokenizer_pb2.DecodeResponse
+        )
+        self._metrics.counter(TOKENS).add(request.ids.count, {"operation": "decode"})
+        return response
+
+    async def _run(
+        self,
+        operation: str,
+        work: Callable[[RequestT], AnswerT],
+        request: RequestT,
+        response_type: Callable[..., AnswerT],
+    ) -> AnswerT:
+        parent = (request.trace.traceparent, request.trace.tracestate)
+        labels = {"operation": operation}
+        try:
+            with span(names.SPAN_TOKENIZE, parent=parent):
+                return await self._workers.run(work, request)
+        except OutriderError as error:
+            labels[names.ERROR_TYPE] = error.reason
+            return response_type(number=request.number, error=to_detail(error))
+        except Exception:
+            # A defect fails this request alone; the log has the stack, the peer has no use for it.
+            labels[names.ERROR_TYPE] = OutriderError.reason
+            _log.exception("request_failed", operation=operation)
+            failure = OutriderError("The tokenizer failed on this request: see its log.")
+            return response_type(number=request.number, error=to_detail(failure))
+        finally:
+            self._metrics.counter(REQUESTS).add(1, labels)
