@@ -6,7 +6,9 @@ caller hands out. It keeps no policy. The contract (tests/inference/engines/cont
 - a row is a function of the ids at positions 0..p of its sequence alone, bit for bit, whatever
   else is in the call, however the ids were split over calls, and whichever blocks hold them;
 - ids behind a row (drafts) never change it; KV at positions past a sequence's kept length may
-  hold anything and is rewritten before it is read.
+  hold anything and is rewritten before it is read;
+- a round spoils what lies behind its last token, up to the end of the block of its last scratch
+  token: a block shared between sequences is never written behind its shared tokens.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class FakeOptions:
 
 
 class FakeEngine:
-    """Implements base.Engine. Writes garbage into every round's scratch slots."""
+    """Implements base.Engine. Spoils every slot a round may spoil, whatever its number of rows."""
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -71,8 +71,7 @@ class FakeEngine:
         )
         self._keys = _noise(_words(options.num_blocks * options.block_tokens), options.seed + 1)
         self._values = _noise(self._keys, 1)
-        slots = options.max_context_tokens + options.scratch_tokens
-        self._weights = _noise(_words(slots), options.seed + 2) | np.uint64(1)
+        self._weights = _noise(_words(options.max_context_tokens), options.seed + 2) | np.uint64(1)
         self._columns = _noise(_words(options.vocabulary_size), options.seed + 3)
         self._opened: set[int] = set()
         self._closed = False
@@ -149,11 +148,12 @@ class FakeEngine:
         return words.reshape(self._info.num_blocks, self._info.block_tokens)
 
     def _slots(self, part: Round) -> npt.NDArray[np.int64]:
-        """Pool slots of positions 0 .. past + n + scratch_tokens - 1."""
+        """Pool slots of all positions up to the end of the block of the last scratch token."""
         size = self._info.block_tokens
         inside = np.arange(size, dtype=np.int64)
-        slots = (part.blocks.astype(np.int64)[:, None] * size + inside).reshape(-1)
-        return slots[: part.past + len(part.tokens) + self._info.scratch_tokens]
+        touched = part.past + len(part.tokens) + self._info.scratch_tokens
+        blocks = part.blocks[: -(-touched // size)].astype(np.int64)
+        return (blocks[:, None] * size + inside).reshape(-1)
 
     def _write_keys(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
         end = part.past + len(part.tokens)

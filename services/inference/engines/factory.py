@@ -1,0 +1,24 @@
+"""Makes the engine a configuration asks for."""
+
+from __future__ import annotations
+
+from outrider.models.catalog import lookup
+from outrider.models.store import ModelStore, default_root
+from services.inference.engines.base import Engine
+from services.inference.engines.config import EngineConfig
+from services.inference.engines.fake import FakeEngine
+
+
+def create_engine(config: EngineConfig) -> Engine:
+    """Load the engine; blocks for seconds, and longer if the model has to be fetched.
+
+    Raises UnknownModelError, ModelStoreError, EngineError, and ConfigError where the engine's
+    packages are not installed.
+    """
+    if config.engine == "fake":
+        return FakeEngine(config.fake)
+    # Imported here: a router or an edge has no OpenVINO, and the fake engine needs none.
+    from services.inference.engines.openvino.loading import load_engine
+
+    store = ModelStore(config.model_store or default_root())
+    return load_engine(lookup(config.model), store, config)

@@ -1,0 +1,1 @@
+"""The CPU engine: OpenVINO with paged attention over a KV pool of ours."""

@@ -1,0 +1,86 @@
+"""The KV pool's memory: one key and one value tensor per layer, as the kernel lays them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from outrider.errors import EngineError
+
+Bits = npt.NDArray[np.unsignedinteger[Any]]
+
+_WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class KvTensors:
+    """Every layer's keys and values for `num_blocks` blocks; zero, and committed when touched.
+
+    Kept as unsigned words: numpy has no bfloat16, and blocks are only ever moved.
+    """
+
+    def __init__(self, compiled: Any, num_blocks: int) -> None:
+        self._tensors: dict[str, Any] = {}
+        self._words: list[Bits] = []
+        for port in _cache_ports(compiled):
+            kind, shape = port.get_element_type(), [num_blocks, *_block_shape(port)]
+            words = np.zeros(shape, _WORDS[kind.size])
+            self._words.append(words)
+            self._tensors[port.get_any_name()] = ov.Tensor(words, ov.Shape(shape), kind)
+
+    @staticmethod
+    def block_bytes(compiled: Any) -> int:
+        """Bytes of one block over all layers."""
+        return sum(
+            int(np.prod(_block_shape(port))) * int(port.get_element_type().size)
+            for port in _cache_ports(compiled)
+        )
+
+    @staticmethod
+    def block_tokens(compiled: Any) -> int:
+        """Tokens per block: the kernel's choice, by precision."""
+        return _block_shape(_cache_ports(compiled)[0])[1]
+
+    def bind(self, request: Any) -> None:
+        """Make the request compute on this memory."""
+        for name, tensor in self._tensors.items():
+            request.set_tensor(name, tensor)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._tensors.clear()
+        self._words.clear()
+
+    def export(self, blocks: Sequence[int]) -> bytes:
+        """Block by block: layer 0's keys, its values, layer 1's keys, ..."""
+        parts = [words[blocks].view(np.uint8).reshape(len(blocks), -1) for words in self._words]
+        return np.concatenate(parts, axis=1).tobytes()
+
+    def load(self, blocks: Sequence[int], data: bytes) -> None:
+        """Write what `export` gave. Raises EngineError on a size mismatch."""
+        expected = len(blocks) * sum(words[0].nbytes for words in self._words)
+        if len(data) != expected:
+            raise EngineError(
+                f"{len(data)} bytes do not fill {len(blocks)} blocks, which take {expected}; "
+                "export and import equal engines"
+            )
+        rows = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+        begin = 0
+        for words in self._words:
+            end = begin + words[0].nbytes
+            part = np.ascontiguousarray(rows[:, begin:end]).view(words.dtype)
+            words[blocks] = part.reshape(len(blocks), *words.shape[1:])
+            begin = end
+
+
+def _cache_ports(compiled: Any) -> list[Any]:
+    """Key and value inputs, in the graph's order: key 0, value 0, key 1, ..."""
+    return [port for port in compiled.inputs if "_cache." in port.get_any_name()]
+
+
+def _block_shape(port: Any) -> list[int]:
+    """[heads, tokens, head size]."""
+    return [dimension.get_length() for dimension in list(port.get_partial_shape())[1:]]

@@ -1,0 +1,14 @@
+"""Loads the OpenVINO engine through the model store."""
+
+from __future__ import annotations
+
+from outrider.models.catalog import ModelSpec
+from outrider.models.store import ModelStore
+from services.inference.engines.config import EngineConfig
+from services.inference.engines.openvino.convert import converted
+from services.inference.engines.openvino.engine import OpenVinoEngine
+
+
+def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
+    """Fetch and convert what is missing, then compile. Blocks for seconds."""
+    return OpenVinoEngine(converted(spec, store), config)
