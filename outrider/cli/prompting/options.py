@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
+
+OnText: TypeAlias = Callable[[str], None] | None
+"""Gets text as it becomes final."""
 
 Prompt = Annotated[str | None, typer.Option(help="One prompt; `-` reads standard input.")]
 PromptFile = Annotated[

@@ -1,0 +1,97 @@
+"""`outrider reference`: what the model says with no mesh, no drafts and no batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.prompting import options
+from outrider.errors import InvalidRequestError
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
+    from services.inference.engines.base import Engine
+    from services.inference.reference import ReferenceReply
+
+
+def reference(
+    text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
+    prompt: options.Prompt = None,
+    prompt_file: options.PromptFile = None,
+    system: options.System = None,
+    model: options.Model = "",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    max_tokens: options.MaxTokens = 256,
+    as_json: options.Json = False,
+    threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores.")] = 0,
+) -> None:
+    """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
+    params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
+    prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
+    if not prompts:
+        raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
+    runner = _load(model, threads)
+    for one in prompts:
+        started = time.perf_counter()
+        stream = None if as_json else _write
+        reply = runner.answer(system, one, params, stream)
+        total_ms = (time.perf_counter() - started) * 1000
+        print(json.dumps(_as_object(one, reply, total_ms), ensure_ascii=False) if as_json else "")
+        sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    engine: Engine
+    vocabulary: Vocabulary
+
+    def answer(
+        self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
+    ) -> ReferenceReply:
+        from services.inference.reference import generate
+
+        ids = self.vocabulary.encode_chat(options.conversation(system, prompt))
+        return generate(self.engine, ids, params, self._reply, on_text=on_text)
+
+    def _reply(self, params: SamplingParams) -> ReplyText:
+        return ReplyText(params, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
+
+
+def _load(model: str, threads: int) -> _Runner:
+    from services.inference.engines.config import EngineConfig
+    from services.inference.engines.factory import create_engine
+
+    spec = lookup(model)
+    vocabulary = load_vocabulary(spec, ModelStore(default_root()))
+    return _Runner(create_engine(EngineConfig(model=spec.name, threads=threads)), vocabulary)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _as_object(prompt: str, reply: ReferenceReply, total_ms: float) -> dict[str, object]:
+    return {
+        "prompt": prompt,
+        "text": reply.text,
+        "ids": list(reply.ids),
+        "finish_reason": reply.finish_reason,
+        "timings": {
+            "total_ms": total_ms,
+            "tokens_per_s": len(reply.ids) / max(total_ms / 1000, 1e-9),
+        },
+    }

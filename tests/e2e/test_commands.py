@@ -1,0 +1,156 @@
+"""The commands as users type them, against real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from bench.local_mesh import LocalMesh, local_mesh, outrider
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+LIMIT_S = 60.0
+
+
+def _chat(mesh: LocalMesh, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return outrider("chat", "--state-dir", str(mesh.state_dir), *arguments, check=check)
+
+
+@pytest.mark.model
+def test_chat_equals_reference(mesh: LocalMesh, tmp_path: Path) -> None:
+    prompts = ["Why is the sky blue?", "Écris une phrase sur la mer.", 'def add(a, b):\n    """']
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps(p) for p in prompts), encoding="utf-8")
+    shared = ["--prompt-file", str(file), "--max-tokens", "40", "--json", "--seed", "7"]
+    for temperature in ("0", "0.8"):
+        flags = [*shared, "--temperature", temperature]
+        chats = [json.loads(line) for line in _chat(mesh, *flags).stdout.splitlines()]
+        truth = [json.loads(line) for line in outrider("reference", *flags).stdout.splitlines()]
+        assert len(chats) == len(prompts)
+        for field in ("prompt", "text", "ids", "finish_reason"):
+            assert [c[field] for c in chats] == [t[field] for t in truth]
+
+
+@pytest.mark.model
+def test_plain_output_is_the_committed_text(mesh: LocalMesh) -> None:
+    flags = ("--prompt", "Name three colours.", "--max-tokens", "24")
+    plain = _chat(mesh, *flags)
+    as_json = json.loads(_chat(mesh, *flags, "--json").stdout)
+    assert plain.stdout == as_json["text"] + "\n"
+    assert "first committed" in plain.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--prompt", "hi", "--model", "no-such-model"), "no-such-model"),
+        (("--prompt", "hi", "--temperature", "9"), "temperature"),
+        (("--prompt", ""), "empty"),
+        (("--prompt", "word " * 20_000), "tokens"),
+    ],
+)
+def test_bad_input_is_one_clear_line(mesh: LocalMesh, flags: tuple[str, ...], says: str) -> None:
+    done = _chat(mesh, *flags, check=False)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.model
+def test_every_service_answers_on_its_admin_port(mesh: LocalMesh) -> None:
+    for row in mesh.state.services:
+        base = f"http://{mesh.state.host}:{row['admin_port']}"
+        for path in ("/health", "/ready"):
+            with urllib.request.urlopen(base + path, timeout=5) as reply:
+                assert reply.status == 200
+    inference = mesh.services("inference")[0]
+    url = f"http://{mesh.state.host}:{inference['admin_port']}/metrics"
+    metrics = urllib.request.urlopen(url, timeout=5).read().decode()
+    for name in ("ttft_ms", "token_latency_ms", "batch_utilization", "rejection_rate"):
+        assert name in metrics
+
+
+@pytest.mark.model
+def test_status_lists_the_services(mesh: LocalMesh) -> None:
+    state = json.loads(outrider("status", "--json", "--state-dir", str(mesh.state_dir)).stdout)
+    roles = sorted(row["role"] for row in state["services"])
+    assert roles == ["edge", "inference", "inference", "router", "tokenizer"]
+
+
+@pytest.mark.model
+def test_doctor_finds_this_machine_well(mesh: LocalMesh) -> None:
+    assert "FAIL" not in outrider("doctor", "--state-dir", str(mesh.state_dir)).stdout
+
+
+def test_no_mesh_is_said_plainly(tmp_path: Path) -> None:
+    done = outrider("chat", "--state-dir", str(tmp_path), "--prompt", "hi", check=False)
+    assert done.returncode == 1
+    assert "outrider up" in done.stderr
+
+
+def test_down_leaves_no_process() -> None:
+    with local_mesh(engine="fake") as mesh:
+        pids = [row["pid"] for row in mesh.state.services]
+        assert all(_alive(pid) for pid in pids)
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_killed_supervisor_leaves_no_orphan() -> None:
+    with local_mesh(engine="fake") as mesh:
+        pids = [row["pid"] for row in mesh.state.services]
+        os.kill(mesh.state.supervisor_pid, signal.SIGKILL)
+        _until_gone(pids)
+
+
+def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
+    command = ["up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli.main", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("ready"):
+                break
+        state = json.loads((tmp_path / "mesh.json").read_text(encoding="utf-8"))
+        os.killpg(process.pid, signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(LIMIT_S) == 0
+    assert not any(_alive(row["pid"]) for row in state["services"])
+
+
+def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
+    done = outrider(
+        *("up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)),
+        "--set=router.no_such_key=1",
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no_such_key" in done.stderr
+
+
+def _alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _until_gone(pids: list[int]) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < limit, "processes outlived their supervisor"
+        time.sleep(0.05)
