@@ -69,6 +69,8 @@ class ChatRequest:
     thin: bool = False
     """The region tokenizes."""
     residency: tuple[str, ...] = ()
+    trace: tuple[str, str] = ("", "")
+    """W3C traceparent and tracestate of the client's span."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class ChatSession:
         self._deadline: float | None = now + policy.request_timeout_s
         self._request: ChatRequest | None = None
         self._opened: RegionOpened | None = None
-        self._prompt_tokens = 0
+        self._num_prompt_tokens = 0
         self.state = State.AWAITING
         self.reply: ReplyFlow | None = None
         self.milestones = Milestones()
@@ -86,6 +86,11 @@ class ChatSession:
     def request(self) -> ChatRequest | None:
         """The request, once it has come."""
         return self._request
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, as far as they are known."""
+        return self._num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -129,7 +134,7 @@ class ChatSession:
             raise PromptTooLongError(
                 f"the prompt has {len(item.ids)} tokens, at most {longest} fit; shorten it"
             )
-        self._prompt_tokens = len(item.ids)
+        self._num_prompt_tokens = len(item.ids)
         return [*self._open(item.ids, now), self._accepted()]
 
     def _open(self, prompt: tuple[int, ...] | None, now: float) -> Actions:
@@ -159,7 +164,7 @@ class ChatSession:
         assert request is not None
         if not request.thin:
             return []
-        self._prompt_tokens = item.prompt_tokens
+        self._num_prompt_tokens = item.prompt_tokens
         return [self._accepted()]
 
     def _commit(self, item: RegionCommit, now: float) -> Actions:
@@ -178,7 +183,7 @@ class ChatSession:
 
     def _cancel(self, item: CancelAsked, now: float) -> Actions:
         events = self.reply.finish(now) if self.reply else []
-        usage = Usage(prompt_tokens=self._prompt_tokens, completion_tokens=self.num_tokens)
+        usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=self.num_tokens)
         done = self._done(FinishReason.CANCELLED, usage, Timings(), now)
         return [*self._leave("the client cancelled"), *events, done, Finish()]
 
@@ -217,7 +222,7 @@ class ChatSession:
 
     def _accepted(self) -> Accepted:
         assert self._request is not None
-        return Accepted(self._request.request_id, self._request.model, self._prompt_tokens)
+        return Accepted(self._request.request_id, self._request.model, self._num_prompt_tokens)
 
     def _done(self, reason: FinishReason, usage: Usage, timings: Timings, now: float) -> Done:
         m, opened = self.milestones, self._opened

@@ -1,0 +1,23 @@
+"""Numbers of the QUIC protocol between client and edge (protos/outrider/v1/edge.proto)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+ALPN: Final = "outrider/1"
+DEFAULT_PORT: Final = 4433
+
+
+class CloseCode(IntEnum):
+    """Application error codes of QUIC streams and connections."""
+
+    DONE = 0x0
+    OVERLOADED = 0x100
+    """The edge has as many connections as it takes."""
+    SHUTTING_DOWN = 0x101
+    SLOW_READER = 0x102
+    """The client did not read; the edge dropped the chat."""
+    CLIENT_CANCELLED = 0x103
+    BAD_FRAME = 0x104
+    """The peer broke the protocol on this stream."""

@@ -1,0 +1,160 @@
+"""An edge, from its settings to a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import structlog
+
+from outrider.codec.ranks import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+from outrider.process import Ports
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.speculation.suffix import SuffixDrafter
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from services.edge.chat import EdgeParts
+from services.edge.config import EdgeConfig
+from services.edge.quic import certificate
+from services.edge.quic.listener import Listener
+from services.edge.session.policy import SessionPolicy
+from services.edge.session.reply import ReplyTools
+from services.edge.telemetry import EdgeTelemetry
+from services.edge.tokenization import Tokenization
+from services.edge.upstream import Upstream
+from services.edge.wire.client import Offer
+
+log = structlog.get_logger()
+
+
+async def serve(
+    config: EdgeConfig,
+    *,
+    ready: Callable[[Ports], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
+    has answered. Raises ConfigError, UnknownModelError, ModelStoreError."""
+    configure_logging("edge", config.log_level)
+    configure_tracing("edge")
+    spec = lookup(config.model)
+    store = ModelStore(config.model_store or default_root())
+    vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
+    metrics = Metrics("edge")
+    edge = Edge(config, spec.name, vocabulary, metrics)
+    try:
+        ports = await edge.start()
+        stopping = stop or asyncio.Event()
+        await _first(edge.upstream.wait_connected(), stopping.wait())
+        if ready is not None and not stopping.is_set():
+            ready(ports)
+        await stopping.wait()
+    finally:
+        await edge.stop()
+        metrics.close()
+        shutdown_tracing()
+
+
+class Edge:
+    """The parts of a running edge. Tests start it with a vocabulary of their own."""
+
+    def __init__(
+        self, config: EdgeConfig, model: str, vocabulary: Vocabulary, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self.upstream = Upstream(config.routers, config.max_queued_frames)
+        self.telemetry = EdgeTelemetry(metrics, model)
+        self._tokenization = Tokenization(
+            vocabulary,
+            inline_bytes=config.inline_prompt_bytes,
+            num_workers=config.tokenizer_workers,
+            max_queued=config.tokenizer_queue,
+        )
+        parts = EdgeParts(
+            name=config.name,
+            region=config.region,
+            offer=Offer(model, vocabulary.size),
+            policy=SessionPolicy(
+                vocabulary_digest=vocabulary.digest,
+                max_context_tokens=config.max_context_tokens,
+                request_timeout_s=config.request_timeout_s,
+                reply=config.reply_policy(),
+            ),
+            tools=reply_tools(vocabulary, config.max_context_tokens),
+            coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
+            tokenization=self._tokenization,
+            upstream=self.upstream,
+            telemetry=self.telemetry,
+        )
+        self.listener = Listener(parts, config.listener_limits())
+        self._admin = AdminServer(
+            config.admin_host, config.admin_port, ready=self._ready, registry=metrics.registry
+        )
+
+    async def start(self) -> Ports:
+        """Listen, and begin to connect to the routers. Raises ConfigError."""
+        config = self._config
+        chain, key = await asyncio.to_thread(_certificate, config)
+        admin_port = await self._admin.start()
+        self.upstream.start()
+        port = await self.listener.start(config.host, config.port, chain, key)
+        log.info("edge listens", host=config.host, port=port, admin_port=admin_port)
+        return Ports(main=port, admin=admin_port)
+
+    async def stop(self) -> None:
+        """Drain and end. May be called after a failed start."""
+        await self.listener.stop(self._config.drain_s)
+        await self.upstream.stop()
+        self._tokenization.close()
+        await self._admin.stop()
+
+    def _ready(self) -> tuple[bool, str]:
+        if self.listener.draining:
+            return False, "the edge is stopping"
+        if not self.upstream.ready:
+            return False, "no router can be reached"
+        return True, "serving"
+
+
+def reply_tools(vocabulary: Vocabulary, max_context_tokens: int) -> ReplyTools:
+    """What replies in `vocabulary` are made with."""
+    stop_ids = vocabulary.stop_ids
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, stop_ids, vocabulary.detokenizer())
+
+    def token_bytes(token: int) -> bytes:
+        return b"" if vocabulary.is_special(token) else vocabulary.token_bytes(token)
+
+    return ReplyTools(
+        new_reply=new_reply,
+        new_drafter=lambda: SuffixDrafter(max_context_tokens),
+        token_bytes=token_bytes,
+        stop_ids=stop_ids,
+    )
+
+
+def _certificate(config: EdgeConfig) -> tuple[Path, Path]:
+    if config.certificate is not None and config.private_key is not None:
+        return config.certificate, config.private_key
+    return certificate.ensure(config.state_dir, config.server_names, certificate.utc_now())
+
+
+async def _first(*waits: Coroutine[None, None, object]) -> None:
+    """Return when the first of these is done, and cancel the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

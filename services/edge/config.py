@@ -1,0 +1,144 @@
+"""What an edge is set up with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.errors import ConfigError
+from services.edge.quic.listener import ListenerLimits
+from services.edge.session.display import DisplayPolicy
+from services.edge.session.drafting import DraftLimits
+from services.edge.session.reply import ReplyPolicy
+
+
+def default_state_dir() -> Path:
+    """$XDG_STATE_HOME/outrider/edge, or ~/.local/state/outrider/edge."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "outrider" / "edge"
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeConfig:
+    """Settings of an edge; section `[edge]`. Raises ConfigError for values that cannot work."""
+
+    host: str = "127.0.0.1"
+    """Address of the QUIC listener."""
+    port: int = 4433
+    """UDP port of the QUIC listener; 0: any free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of /metrics, /health and /ready."""
+    admin_port: int = 0
+    """0: any free one."""
+    name: str = "edge"
+    """What clients are told they reached."""
+    region: str = ""
+    """Where this edge stands, for placement; empty: unknown."""
+    model: str = ""
+    """The one model served; empty: the default model."""
+    routers: tuple[str, ...] = ("127.0.0.1:7001",)
+    """Routers as host:port, best first; the next one is used while one is down."""
+    model_store: Path | None = None
+    """Where the vocabulary comes from; None: the machine's default store."""
+    state_dir: Path = field(default_factory=default_state_dir)
+    """Keeps the development certificate."""
+    certificate: Path | None = None
+    """PEM chain of the listener; None: one for development is made in state_dir."""
+    private_key: Path | None = None
+    """PEM key of `certificate`."""
+    server_names: tuple[str, ...] = ()
+    """Names and addresses in the development certificate, besides localhost."""
+    log_level: str = "info"
+
+    max_connections: int = 1000
+    max_chats_per_connection: int = 64
+    max_frame_bytes: int = 1 << 20
+    """Largest frame a client may send; prompts come in one frame."""
+    max_unsent_bytes: int = 256 * 1024
+    """A client that leaves more of a chat unread loses it."""
+    idle_timeout_s: float = 30.0
+    """A connection from which nothing comes for this long is closed."""
+    validate_addresses: bool = False
+    """QUIC Retry: clients prove their address first, one round trip more."""
+    request_timeout_s: float = 10.0
+    """How long an open stream may wait with its request."""
+    drain_s: float = 10.0
+    """How long chats under way may take when the edge stops."""
+
+    max_context_tokens: int = 8192
+    """Of prompt and reply; longer prompts are refused here."""
+    inline_prompt_bytes: int = 256
+    """Smaller prompts are tokenized on the loop."""
+    tokenizer_workers: int = 2
+    tokenizer_queue: int = 64
+    """Prompts that may wait for a worker."""
+    max_queued_frames: int = 4096
+    """Frames that may wait for one router."""
+
+    max_lead: int = 32
+    """Most drafts ahead of the commits."""
+    min_survival: float = 0.2
+    """Least estimated probability of a draft that is sent."""
+    coalesce_ms: float = 1.0
+    """Commits within this time are answered by one draft frame."""
+    theta: float = 0.5
+    """Least estimated probability of text that is shown."""
+    eager_theta: float = 0.25
+    """The same for the first tokens of a reply."""
+    eager_tokens: int = 4
+    rewrite_interval_ms: float = 150.0
+    """Least time between two visible corrections."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.private_key is None):
+            raise ConfigError("certificate and private_key go together; give both or neither")
+        if not self.routers:
+            raise ConfigError("routers is empty; name at least one as host:port")
+        for name in ("port", "admin_port"):
+            _check(name, getattr(self, name), 0, 65535)
+        for name in ("min_survival", "theta", "eager_theta"):
+            _check(name, getattr(self, name), 0.01, 1.0)
+        for name in _POSITIVE:
+            _check(name, getattr(self, name), 1, 2**31)
+        for name in _NOT_NEGATIVE:
+            _check(name, getattr(self, name), 0, 2**31)
+
+    def listener_limits(self) -> ListenerLimits:
+        """The limits of the QUIC side."""
+        return ListenerLimits(
+            max_connections=self.max_connections,
+            max_chats_per_connection=self.max_chats_per_connection,
+            max_frame_bytes=self.max_frame_bytes,
+            max_unsent_bytes=self.max_unsent_bytes,
+            idle_timeout_s=self.idle_timeout_s,
+            validate_addresses=self.validate_addresses,
+        )
+
+    def reply_policy(self) -> ReplyPolicy:
+        """How replies are drafted and shown."""
+        return ReplyPolicy(
+            drafts=DraftLimits(max_lead=self.max_lead, min_survival=self.min_survival),
+            display=DisplayPolicy(
+                theta=self.theta,
+                eager_theta=self.eager_theta,
+                eager_tokens=self.eager_tokens,
+                rewrite_interval_s=self.rewrite_interval_ms / 1000,
+            ),
+            coalesce_s=self.coalesce_ms / 1000,
+        )
+
+
+_POSITIVE = (
+    *("max_connections", "max_chats_per_connection", "max_frame_bytes", "max_unsent_bytes"),
+    *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
+)
+_NOT_NEGATIVE = (
+    *("drain_s", "request_timeout_s", "inline_prompt_bytes", "tokenizer_queue"),
+    *("max_lead", "coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
+)
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be {low:g} to {high:g}, not {value}")

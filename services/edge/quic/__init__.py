@@ -1,0 +1,1 @@
+"""The QUIC side: certificate, listener, connections, streams."""

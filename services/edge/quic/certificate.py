@@ -1,0 +1,98 @@
+"""The listener's certificate: a configured one, or one for development made on first start."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+VALIDITY: Final = timedelta(days=13)
+"""Browsers accept a certificate by its hash only if it is valid for at most 14 days (WebTransport,
+`serverCertificateHashes`)."""
+RENEW_BEFORE: Final = timedelta(days=1)
+CERTIFICATE_FILE: Final = "edge-cert.pem"
+KEY_FILE: Final = "edge-key.pem"
+DEFAULT_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Path]:
+    """Certificate and key in `folder`, made anew when missing, expiring or without one of
+    `names`. The certificate is self-signed: clients trust it by its file."""
+    certificate_path, key_path = folder / CERTIFICATE_FILE, folder / KEY_FILE
+    wanted = tuple(dict.fromkeys((*DEFAULT_NAMES, *names)))
+    if not key_path.is_file() or not _is_good(certificate_path, wanted, now):
+        folder.mkdir(parents=True, exist_ok=True)
+        key = ec.generate_private_key(ec.SECP256R1())
+        # The key first: a certificate never stands beside a key that is not its own for long.
+        _write(key_path, _key_pem(key), 0o600)
+        _write(certificate_path, _certificate_pem(key, wanted, now), 0o644)
+    return certificate_path, key_path
+
+
+def _is_good(path: Path, names: tuple[str, ...], now: datetime) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - RENEW_BEFORE:
+        return False
+    return set(_general_names(names)) <= set(extension.value)
+
+
+def _certificate_pem(
+    key: ec.EllipticCurvePrivateKey, names: tuple[str, ...], now: datetime
+) -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Outrider development edge")])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks differ; validity counts from here, so the total stays VALIDITY.
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now - timedelta(minutes=5) + VALIDITY)
+        .add_extension(x509.SubjectAlternativeName(_general_names(names)), critical=False)
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _general_names(names: Iterable[str]) -> list[x509.GeneralName]:
+    return [_general_name(name) for name in names]
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Write atomically; the file never exists with a wider mode."""
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+    scratch.replace(path)
+
+
+def utc_now() -> datetime:
+    """The time certificates are judged by."""
+    return datetime.now(UTC)

@@ -1,0 +1,177 @@
+"""One client connection: a chat per bidirectional stream, within limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import (
+    ConnectionTerminated,
+    HandshakeCompleted,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+
+from outrider.client.protocol import CloseCode
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.errors import MalformedFrameError, OutriderError, OverloadedError, UnavailableError
+from services.edge.chat import Chat
+from services.edge.session.inputs import ClientFailed, ClientGone
+
+if TYPE_CHECKING:
+    from services.edge.quic.listener import Listener
+
+
+class EdgeConnection(QuicConnectionProtocol):
+    """Events of one QUIC connection, sorted to the chats of its streams."""
+
+    def __init__(self, quic: QuicConnection, stream_handler: Any, *, listener: Listener) -> None:
+        super().__init__(quic, stream_handler)
+        self.listener = listener
+        self._chats: dict[int, ChatStream] = {}
+        self._counted = False
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Called by aioquic for each event, in order."""
+        match event:
+            case HandshakeCompleted():
+                self._admit()
+            case StreamDataReceived(data, end_stream, stream_id):
+                self._received(stream_id, data, end_stream)
+            case StreamReset(stream_id=stream_id):
+                self._gone(stream_id)
+                self.forget(stream_id)
+            case StopSendingReceived(stream_id=stream_id):
+                self._gone(stream_id)
+            case ConnectionTerminated():
+                self._terminated()
+
+    def fail_chats(self, error: OutriderError) -> None:
+        """End every chat with an error, and send it."""
+        for stream in list(self._chats.values()):
+            stream.chat.feed(ClientFailed(error))
+
+    def transmit_soon(self) -> None:
+        """Send what is queued once this turn of the loop is over: frames share datagrams."""
+        self._transmit_soon()
+
+    def unacknowledged_bytes(self, stream_id: int) -> int:
+        """Bytes of a stream that the client has not taken yet."""
+        # aioquic has no public figure for it, and without one a client that does not read would
+        # make the edge keep all it was ever sent.
+        stream = self._quic._streams.get(stream_id)
+        return 0 if stream is None else len(stream.sender._buffer)
+
+    def _admit(self) -> None:
+        if self.listener.admit(self):
+            self._counted = True
+        else:
+            self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
+
+    def _gone(self, stream_id: int) -> None:
+        if (stream := self._chats.get(stream_id)) is not None:
+            stream.gone()
+
+    def _received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        if not self._counted:
+            return
+        if stream_id % 4 != 0:  # RFC 9000, section 2.1: opened by the client, bidirectional
+            self._quic.stop_stream(stream_id, CloseCode.BAD_FRAME)
+            return
+        stream = self._chats.get(stream_id)
+        if stream is None:
+            stream = self._chats[stream_id] = ChatStream(self, stream_id)
+            if (refusal := self._refusal()) is not None:
+                stream.chat.feed(ClientFailed(refusal))
+        stream.received(data, end_stream)
+        if end_stream and stream.chat.closed:
+            self.forget(stream_id)
+
+    def _refusal(self) -> OutriderError | None:
+        limit = self.listener.limits.max_chats_per_connection
+        if self.listener.draining:
+            return UnavailableError("this edge is shutting down; connect to another")
+        if len(self._chats) > limit:
+            return OverloadedError(f"a connection has at most {limit} chats at a time")
+        return None
+
+    def forget(self, stream_id: int) -> None:
+        """Both sides of the stream are done."""
+        self._chats.pop(stream_id, None)
+
+    def _terminated(self) -> None:
+        streams, self._chats = self._chats, {}
+        for stream in streams.values():
+            stream.gone()
+        if self._counted:
+            self._counted = False
+            self.listener.dismiss(self)
+
+
+class ChatStream:
+    """A bidirectional stream: frames in, frames out, back-pressure."""
+
+    def __init__(self, connection: EdgeConnection, stream_id: int) -> None:
+        limits = connection.listener.limits
+        self._connection = connection
+        self._stream_id = stream_id
+        self._decoder = FrameDecoder(limits.max_frame_bytes)
+        self._max_unsent_bytes = limits.max_unsent_bytes
+        self._client_ended = False
+        self._gone = False
+        self._stalled = False
+        self.chat = Chat(self, connection.listener.parts)
+
+    def received(self, data: bytes, end_stream: bool) -> None:
+        """Bytes from the client; `end_stream`: no more will follow."""
+        self._client_ended = end_stream
+        if self.chat.closed:
+            return
+        try:
+            for payload in self._decoder.feed(data):
+                self.chat.receive(payload)
+            if end_stream and not self._decoder.at_boundary:
+                raise MalformedFrameError("the stream ended inside a frame")
+            if end_stream and self.chat.awaits_request:
+                raise MalformedFrameError("the stream ended before a chat request came")
+        except OutriderError as error:
+            self.chat.feed(ClientFailed(error))
+
+    def gone(self) -> None:
+        """The client reset the stream or the connection is no more."""
+        self._gone = True
+        self.chat.feed(ClientGone())
+
+    def send(self, payload: bytes) -> None:
+        """Queue a frame. A client that leaves too much unread loses the chat."""
+        if self._gone or self._stalled:
+            return
+        self._write(encode_frame(payload), False)
+        if self._connection.unacknowledged_bytes(self._stream_id) > self._max_unsent_bytes:
+            self._stalled = True
+            self.chat.feed(ClientFailed(OverloadedError("the client does not read its chat")))
+
+    def end(self) -> None:
+        """End the stream: after what was sent, or at once if the client does not read."""
+        if self._gone:
+            return
+        quic = self._connection._quic
+        if self._stalled:
+            quic.reset_stream(self._stream_id, CloseCode.SLOW_READER)
+        else:
+            self._write(b"", True)
+        if self._client_ended:
+            self._connection.forget(self._stream_id)
+        else:
+            quic.stop_stream(self._stream_id, CloseCode.DONE)
+        self._connection.transmit_soon()
+
+    def _write(self, data: bytes, end_stream: bool) -> None:
+        try:
+            self._connection._quic.send_stream_data(self._stream_id, data, end_stream)
+        except RuntimeError:  # the client asked to stop before it sent anything
+            self.gone()
+        self._connection.transmit_soon()

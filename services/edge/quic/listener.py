@@ -1,0 +1,90 @@
+"""The UDP socket: admits connections, drains them when the edge stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aioquic.asyncio.server import QuicServer, serve
+from aioquic.quic.configuration import QuicConfiguration
+
+from outrider.client.protocol import ALPN, CloseCode
+from outrider.errors import ConfigError, UnavailableError
+from services.edge.chat import EdgeParts
+from services.edge.quic.connection import EdgeConnection
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What one client, and all of them together, may use."""
+
+    max_connections: int
+    max_chats_per_connection: int
+    max_frame_bytes: int
+    max_unsent_bytes: int
+    """Of one stream; a client that leaves more unread loses the chat."""
+    idle_timeout_s: float
+    validate_addresses: bool
+    """Answer first packets with a Retry (RFC 9000, section 8.1.2): one round trip more, and no
+    state for spoofed addresses."""
+
+
+class Listener:
+    """All connections of one edge."""
+
+    def __init__(self, parts: EdgeParts, limits: ListenerLimits) -> None:
+        self.parts = parts
+        self.limits = limits
+        self.draining = False
+        self._connections: set[EdgeConnection] = set()
+        self._server: QuicServer | None = None
+
+    async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
+        """Listen and return the bound port. Raises ConfigError."""
+        configuration = QuicConfiguration(
+            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.limits.idle_timeout_s
+        )
+        try:
+            configuration.load_cert_chain(certificate, key)
+            self._server = await serve(
+                host,
+                port,
+                configuration=configuration,
+                create_protocol=partial(EdgeConnection, listener=self),
+                retry=self.limits.validate_addresses,
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port} with certificate {certificate}: {error}"
+            ) from error
+        assert self._server._transport is not None
+        return int(self._server._transport.get_extra_info("sockname")[1])
+
+    def admit(self, connection: EdgeConnection) -> bool:
+        """Whether the edge takes one connection more; counts it if so."""
+        if self.draining or len(self._connections) >= self.limits.max_connections:
+            return False
+        self._connections.add(connection)
+        self.parts.telemetry.connections(+1)
+        return True
+
+    def dismiss(self, connection: EdgeConnection) -> None:
+        """An admitted connection has ended."""
+        self._connections.discard(connection)
+        self.parts.telemetry.connections(-1)
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new chats, give those under way `drain_s`, then end them and close."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.parts.telemetry.idle.wait(), drain_s)
+        error = UnavailableError("this edge is shutting down; send the chat to another")
+        for connection in list(self._connections):
+            connection.fail_chats(error)
+            connection.transmit()
+            connection.close(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
+        if self._server is not None:
+            self._server.close()

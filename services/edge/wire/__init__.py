@@ -1,0 +1,1 @@
+"""The border: protobuf frames to the session's inputs, its actions to protobuf frames."""

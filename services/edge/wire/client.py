@@ -1,0 +1,195 @@
+"""Frames between client and edge. What passes here is in order; the rest is a typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import uuid4
+
+from google.protobuf.message import DecodeError
+
+from outrider.errors import (
+    InvalidRequestError,
+    InvalidSamplingError,
+    MalformedFrameError,
+    UnknownModelError,
+)
+from outrider.models.chat import Message, check_messages
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2, edge_pb2
+from outrider.wire import errors as error_wire
+from outrider.wire import sampling as sampling_wire
+from services.edge.session.actions import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    Failed,
+    Provisional,
+    Retract,
+)
+from services.edge.session.inputs import (
+    CancelAsked,
+    ChatAsked,
+    ChatRequest,
+    Speculation,
+    Timings,
+    Usage,
+)
+
+MAX_ID_CHARS = 128
+MAX_RESIDENCY = 64
+MAX_TRACE_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this edge serves."""
+
+    model: str
+    vocabulary_size: int
+
+
+def read(payload: bytes, offer: Offer) -> ChatAsked | CancelAsked:
+    """One ClientFrame. Raises MalformedFrameError for bytes that are none (a string that is not
+    UTF-8 among them), and InvalidRequestError and UnknownModelError for a chat not to be served."""
+    try:
+        frame = edge_pb2.ClientFrame.FromString(payload)
+    except DecodeError as error:
+        raise MalformedFrameError(
+            "a frame is no ClientFrame; check the protocol version, and that text is UTF-8"
+        ) from error
+    kind = frame.WhichOneof("kind")
+    if kind == "chat":
+        return ChatAsked(_request(frame.chat, offer))
+    if kind == "cancel":
+        return CancelAsked()
+    raise MalformedFrameError("a frame holds neither a chat nor a cancel")
+
+
+def write(event: ClientEvent, edge: str) -> bytes:
+    """The EdgeFrame of an event; `edge` is this edge's name."""
+    return _frame(event, edge).SerializeToString()
+
+
+def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
+    if chat.HasField("resume"):
+        raise InvalidRequestError("this edge cannot resume a chat; send the whole chat anew")
+    model = chat.model or offer.model
+    if model != offer.model:
+        raise UnknownModelError(f"there is no model {model[:100]!r} here; there is {offer.model}")
+    messages = tuple(Message(message.role, message.content) for message in chat.messages)
+    check_messages(messages)
+    return ChatRequest(
+        request_id=_request_id(chat.idempotency_key),
+        model=model,
+        messages=messages,
+        sampling=_sampling(chat.sampling, offer),
+        priority=_known(chat.priority, common_pb2.Priority.values(), "priority"),
+        deadline_ms=chat.deadline_ms,
+        provisional=chat.provisional,
+        speculation=_speculation(chat.speculation),
+        thin=chat.thin,
+        residency=_residency(chat.residency),
+        trace=_trace(chat.trace),
+    )
+
+
+def _request_id(key: str) -> str:
+    if not key:
+        return uuid4().hex
+    if len(key) > MAX_ID_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequestError(
+            f"an idempotency key has at most {MAX_ID_CHARS} printable ASCII characters"
+        )
+    return key
+
+
+def _sampling(wire: common_pb2.Sampling, offer: Offer) -> SamplingParams:
+    params = sampling_wire.from_proto(wire)
+    for token in (*params.stop_ids, *params.logit_bias):
+        if token >= offer.vocabulary_size:
+            raise InvalidSamplingError(
+                f"id {token} in the sampling values is outside the vocabulary of "
+                f"{offer.vocabulary_size} ids"
+            )
+    return params
+
+
+def _speculation(number: int) -> Speculation:
+    known = _known(number, common_pb2.Speculation.values(), "speculation")
+    return Speculation(known) if known else Speculation.ON
+
+
+def _known(number: int, known: Iterable[int], name: str) -> int:
+    if number not in known:
+        raise InvalidRequestError(f"{name} {number} is not known to this version")
+    return number
+
+
+def _residency(regions: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(regions)
+    if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
+        raise InvalidRequestError(
+            f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
+        )
+    return names
+
+
+def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:
+    if len(trace.traceparent) > MAX_TRACE_CHARS or len(trace.tracestate) > MAX_TRACE_CHARS:
+        return "", ""
+    return trace.traceparent, trace.tracestate
+
+
+def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
+    match event:
+        case Accepted(request_id, model, prompt_tokens):
+            accepted = edge_pb2.ChatAccepted(
+                request_id=request_id, model=model, prompt_tokens=prompt_tokens, edge=edge
+            )
+            return edge_pb2.EdgeFrame(accepted=accepted)
+        case Provisional(base, erase_to, text, stability):
+            provisional = edge_pb2.ProvisionalText(
+                base=base, erase_to=erase_to, text=text, stability=stability
+            )
+            return edge_pb2.EdgeFrame(provisional=provisional)
+        case Retract(erase_to):
+            return edge_pb2.EdgeFrame(retract=edge_pb2.RetractText(erase_to=erase_to))
+        case Commit(text, ids, upto):
+            return edge_pb2.EdgeFrame(commit=edge_pb2.CommitText(text=text, ids=ids, upto=upto))
+        case Done():
+            return edge_pb2.EdgeFrame(done=_done(event))
+        case Failed(error):
+            return edge_pb2.EdgeFrame(error=error_wire.to_detail(error))
+
+
+def _done(done: Done) -> edge_pb2.ChatDone:
+    return edge_pb2.ChatDone(
+        finish_reason=common_pb2.FinishReason.ValueType(done.finish_reason),
+        usage=_usage(done.usage),
+        timings=_timings(done.timings),
+        edge_timings=_timings(done.edge_timings),
+        upto=done.upto,
+        region=done.region,
+        replica=done.replica,
+    )
+
+
+def _usage(usage: Usage) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        draft_tokens=usage.draft_tokens,
+        accepted_tokens=usage.accepted_tokens,
+    )
+
+
+def _timings(timings: Timings) -> common_pb2.Timings:
+    return common_pb2.Timings(
+        queue_ms=timings.queue_ms,
+        prefill_ms=timings.prefill_ms,
+        ttft_ms=timings.ttft_ms,
+        total_ms=timings.total_ms,
+    )

@@ -1,0 +1,135 @@
+"""Session frames between edge and region."""
+
+from __future__ import annotations
+
+from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.errors import MalformedFrameError
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import errors as error_wire
+from outrider.wire import sampling as sampling_wire
+from outrider.wire import tokens as token_wire
+from services.edge.session.actions import OpenRegion, SendDraft
+from services.edge.session.inputs import (
+    FinishReason,
+    RegionCommit,
+    RegionDone,
+    RegionFailed,
+    RegionOpened,
+    Timings,
+    Usage,
+)
+
+MAX_COMMIT_TOKENS = 4096
+
+RegionInput = RegionOpened | RegionCommit | RegionDone | RegionFailed
+
+
+class RegionWire:
+    """One session's frames. Blocks go out as VARINT until the region names the codec it wants."""
+
+    def __init__(self, coder: TokenCoder, vocabulary_digest: bytes, origin_region: str) -> None:
+        self._coder = coder
+        self._digest = vocabulary_digest
+        self._origin_region = origin_region
+        self._codec = TokenCodec.VARINT
+
+    def open(self, action: OpenRegion, trace: tuple[str, str]) -> inference_pb2.SessionUp:
+        """The frame that opens the session."""
+        request = action.request
+        opening = inference_pb2.OpenSession(
+            request_id=request.request_id,
+            model=request.model,
+            sampling=sampling_wire.to_proto(request.sampling),
+            priority=common_pb2.Priority.ValueType(request.priority),
+            deadline_ms=action.deadline_ms,
+            speculation=common_pb2.Speculation.ValueType(request.speculation),
+            codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
+            residency=request.residency,
+            origin_region=self._origin_region,
+            trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
+        )
+        if action.prompt is not None:
+            opening.vocabulary_digest = self._digest
+            opening.ids.tail.CopyFrom(self._block(action.prompt))
+        else:
+            messages = (
+                common_pb2.ChatMessage(role=message.role, content=message.content)
+                for message in request.messages
+            )
+            opening.messages.messages.extend(messages)
+        return inference_pb2.SessionUp(open=opening)
+
+    def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
+        """A frame of drafts."""
+        ids = self._block(action.ids)
+        draft = inference_pb2.Draft(epoch=action.epoch, base=action.base, ids=ids)
+        return inference_pb2.SessionUp(draft=draft)
+
+    def read(self, frame: inference_pb2.SessionDown) -> RegionInput:
+        """What the region says. Raises MalformedFrameError and BadTokenBlockError."""
+        kind = frame.WhichOneof("kind")
+        if kind == "commit":
+            return self._commit(frame.commit)
+        if kind == "opened":
+            return self._opened(frame.opened)
+        if kind == "done":
+            return _done(frame.done)
+        if kind == "error":
+            return RegionFailed(error_wire.from_detail(frame.error))
+        raise MalformedFrameError("the region sent a frame of no known kind")
+
+    def _block(self, ids: tuple[int, ...]) -> common_pb2.TokenBlock:
+        return token_wire.to_proto(self._coder.encode(ids, self._codec))
+
+    def _opened(self, opened: inference_pb2.SessionOpened) -> RegionOpened:
+        if int(opened.codec) in self._coder.supported:
+            self._codec = TokenCodec(opened.codec)
+        return RegionOpened(
+            prompt_tokens=opened.prompt_tokens,
+            cached_tokens=opened.cached_tokens,
+            replica=opened.replica,
+            region=opened.region,
+            vocabulary_digest=opened.vocabulary_digest,
+        )
+
+    def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
+        ids: tuple[int, ...] = ()
+        if commit.HasField("ids"):
+            block = token_wire.from_proto(commit.ids)
+            ids = self._coder.decode(block, max_count=MAX_COMMIT_TOKENS)
+        return RegionCommit(
+            epoch=commit.epoch,
+            base=commit.base,
+            accepted=commit.accepted,
+            ids=ids,
+            upto=commit.upto,
+            max_lead=commit.pace.max_lead,
+        )
+
+
+def cancel(reason: str) -> inference_pb2.SessionUp:
+    """The frame that ends a session from this side."""
+    return inference_pb2.SessionUp(cancel=inference_pb2.CancelSession(reason=reason))
+
+
+def _done(done: inference_pb2.SessionDone) -> RegionDone:
+    try:
+        reason = FinishReason(done.finish_reason)
+    except ValueError as error:
+        raise MalformedFrameError(
+            f"the region ended the session for reason {done.finish_reason}, which is not known"
+        ) from error
+    usage = done.usage
+    timings = done.timings
+    return RegionDone(
+        finish_reason=reason,
+        upto=done.upto,
+        usage=Usage(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            usage.draft_tokens,
+            usage.accepted_tokens,
+        ),
+        timings=Timings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms),
+    )
