@@ -1,0 +1,117 @@
+"""Bytes and microseconds of the token codecs, next to protobuf's packed uint32 and plain text.
+
+The ids are those of the shared prompts, from which no rank table was made. Messages are counted
+whole: a token block with its codec, count and checksum, a packed field with its tag and length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.figures import Run, median, parser, start, time_us
+from bench.prompts import load_prompts
+from outrider.codec.ranks import shipped_table
+from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import tokens as wire
+
+BLOCK_TOKENS = (1, 4, 16, 128, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to send ids."""
+
+    name: str
+    encode: Callable[[Sequence[int]], bytes]
+    decode: Callable[[bytes], Sequence[int]]
+
+
+def main() -> int:
+    arguments = parser("codec", __doc__ or "").parse_args()
+    run = start("codec", arguments)
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    forms = [*_codecs(vocabulary), _packed()]
+    _bytes_by_kind(run, vocabulary, forms)
+    _by_block_size(run, vocabulary, forms, 20 if run.quick else 200)
+    run.finish()
+    return 0
+
+
+def _codecs(vocabulary: Vocabulary) -> list[Form]:
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+
+    def form(codec: TokenCodec) -> Form:
+        def encode(ids: Sequence[int]) -> bytes:
+            return wire.to_proto(coder.encode(ids, codec)).SerializeToString()
+
+        def decode(data: bytes) -> Sequence[int]:
+            block = wire.from_proto(common_pb2.TokenBlock.FromString(data))
+            return coder.decode(block, max_count=1 << 20)
+
+        return Form(codec.name.lower(), encode, decode)
+
+    return [form(codec) for codec in coder.supported]
+
+
+def _packed() -> Form:
+    """A message whose only content is a packed repeated uint32."""
+    return Form(
+        "protobuf packed",
+        lambda ids: inference_pb2.Commit(lossy=ids).SerializeToString(),
+        lambda data: list(inference_pb2.Commit.FromString(data).lossy),
+    )
+
+
+def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
+    """Every prompt as one message."""
+    names = [form.name for form in forms]
+    table = run.table("Bytes per token, one message per prompt", "prompts", *names, "UTF-8 text")
+    prompts = load_prompts()
+    for kind in ["all", *dict.fromkeys(prompt.kind for prompt in prompts)]:
+        texts = [prompt.text for prompt in prompts if kind in ("all", prompt.kind)]
+        encoded = [vocabulary.encode(text) for text in texts]
+        num_tokens = sum(len(ids) for ids in encoded)
+        sizes = [sum(len(form.encode(ids)) for ids in encoded) / num_tokens for form in forms]
+        text_size = sum(len(text.encode()) for text in texts) / num_tokens
+        table.add(kind, *sizes, text_size)
+        if kind == "all":
+            run.figures["bytes_per_token"] = dict(
+                zip([*names, "text"], [round(size, 3) for size in [*sizes, text_size]], strict=True)
+            )
+
+
+def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats: int) -> None:
+    """The ids of all prompts in a row, cut into messages of n tokens."""
+    ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
+    table = run.table(
+        "By tokens per message: bytes per token, microseconds per message (bytes included)",
+        *("tokens", "form", "bytes per token", "encode us", "decode us"),
+    )
+    for count in BLOCK_TOKENS:
+        blocks = [ids[at : at + count] for at in range(0, len(ids) - count + 1, count)][:256]
+        for form in forms:
+            data = [form.encode(block) for block in blocks]
+            assert [tuple(form.decode(message)) for message in data] == [*map(tuple, blocks)]
+            size = sum(map(len, data)) / (count * len(data))
+            table.add(count, form.name, size, *_speed(form, blocks, data, repeats))
+
+
+def _speed(
+    form: Form, blocks: list[list[int]], data: list[bytes], repeats: int
+) -> tuple[float, float]:
+    blocks_forever, data_forever = itertools.cycle(blocks), itertools.cycle(data)
+    encode = time_us(lambda: form.encode(next(blocks_forever)), repeats=repeats, calls=20)
+    decode = time_us(lambda: form.decode(next(data_forever)), repeats=repeats, calls=20)
+    return median(encode), median(decode)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What a figure depends on besides the code: the machine and the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = (
+    "outrider",
+    "numpy",
+    "grpcio",
+    "protobuf",
+    "tokenizers",
+    "openvino",
+    "openvino-genai",
+    "aioquic",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Recorded beside every result."""
+
+    cpu: str
+    cores: int
+    """Cores this process may use."""
+    memory_gib: float
+    system: str
+    python: str
+    versions: dict[str, str]
+    date: str
+    """UTC, ISO 8601."""
+
+
+def machine_facts() -> Facts:
+    """Facts of this machine, now."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Facts(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(memory_bytes / 2**30, 1),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        versions={name: version for name in _PACKAGES if (version := _version(name))},
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,75 @@
+"""Microseconds to choose one token, by kind of sampling and shape of the row."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.figures import Spread, parser, spread, start, time_us
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
+
+VOCABULARY = 49_152
+CASES = {
+    "greedy": SamplingParams(),
+    "T=0.8": SamplingParams(temperature=0.8),
+    "T=0.8, top_p 0.95": SamplingParams(temperature=0.8, top_p=0.95),
+    "T=0.8, top_k 50": SamplingParams(temperature=0.8, top_k=50),
+    "T=0.8, min_p 0.05": SamplingParams(temperature=0.8, min_p=0.05),
+    "T=0.8, repetition penalty 1.1": SamplingParams(temperature=0.8, repetition_penalty=1.1),
+    "greedy, frequency penalty 0.5": SamplingParams(frequency_penalty=0.5),
+}
+SPREADS = {"flat": 1.0, "usual": 3.0, "peaked": 6.0}
+"""Standard deviation of the row's logits."""
+
+
+def main() -> int:
+    arguments = parser("sampling", __doc__ or "").parse_args()
+    run = start("sampling", arguments)
+    repeats = 100 if run.quick else 1000
+    table = run.table(
+        f"Choosing one of {VOCABULARY:,} tokens, microseconds", "sampling", "row", "p50", "p95"
+    )
+    rows = _rows()
+    for name, params in CASES.items():
+        for shape, row in rows.items():
+            times = _measure(params, row, repeats)
+            table.add(name, shape, times.p50, times.p95)
+            if shape == "usual":
+                run.figures[f"{name} us"] = round(times.p50, 1)
+    candidates = _measure(CASES["T=0.8"], rows["usual"], repeats, num_candidates=64)
+    table.add("T=0.8, 64 candidates", "usual", candidates.p50, candidates.p95)
+    run.finish()
+    return 0
+
+
+def _rows() -> dict[str, npt.NDArray[np.float32]]:
+    rng = np.random.default_rng(1)
+    return {
+        name: (rng.standard_normal(VOCABULARY) * spread_).astype(np.float32)
+        for name, spread_ in SPREADS.items()
+    }
+
+
+def _measure(
+    params: SamplingParams,
+    row: npt.NDArray[np.float32],
+    repeats: int,
+    num_candidates: int | None = None,
+) -> Spread:
+    """A session with a prompt of 500 tokens, each choice at another position."""
+    prompt: Sequence[int] = range(0, 20_000, 40)
+    sampler = Sampler(params, VOCABULARY, prompt)
+    ids = None
+    if num_candidates is not None:
+        ids = np.argsort(-row)[:num_candidates].astype(np.int32)
+        row = row[ids]
+    positions = iter(range(500, 500 + repeats + 1))
+    return spread(time_us(lambda: sampler.choose(row, next(positions), ids), repeats=repeats))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
