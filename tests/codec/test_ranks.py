@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.codec.ranks import RankTable, shipped_table
+from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import ArtifactCorruptError
+from outrider.models.vocabulary import Vocabulary
 
 DIGEST = bytes(range(32))
 
@@ -51,3 +55,26 @@ def test_damage_is_noticed() -> None:
 
 def test_an_unknown_vocabulary_has_no_table() -> None:
     assert shipped_table(bytes(32)) is None
+
+
+@pytest.mark.model
+def test_the_shipped_table_is_the_default_models_and_never_changes(
+    vocabulary: Vocabulary,
+) -> None:
+    table = shipped_table(vocabulary.digest)
+    assert table is not None
+    assert (table.vocabulary_size, table.version, table.num_top) == (vocabulary.size, 1, 3765)
+    # A peer may hold this table already: another one needs a new version and codec number.
+    pinned = "388059641eb9e77bb67e3bf850ba046e777b009e715be5ed7f55b5e8efdc6089"
+    assert hashlib.sha256(table.to_bytes()).hexdigest() == pinned
+
+
+@pytest.mark.model
+def test_the_shipped_table_makes_english_shorter(vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode(
+        "The sea is calm today, and the ships in the harbour are ready to sail."
+    )
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    sizes = {codec: len(coder.encode(ids, codec).payload) for codec in TokenCodec}
+    assert sizes[TokenCodec.RANK_VARINT] < sizes[TokenCodec.VARINT]
+    assert coder.decode(coder.encode(ids), max_count=len(ids)) == tuple(ids)
