@@ -34,30 +34,33 @@ def read_definition(path: Path) -> VocabularyDefinition:
     that is not byte-level BPE.
     """
     fields = _Fields(path)
-    model = fields.need("ggml.model")
-    if model != "gpt2":
-        raise ConfigError(
-            f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
-            "('gpt2')"
-        )
+    _check_type(path, fields.need("ggml.model"))
     tokens: list[str] = fields.need("ggml.tokens")
     types: list[int] = fields.need("ggml.token_type")
     if len(types) != len(tokens):
         raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(types)} types")
     control = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN)
-    stops = {fields.get(f"ggml.{name}") for name in _STOP_FIELDS} - {None}
-    stops |= {i for i in control if tokens[i] in _END_TEXTS}
+    named = [fields.get(f"ggml.{name}") for name in _STOP_FIELDS]
+    by_text = [i for i in control if tokens[i] in _END_TEXTS]
     return VocabularyDefinition(
         tokens=tokens,
         merges=fields.need("ggml.merges"),
         pre_tokenizer=fields.need("ggml.pre"),
         control_ids=control,
         user_defined_ids=_of_type(types, TokenType.USER_DEFINED),
-        stop_ids=sorted(stops),
+        stop_ids=sorted({*by_text, *(i for i in named if i is not None)}),
         bos_token=_text(tokens, fields.get("ggml.bos_token_id")),
         eos_token=_text(tokens, fields.get("ggml.eos_token_id")),
         chat_template=fields.get("chat_template") or "",
     )
+
+
+def _check_type(path: Path, model: str) -> None:
+    if model != "gpt2":
+        raise ConfigError(
+            f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
+            "('gpt2')"
+        )
 
 
 def _of_type(types: Sequence[int], *wanted: int) -> list[int]:
