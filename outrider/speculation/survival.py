@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 _BIN_OF_LENGTH = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7)
-_PRIOR_RATES = (0.25, 0.40, 0.50, 0.60, 0.68, 0.75, 0.80, 0.85, 0.92)
+_PRIOR_RATES = (0.20, 0.48, 0.62, 0.74, 0.77, 0.80, 0.86, 0.91, 0.97)
+"""By bin: matches of 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and more tokens. Measured on 27,500 reply
+tokens of a 135M chat model to varied prompts, greedy and T=0.8 mixed."""
 _MEMORY = 32
 """Observations per bin after which old ones count little."""
 
