@@ -4,7 +4,7 @@ from outrider.rpc.channel import make_channel, trace_metadata
 from outrider.rpc.errors import abort, from_rpc_error, status_code
 from outrider.rpc.health import HealthControl, add_health
 from outrider.rpc.outbox import Outbox
-from outrider.rpc.server import bind, make_server
+from outrider.rpc.server import bind, incoming, make_server
 
 __all__ = [
     "HealthControl",
@@ -13,6 +13,7 @@ __all__ = [
     "add_health",
     "bind",
     "from_rpc_error",
+    "incoming",
     "make_channel",
     "make_server",
     "status_code",

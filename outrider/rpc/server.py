@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from opentelemetry import context as otel_context
 
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import ConfigError, MalformedFrameError, OutriderError
 from outrider.rpc.errors import abort
 from outrider.telemetry import names
 from outrider.telemetry.tracing import TraceParent, extract, span
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -45,6 +48,15 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
     if bound == 0:
         raise ConfigError(f"cannot listen on {host}:{port}; is the port taken?")
     return bound
+
+
+async def incoming(requests: AsyncIterable[T]) -> AsyncIterator[T]:
+    """The messages of a request stream. Raises MalformedFrameError for one that does not parse."""
+    try:
+        async for request in requests:
+            yield request
+    except DecodeError as error:
+        raise MalformedFrameError(f"a message does not parse: {error}") from error
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):

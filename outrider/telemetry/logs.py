@@ -27,6 +27,13 @@ PRIVATE_KEYS = frozenset(
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to whatever sys.stderr is at the time, as it may be replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+
+
 def configure_logging(service: str, level: str = "info", *, stream: TextIO | None = None) -> None:
     """Set up logging for this process; a later call replaces an earlier one.
 
@@ -34,20 +41,19 @@ def configure_logging(service: str, level: str = "info", *, stream: TextIO | Non
     """
     if level.lower() not in LEVELS:
         raise ConfigError(f"log level must be one of {', '.join(LEVELS)}, not {level!r}")
-    out = stream or sys.stderr
     shared = _shared_processors(service)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
-    handler = logging.StreamHandler(out)
+    handler = _StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_rendering(out.isatty()),
+                *_rendering((stream or sys.stderr).isatty()),
             ],
         )
     )

@@ -19,6 +19,7 @@ from outrider.rpc import (
     add_health,
     bind,
     from_rpc_error,
+    incoming,
     make_channel,
     make_server,
     status_code,
@@ -55,7 +56,7 @@ class Echo(InferenceServiceServicer):
         self.traces.append(tracing.current_context())
         self.live_streams += 1
         try:
-            async for request in request_iterator:
+            async for request in incoming(request_iterator):
                 if self.error is not None:
                     raise self.error
                 down = inference_pb2.SessionDown(session=request.frame.session)
@@ -139,6 +140,16 @@ async def test_a_message_over_the_limit_is_frame_too_large(loopback: Loopback) -
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert type(from_rpc_error(caught.value)) is errors.FrameTooLargeError
+
+
+async def test_bytes_that_do_not_parse_are_a_malformed_frame(loopback: Loopback) -> None:
+    raw: Any = loopback.channel.stream_stream(f"/{SERVICE}/Generate")
+    call = raw()
+    await call.write(b"\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert type(from_rpc_error(caught.value)) is errors.MalformedFrameError
+    assert loopback.echo.live_streams == 0
 
 
 @pytest.mark.parametrize(
