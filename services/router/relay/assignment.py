@@ -32,7 +32,7 @@ def renew_deadline(open_request: router_pb2.RouteRequest, at: float | None, now:
     """State the time that is left, which is less than on arrival. Raises DeadlineError."""
     if at is None:
         return
-    left_ms = int((at - now) * 1000.0)
+    left_ms = round((at - now) * 1000.0)
     if left_ms <= 0:
         raise DeadlineError("The deadline passed before a replica could be found.")
     open_request.frame.open.deadline_ms = left_ms

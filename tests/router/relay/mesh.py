@@ -1,0 +1,129 @@
+"""A switch between scripted edges and replicas: virtual time and no network."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, TypeVar
+
+from outrider.errors import OutriderError
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import FakeClock
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.wire.errors import to_detail
+from services.router.config import ReplicaConfig
+from services.router.registry import Model, Registry, Signal
+from services.router.relay.dispatch import Dispatch
+from services.router.relay.journal import Journal
+from services.router.relay.outlet import Outlet
+from services.router.relay.sessions import RelayLimits, SessionTable
+from services.router.relay.switch import Down, RelayedSession, Switch, Up
+
+DIGEST = b"\x01" * 32
+LIMITS = RelayLimits(64, 16, 4, 1 << 20, 5.0)
+FrameT = TypeVar("FrameT")
+Frames = list[inference_pb2.SessionDown]
+
+
+class Mesh:
+    """A switch between edges and two replicas, all of them in this process."""
+
+    def __init__(self, *, edge_capacity: int = 64, replica_capacity: int = 64) -> None:
+        self.clock = FakeClock(100.0)
+        self.metrics = Metrics("router")
+        replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
+        self.registry = Registry(
+            replicas, rtt_ms={"us": 1.0, "eu": 90.0}, suspect_s=5, connect_s=5, now=0.0
+        )
+        self.table: SessionTable[Up] = SessionTable(LIMITS)
+        self.journal = Journal(self.metrics, self.clock)
+        self.texts: list[RelayedSession] = []
+        dispatch = Dispatch(self.table, self.registry, self.journal, rng=Random(1), near_ms=1.0)
+        self.switch = Switch(
+            self.table, dispatch, self.journal, default_model="m", tokenize=self.texts.append
+        )
+        self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
+        self.streams: dict[str, int] = {}
+        self.up: dict[str, Outlet[Up]] = {}
+        self.down: dict[int, Outlet[Down]] = {}
+        for config in replicas:
+            self.connect(config.name)
+
+    def connect(self, name: str) -> None:
+        self.up[name] = Outlet(self.replica_capacity, 16)
+        self.streams[name] = self.switch.attach_replica(name, self.up[name])
+        self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
+
+    def lose(self, name: str) -> None:
+        self.registry.signal(name, Signal.LOST, self.clock())
+        self.switch.detach_replica(name, self.streams.pop(name), self.clock())
+
+    def edge(self) -> int:
+        outlet: Outlet[Down] = Outlet(self.edge_capacity, 16)
+        edge = self.switch.attach_edge(outlet)
+        self.down[edge] = outlet
+        return edge
+
+    def send(self, edge: int, frame: inference_pb2.SessionUp) -> None:
+        self.switch.from_edge(edge, router_pb2.RouteRequest(frame=frame), self.clock())
+
+    def reply(self, name: str, frame: inference_pb2.SessionDown) -> None:
+        response = router_pb2.RouteResponse(frame=frame)
+        self.switch.from_replica(self.streams[name], response, self.clock())
+
+    async def at_replica(self, name: str) -> list[inference_pb2.SessionUp]:
+        return [request.frame for request in await _drain(self.up[name])]
+
+    async def at_edge(self, edge: int) -> Frames:
+        return [response.frame for response in await _drain(self.down[edge])]
+
+
+async def _drain(outlet: Outlet[FrameT]) -> list[FrameT]:
+    found = [await outlet.take() for _ in range(len(outlet))]
+    return [frame for frame in found if frame is not None]
+
+
+def opening(number: int = 1, *, tokens: int = 10, **fields: Any) -> inference_pb2.SessionUp:
+    """An open with ids."""
+    ids = inference_pb2.PromptDelta(tail=common_pb2.TokenBlock(count=tokens, payload=b"p"))
+    values: dict[str, Any] = {"model": "m", "vocabulary_digest": DIGEST, "ids": ids, **fields}
+    return inference_pb2.SessionUp(session=number, open=inference_pb2.OpenSession(**values))
+
+
+def texting(number: int = 1) -> inference_pb2.SessionUp:
+    """An open with messages."""
+    messages = inference_pb2.PromptMessages(
+        messages=[common_pb2.ChatMessage(role="user", content="hello")]
+    )
+    return inference_pb2.SessionUp(
+        session=number, open=inference_pb2.OpenSession(messages=messages)
+    )
+
+
+def draft(number: int = 1, base: int = 0) -> inference_pb2.SessionUp:
+    """A draft frame."""
+    return inference_pb2.SessionUp(session=number, draft=inference_pb2.Draft(epoch=1, base=base))
+
+
+def cancel(number: int = 1) -> inference_pb2.SessionUp:
+    """A cancel frame."""
+    return inference_pb2.SessionUp(session=number, cancel=inference_pb2.CancelSession())
+
+
+def accepted(number: int) -> inference_pb2.SessionDown:
+    """The replica took the session."""
+    return inference_pb2.SessionDown(session=number, opened=inference_pb2.SessionOpened())
+
+
+def commit(number: int, upto: int = 1) -> inference_pb2.SessionDown:
+    """Tokens."""
+    return inference_pb2.SessionDown(session=number, commit=inference_pb2.Commit(upto=upto))
+
+
+def done(number: int) -> inference_pb2.SessionDown:
+    """The end."""
+    return inference_pb2.SessionDown(session=number, done=inference_pb2.SessionDone())
+
+
+def failed(number: int, error: OutriderError) -> inference_pb2.SessionDown:
+    """The end, by an error."""
+    return inference_pb2.SessionDown(session=number, error=to_detail(error))

@@ -1,0 +1,71 @@
+"""Every (state, input) pair of a relayed session's life."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
+
+P, O, S, C, E = State.PLACING, State.OPENING, State.STREAMING, State.CLOSING, State.ENDED  # noqa: E741
+
+# Input: what happens in PLACING, OPENING, STREAMING, CLOSING; None cannot happen there.
+EXPECTED = {
+    Input.DRAFT: (
+        (P, Action.KEEP),
+        (O, Action.KEEP_AND_SEND_UP),
+        (S, Action.SEND_UP),
+        (C, Action.DROP),
+    ),
+    Input.CANCEL: (
+        (E, Action.ANSWER),
+        (C, Action.SEND_UP),
+        (C, Action.SEND_UP),
+        (C, Action.DROP),
+    ),
+    Input.EDGE_LOST: (
+        (E, Action.DROP),
+        (E, Action.CANCEL_UP),
+        (E, Action.CANCEL_UP),
+        (E, Action.DROP),
+    ),
+    Input.PLACED: ((O, Action.OPEN_UP), None, None, None),
+    Input.ABORT: (
+        (E, Action.ANSWER),
+        (E, Action.CANCEL_AND_ANSWER),
+        (E, Action.CANCEL_AND_ANSWER),
+        (E, Action.ANSWER),
+    ),
+    Input.OPENED: (None, (O, Action.SEND_DOWN), (S, Action.SEND_DOWN), (C, Action.SEND_DOWN)),
+    Input.COMMIT: (None, (S, Action.SEND_DOWN), (S, Action.SEND_DOWN), (C, Action.SEND_DOWN)),
+    Input.DONE: (None, (E, Action.SEND_DOWN), (E, Action.SEND_DOWN), (E, Action.SEND_DOWN)),
+    Input.ERROR: (None, (E, Action.SEND_DOWN), (E, Action.SEND_DOWN), (E, Action.SEND_DOWN)),
+    Input.REFUSED: (None, (P, Action.REPLACE), None, None),
+    Input.STREAM_LOST: (None, (E, Action.ANSWER), (E, Action.ANSWER), (E, Action.ANSWER)),
+    Input.STREAM_LOST_EARLY: (None, (P, Action.REPLACE), None, None),
+}
+
+
+def test_the_expectation_names_every_input() -> None:
+    assert set(EXPECTED) == set(Input)
+    assert set(TRANSITIONS) == set(State)
+
+
+@pytest.mark.parametrize("event", list(Input))
+@pytest.mark.parametrize("column", range(4))
+def test_every_pair(event: Input, column: int) -> None:
+    state = (P, O, S, C)[column]
+    assert TRANSITIONS[state].get(event) == EXPECTED[event][column]
+
+
+def test_nothing_happens_to_an_ended_session() -> None:
+    assert TRANSITIONS[E] == {}
+
+
+def test_whoever_ends_a_session_tells_the_edge_unless_it_is_gone() -> None:
+    for state, row in TRANSITIONS.items():
+        for event, (after, action) in row.items():
+            if after is E and event is not Input.EDGE_LOST:
+                assert action in (Action.SEND_DOWN, Action.ANSWER, Action.CANCEL_AND_ANSWER), (
+                    state,
+                    event,
+                )

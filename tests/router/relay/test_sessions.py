@@ -1,0 +1,185 @@
+"""The session table: numbers, limits, what is kept, and a random walk against its invariants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import DuplicateSessionError, OverloadedError
+from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
+from services.router.relay.sessions import RelayLimits, Session, SessionTable
+
+LIMITS = RelayLimits(
+    max_sessions=8,
+    max_sessions_per_edge=3,
+    max_early_frames=2,
+    max_kept_bytes=1000,
+    cancel_timeout_s=5.0,
+)
+
+
+def table(**limits: Any) -> SessionTable[str]:
+    return SessionTable(replace(LIMITS, **limits))
+
+
+def opened(sessions: SessionTable[str], edge: int, number: int = 1) -> Session[str]:
+    return sessions.open(edge, number, "open", 10, now=0.0)
+
+
+def test_edges_may_use_the_same_numbers() -> None:
+    sessions = table()
+    one, two = sessions.attach_edge(), sessions.attach_edge()
+    first, second = opened(sessions, one, 7), opened(sessions, two, 7)
+    assert first.relayed != second.relayed
+    assert sessions.of_edge(one, 7) is first
+    assert sessions.of_edge(two, 7) is second
+    assert sessions.of_edge(one, 8) is None
+
+
+def test_a_number_is_free_again_after_its_session() -> None:
+    sessions = table()
+    edge = sessions.attach_edge()
+    first = opened(sessions, edge)
+    with pytest.raises(DuplicateSessionError, match="Session 1"):
+        opened(sessions, edge)
+    sessions.advance(first, Input.CANCEL, 0.0)
+    assert opened(sessions, edge).relayed != first.relayed
+
+
+def test_a_replica_reaches_its_own_sessions_alone() -> None:
+    sessions = table()
+    edge, mine, other = sessions.attach_edge(), sessions.attach_stream(), sessions.attach_stream()
+    session = opened(sessions, edge)
+    assert sessions.bind(session, mine, "a", 0.0) is Action.OPEN_UP
+    assert sessions.of_stream(mine, session.relayed) is session
+    assert sessions.of_stream(other, session.relayed) is None
+    assert sessions.of_stream(999, session.relayed) is None
+
+
+def test_a_moved_session_leaves_its_replica_and_keeps_its_number() -> None:
+    sessions = table()
+    edge, first, second = sessions.attach_edge(), sessions.attach_stream(), sessions.attach_stream()
+    session = opened(sessions, edge)
+    sessions.bind(session, first, "a", 0.0)
+    assert session.may_move
+    assert sessions.advance(session, Input.REFUSED, 0.0) is Action.REPLACE
+    assert sessions.of_stream(first, session.relayed) is None
+    assert session.open == "open"
+    sessions.bind(session, second, "b", 0.0)
+    assert sessions.of_stream(second, session.relayed) is session
+    may_move: bool = session.may_move
+    assert not may_move, "a session moves once"
+    assert session.tried == ["a", "b"]
+
+
+def test_the_first_commit_binds_a_session_and_frees_what_was_kept() -> None:
+    sessions = table()
+    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    session = opened(sessions, edge)
+    sessions.bind(session, stream, "a", 0.0)
+    assert [sessions.keep(session, f"draft {n}", 5) for n in range(3)] == [True, True, False]
+    assert session.kept == ["draft 0", "draft 1"]
+    sessions.check_invariants()
+    sessions.advance(session, Input.COMMIT, 0.0)
+    assert (session.open, session.kept, session.kept_bytes) == (None, [], 0)
+    assert not session.may_move
+    sessions.check_invariants()
+
+
+def test_limits_are_overload() -> None:
+    sessions = table(max_sessions=4)
+    edges = [sessions.attach_edge() for _ in range(2)]
+    for number in range(3):
+        opened(sessions, edges[0], number + 1)
+    with pytest.raises(OverloadedError, match="stream carries 3"):
+        opened(sessions, edges[0], 9)
+    opened(sessions, edges[1], 1)
+    with pytest.raises(OverloadedError, match="relays 4"):
+        opened(sessions, edges[1], 2)
+    assert len(sessions) == 4
+
+
+def test_kept_bytes_are_bounded() -> None:
+    sessions = table()
+    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    session = sessions.open(edge, 1, "open", 900, now=0.0)
+    with pytest.raises(OverloadedError, match="900 bytes"):
+        sessions.open(edge, 2, "open", 101, now=0.0)
+    assert not sessions.keep(session, "draft", 101)
+    assert sessions.keep(session, "draft", 100)
+    sessions.bind(session, stream, "a", 0.0)
+    sessions.advance(session, Input.COMMIT, 0.0)
+    sessions.open(edge, 2, "open", 1000, now=0.0)
+
+
+def test_a_cancel_without_answer_expires() -> None:
+    sessions = table()
+    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    silent, answered = opened(sessions, edge, 1), opened(sessions, edge, 2)
+    for session in (silent, answered):
+        sessions.bind(session, stream, "a", 0.0)
+        sessions.advance(session, Input.CANCEL, now=1.0)
+    sessions.advance(answered, Input.DONE, now=2.0)
+    assert sessions.expire(5.9) == []
+    assert sessions.expire(6.0) == [silent]
+    assert sessions.expire(6.0) == []
+
+
+def test_both_sides_list_their_sessions() -> None:
+    sessions = table()
+    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    here, waiting = opened(sessions, edge, 1), opened(sessions, edge, 2)
+    sessions.bind(here, stream, "a", 0.0)
+    assert sessions.edge_sessions(edge) == [here, waiting]
+    assert sessions.detach_stream(stream) == [here]
+    assert sessions.detach_stream(stream) == []
+    with pytest.raises(AssertionError):
+        sessions.forget_edge(edge)
+    sessions.advance(here, Input.STREAM_LOST, 0.0)
+    sessions.advance(waiting, Input.EDGE_LOST, 0.0)
+    sessions.forget_edge(edge)
+    assert len(sessions) == 0
+    sessions.check_invariants()
+
+
+@given(st.data())
+def test_any_walk_keeps_the_invariants_and_ends_empty(data: st.DataObject) -> None:
+    sessions = table(max_sessions_per_edge=8)
+    edges = [sessions.attach_edge() for _ in range(3)]
+    streams = [sessions.attach_stream() for _ in range(2)]
+    live: list[Session[str]] = []
+    now = 0.0
+    for _ in range(data.draw(st.integers(0, 60))):
+        now += data.draw(st.floats(0, 3))
+        if not live or data.draw(st.booleans()):
+            edge, number = data.draw(st.sampled_from(edges)), data.draw(st.integers(1, 4))
+            try:
+                live.append(
+                    sessions.open(edge, number, "open", data.draw(st.integers(1, 300)), now)
+                )
+            except (DuplicateSessionError, OverloadedError):
+                pass
+        else:
+            session = data.draw(st.sampled_from(live))
+            event = data.draw(st.sampled_from(sorted(TRANSITIONS[session.state])))
+            if event is Input.PLACED:
+                sessions.bind(session, data.draw(st.sampled_from(streams)), "a", now)
+            else:
+                sessions.advance(session, event, now)
+            if session.state is State.OPENING:
+                sessions.keep(session, "draft", data.draw(st.integers(1, 300)))
+        for late in sessions.expire(now):
+            sessions.advance(late, Input.ABORT, now)
+        live = [session for session in live if session.state is not State.ENDED]
+        sessions.check_invariants()
+        assert len(sessions) == len(live)
+    for edge in edges:
+        for session in sessions.edge_sessions(edge):
+            sessions.advance(session, Input.EDGE_LOST, now)
+        sessions.forget_edge(edge)
+    sessions.check_invariants()
+    assert len(sessions) == 0

@@ -1,0 +1,86 @@
+"""The router's settings: what a TOML file can say, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.config import load
+from outrider.errors import ConfigError
+from services.router.config import RegionConfig, ReplicaConfig, RouterConfig
+
+TWO_REGIONS = """
+[router]
+region = "us-east"
+tokenizers = ["127.0.0.1:7100", "127.0.0.1:7101"]
+
+[[router.replicas]]
+name = "us-0"
+region = "us-east"
+address = "127.0.0.1:7001"
+
+[[router.replicas]]
+name = "us-1"
+region = "us-east"
+address = "127.0.0.1:7002"
+
+[[router.replicas]]
+name = "eu-0"
+region = "eu-west"
+address = "127.0.0.1:7003"
+model = "smollm2-135m-instruct"
+
+[[router.regions]]
+name = "us-east"
+latitude = 39.0
+longitude = -77.5
+
+[[router.regions]]
+name = "eu-west"
+latitude = 53.3
+longitude = -6.3
+"""
+
+
+def test_a_file_lists_replicas_of_two_regions(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(TWO_REGIONS)
+    config = load(RouterConfig, "router", file=file, environ={}, flags={"port": 7000})
+    assert config.port == 7000
+    assert [(r.name, r.region) for r in config.replicas] == [
+        ("us-0", "us-east"),
+        ("us-1", "us-east"),
+        ("eu-0", "eu-west"),
+    ]
+    assert config.replicas[2].model == "smollm2-135m-instruct"
+    assert config.tokenizers == ("127.0.0.1:7100", "127.0.0.1:7101")
+    assert config.regions[1] == RegionConfig("eu-west", 53.3, -6.3)
+
+
+def test_two_replicas_cannot_share_a_name() -> None:
+    replica = ReplicaConfig("a", "us-east", "h:1")
+    with pytest.raises(ConfigError, match="share the replica name a"):
+        RouterConfig(replicas=(replica, replica))
+
+
+@pytest.mark.parametrize("field", ["name", "region", "address"])
+def test_a_replica_needs_every_field(field: str) -> None:
+    values = {"name": "a", "region": "us-east", "address": "h:1"} | {field: ""}
+    with pytest.raises(ConfigError, match=f"no {field}"):
+        ReplicaConfig(**values)
+
+
+@pytest.mark.parametrize(("latitude", "longitude"), [(91.0, 0.0), (0.0, 200.0), (float("nan"), 0)])
+def test_coordinates_are_degrees(latitude: float, longitude: float) -> None:
+    with pytest.raises(ConfigError, match="degrees"):
+        RegionConfig("x", latitude, longitude)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_sessions", 0), ("probe_interval_s", -1.0), ("port", 70000), ("near_ms", -0.1)],
+)
+def test_absurd_values_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        RouterConfig(**{field: value})  # type: ignore[arg-type]

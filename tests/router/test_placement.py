@@ -1,0 +1,252 @@
+"""Constraints first, then the least predicted wait; every refusal says why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import (
+    NoReplicaError,
+    OutriderError,
+    OverloadedError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from services.router.placement import Decision, Request, place, predict
+from services.router.registry import Load, Model, Replica, ReplicaState, RoundTrip
+
+DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
+
+
+def replica(
+    name: str,
+    *,
+    region: str = "us-east",
+    rtt_ms: float = 1.0,
+    model: Model | None = Model("m", DIGEST),  # noqa: B008 - frozen
+    expected_model: str = "",
+    state: ReplicaState = ReplicaState.READY,
+    load: Load | None = Load(fixed_ms=10.0, row_ms=1.0),  # noqa: B008 - frozen
+) -> Replica:
+    return Replica(
+        name=name,
+        region=region,
+        address="h:1",
+        expected_model=expected_model,
+        since=0.0,
+        rtt=RoundTrip(rtt_ms),
+        state=state,
+        model=model,
+        load=load,
+    )
+
+
+def choose(request: Request, *replicas: Replica, seed: int = 1, near_ms: float = 0.0) -> Decision:
+    return place(request, replicas, Random(seed), near_ms=near_ms)
+
+
+ASK = Request("m", DIGEST, prompt_tokens=100)
+
+
+# --- the prediction ---
+
+
+def test_an_idle_replica_costs_its_distance_and_the_prompt() -> None:
+    wait = predict(replica("a", rtt_ms=7.0), 100)
+    assert (wait.rtt_ms, wait.queue_ms, wait.prefill_ms) == (7.0, 0.0, 110.0)
+    assert wait.total_ms == 117.0
+
+
+def test_prompts_ahead_and_running_sessions_count() -> None:
+    busy = replica("a", load=Load(3, 0, 300, fixed_ms=10.0, row_ms=1.0))
+    busy.place(1, 200, now=0.0)
+    wait = predict(busy, 100)
+    # 500 tokens ahead in two calls; each call also carries two rows of four sessions.
+    assert wait.queue_ms == 500.0 + 2 * (10.0 + 8.0)
+    assert wait.prefill_ms == 100.0 + 18.0
+
+
+def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
+    assert predict(replica("a", rtt_ms=0.0, load=None), 50).total_ms == 60.0
+
+
+@given(
+    st.integers(0, 50), st.integers(0, 10_000), st.integers(0, 4000), st.floats(0, 50),
+    st.floats(0, 5), st.floats(0, 300),
+)  # fmt: skip
+def test_more_load_never_predicts_a_shorter_wait(
+    running: int, queued: int, prompt: int, fixed: float, row: float, rtt: float
+) -> None:
+    def wait(extra_running: int, extra_queued: int, extra_prompt: int) -> float:
+        load = Load(running + extra_running, 0, queued + extra_queued, fixed, row)
+        return predict(replica("a", rtt_ms=rtt, load=load), prompt + extra_prompt).total_ms
+
+    base = wait(0, 0, 0)
+    assert base >= rtt
+    assert wait(1, 0, 0) >= base
+    assert wait(0, 100, 0) >= base
+    assert wait(0, 0, 100) >= base
+
+
+# --- the choice ---
+
+
+def test_the_nearer_of_two_idle_replicas_is_taken_and_explained() -> None:
+    decision = choose(ASK, replica("far", rtt_ms=80.0), replica("near", rtt_ms=2.0))
+    assert decision.replica == "near"
+    assert decision.considered == (("near", 112.0), ("far", 190.0))
+    assert decision.wait.rtt_ms == 2.0
+
+
+def test_a_far_idle_replica_beats_a_near_busy_one() -> None:
+    busy = replica("near", load=Load(8, 2, 900, fixed_ms=10.0, row_ms=1.0))
+    assert choose(ASK, busy, replica("far", rtt_ms=80.0)).replica == "far"
+
+
+def test_a_burst_spreads_before_any_report() -> None:
+    pair = [replica("a"), replica("b", rtt_ms=2.0)]
+    got = Counter[str]()
+    for session in range(20):
+        name = choose(ASK, *pair).replica
+        next(r for r in pair if r.name == name).place(session, 100, now=0.0)
+        got[name] += 1
+    assert got == {"a": 10, "b": 10}
+
+
+def test_near_equals_share_by_the_better_of_two_random_ones() -> None:
+    replicas = [replica(f"r{n}", rtt_ms=1.0 + n / 10) for n in range(5)]
+    replicas.append(replica("out", rtt_ms=50.0))
+    rng = Random(7)
+    got = Counter(place(ASK, replicas, rng, near_ms=5.0).replica for _ in range(2000))
+    assert got["out"] == 0
+    assert got["r4"] == 0, "the worst of the near-equals never wins a comparison"
+    # P(index i is the lower of two of five) = (4 - i) / 10.
+    for index, share in enumerate((0.4, 0.3, 0.2, 0.1)):
+        assert got[f"r{index}"] / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_two_near_equals_leave_nothing_to_chance() -> None:
+    pair = (replica("a", rtt_ms=2.0), replica("b", rtt_ms=1.0))
+    assert {choose(ASK, *pair, seed=s, near_ms=5.0).replica for s in range(20)} == {"b"}
+
+
+# --- constraints and their refusals ---
+
+
+def test_residency_excludes_nearer_regions() -> None:
+    request = Request("m", DIGEST, 100, residency=("eu-west", "eu-north"))
+    eu = replica("eu", region="eu-west", rtt_ms=90.0)
+    assert choose(request, replica("us"), eu).replica == "eu"
+    with pytest.raises(NoReplicaError, match=r"eu-west, eu-north.*only in us-east"):
+        choose(request, replica("us"))
+
+
+def test_an_unknown_model_names_those_there_are() -> None:
+    with pytest.raises(UnknownModelError, match="model x: use one of m, n"):
+        choose(Request("x", DIGEST, 1), replica("a"), replica("b", model=Model("n", DIGEST)))
+
+
+def test_a_model_known_only_from_the_configuration_counts() -> None:
+    unreached = replica("a", model=None, expected_model="m", state=ReplicaState.CONNECTING)
+    with pytest.raises(UnknownModelError):
+        choose(Request("x", DIGEST, 1), unreached)
+    with pytest.raises(NoReplicaError, match="a CONNECTING"):
+        choose(ASK, unreached)
+
+
+def test_a_replica_never_reached_might_serve_any_model() -> None:
+    unreached = replica("b", model=None, state=ReplicaState.DOWN)
+    with pytest.raises(NoReplicaError, match="b DOWN") as caught:
+        choose(Request("x", DIGEST, 1), replica("a"), unreached)
+    assert caught.value.retry_delay_ms > 0
+
+
+def test_a_vocabulary_mismatch_names_both_digests() -> None:
+    with pytest.raises(VocabularyMismatchError) as caught:
+        choose(Request("m", OTHER, 1), replica("a"), replica("b"))
+    assert DIGEST.hex() in caught.value.message
+    assert OTHER.hex() in caught.value.message
+
+
+def test_ids_without_a_digest_match_nothing() -> None:
+    with pytest.raises(VocabularyMismatchError, match=r"\(none\)"):
+        choose(Request("m", b"", 1), replica("a"))
+
+
+def test_replicas_of_the_right_vocabulary_are_preferred_to_refusing() -> None:
+    old = replica("old", model=Model("m", OTHER))
+    assert choose(ASK, old, replica("new", rtt_ms=100.0)).replica == "new"
+
+
+@pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.READY])
+def test_only_ready_replicas_take_sessions(state: ReplicaState) -> None:
+    with pytest.raises(NoReplicaError, match=f"a {state.name}, b {state.name}"):
+        choose(ASK, replica("a", state=state), replica("b", state=state))
+    assert choose(ASK, replica("a", state=state), replica("c", rtt_ms=99.0)).replica == "c"
+
+
+def test_replicas_already_tried_are_left_out() -> None:
+    request = Request("m", DIGEST, 1, exclude=frozenset({"a"}))
+    assert choose(request, replica("a"), replica("b", rtt_ms=99.0)).replica == "b"
+    with pytest.raises(NoReplicaError, match="a tried"):
+        choose(request, replica("a"))
+
+
+def test_full_replicas_are_overload_not_absence() -> None:
+    full = replica("a", load=Load(running_sessions=8, max_sessions=8))
+    assert choose(ASK, full, replica("b", rtt_ms=99.0)).replica == "b"
+    with pytest.raises(OverloadedError, match="a 8 of 8") as caught:
+        choose(ASK, full)
+    assert caught.value.retry_delay_ms > 0
+
+
+def test_a_router_without_replicas_says_so() -> None:
+    with pytest.raises(NoReplicaError, match="no replicas"):
+        choose(ASK)
+
+
+@given(st.data())
+def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
+    digests, models, regions = st.sampled_from([DIGEST, OTHER]), st.sampled_from("mn"), "us eu"
+    replicas = [
+        replica(
+            f"r{n}",
+            region=data.draw(st.sampled_from(regions.split())),
+            rtt_ms=data.draw(st.floats(0.1, 300)),
+            model=data.draw(st.none() | st.builds(Model, models, digests)),
+            state=data.draw(st.sampled_from(ReplicaState)),
+            load=data.draw(
+                st.none()
+                | st.builds(Load, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
+            ),
+        )
+        for n in range(data.draw(st.integers(0, 6)))
+    ]
+    for entry in replicas:
+        if entry.model is None and entry.state is ReplicaState.READY:
+            entry.state = ReplicaState.CONNECTING  # READY implies that the model is known
+    request = Request(
+        data.draw(models),
+        data.draw(digests),
+        data.draw(st.integers(1, 4000)),
+        residency=tuple(data.draw(st.lists(st.sampled_from(regions.split()), max_size=1))),
+    )
+    able = {
+        r.name
+        for r in replicas
+        if r.state is ReplicaState.READY
+        and r.model == Model(request.model, request.vocabulary_digest)
+        and (not request.residency or r.region in request.residency)
+        and not r.is_full
+    }
+    try:
+        decision = choose(request, *replicas, near_ms=5.0)
+    except OutriderError:
+        assert not able
+    else:
+        assert {name for name, _ in decision.considered} == able
+        assert decision.wait.total_ms <= decision.considered[0][1] + 5.0
