@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
 
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
-from outrider.models.store import ModelStore, default_root
+from outrider.models.store import Artifact, ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from services.inference.engines.openvino.engine import OpenVinoEngine
 
 # No deadline: a busy machine is no failure. Derandomized: a run can be repeated.
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
@@ -25,3 +31,21 @@ def model_store() -> ModelStore:
 def vocabulary(model_store: ModelStore) -> Vocabulary:
     """The default model's vocabulary."""
     return load_vocabulary(DEFAULT_MODEL, model_store)
+
+
+@pytest.fixture(scope="session")
+def model_artifact(model_store: ModelStore) -> Artifact:
+    """The default model's file."""
+    return model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256)
+
+
+@pytest.fixture(scope="session")
+def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
+    """The default model, loaded once. Tests close the sequences they open, never the engine."""
+    # Imported here: tests of the fake engine alone need no OpenVINO.
+    from services.inference.engines.config import EngineConfig
+    from services.inference.engines.openvino.loading import load_engine
+
+    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=384))
+    yield engine
+    engine.close()

@@ -124,9 +124,10 @@ class FakeEngine:
                 f"{len(data)} bytes do not fill {len(blocks)} blocks of "
                 f"{self._info.block_bytes} bytes; export and import equal engines"
             )
-        words = np.frombuffer(data, np.uint64).reshape(2, len(blocks), -1)
-        self._paged(self._keys)[blocks] = words[0]
-        self._paged(self._values)[blocks] = words[1]
+        index = np.asarray(blocks, np.intp)
+        words = np.frombuffer(data, np.uint64).reshape(2, len(index), self._info.block_tokens)
+        self._paged(self._keys)[index] = words[0]
+        self._paged(self._values)[index] = words[1]
 
     def close(self) -> None:
         self._closed = True

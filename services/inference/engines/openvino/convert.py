@@ -86,8 +86,8 @@ def convert(source: Path, folder: Path) -> None:
 
 def read_facts(source: Path) -> ModelFacts:
     """Read them from the GGUF metadata. Raises EngineError if they are not there."""
-    reader = gguf.GGUFReader(source)
     try:
+        reader = gguf.GGUFReader(source)
         architecture = reader.fields["general.architecture"].contents()
         return ModelFacts(
             vocabulary_size=len(reader.fields["tokenizer.ggml.tokens"].data),
@@ -95,6 +95,8 @@ def read_facts(source: Path) -> ModelFacts:
         )
     except KeyError as error:
         raise EngineError(f"the model file lacks {error}; use a complete GGUF file") from error
+    except (ValueError, IndexError) as error:
+        raise EngineError(f"the model file is no GGUF file: {error}") from error
 
 
 def _run_converter(source: Path) -> None:

@@ -56,23 +56,28 @@ class KvTensors:
 
     def export(self, blocks: Sequence[int]) -> bytes:
         """Block by block: layer 0's keys, its values, layer 1's keys, ..."""
-        parts = [words[blocks].view(np.uint8).reshape(len(blocks), -1) for words in self._words]
+        index = np.asarray(blocks, np.intp)
+        parts = [
+            words[index].view(np.uint8).reshape(len(index), words[0].nbytes)
+            for words in self._words
+        ]
         return np.concatenate(parts, axis=1).tobytes()
 
     def load(self, blocks: Sequence[int], data: bytes) -> None:
         """Write what `export` gave. Raises EngineError on a size mismatch."""
-        expected = len(blocks) * sum(words[0].nbytes for words in self._words)
+        index = np.asarray(blocks, np.intp)
+        expected = len(index) * sum(words[0].nbytes for words in self._words)
         if len(data) != expected:
             raise EngineError(
                 f"{len(data)} bytes do not fill {len(blocks)} blocks, which take {expected}; "
                 "export and import equal engines"
             )
-        rows = np.frombuffer(data, np.uint8).reshape(len(blocks), -1)
+        rows = np.frombuffer(data, np.uint8).reshape(len(index), expected // max(1, len(index)))
         begin = 0
         for words in self._words:
             end = begin + words[0].nbytes
             part = np.ascontiguousarray(rows[:, begin:end]).view(words.dtype)
-            words[blocks] = part.reshape(len(blocks), *words.shape[1:])
+            words[index] = part.reshape(len(index), *words.shape[1:])
             begin = end
 
 

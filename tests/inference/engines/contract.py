@@ -1,0 +1,294 @@
+"""What every engine promises (services/inference/engines/base.py), as tests to inherit.
+
+A subclass provides the fixtures `engine` (may be shared by all tests; they leave it as they found
+it), `other` (an equal engine with a pool of its own) and `spare` (an engine the test may close).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from outrider.errors import EngineError
+from services.inference.engines.base import Engine, Ids, Logits, Round
+
+_numbers = itertools.count(1_000_000)
+
+
+def random_ids(engine: Engine, count: int, seed: int = 0) -> Ids:
+    """[count] ids from all of the vocabulary."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, engine.info.vocabulary_size, count).astype(np.int32)
+
+
+def table(engine: Engine, num_tokens: int, seed: int = 0, *, first: int = 0) -> Ids:
+    """Blocks for num_tokens and the scratch tokens, in random order, from number `first` on."""
+    needed = -(-(num_tokens + engine.info.scratch_tokens) // engine.info.block_tokens)
+    rng = np.random.default_rng(seed)
+    return (first + rng.permutation(engine.info.num_blocks - first)[:needed]).astype(np.int32)
+
+
+@contextmanager
+def opened(engine: Engine, *prompts: Ids) -> Iterator[list[int]]:
+    """Numbers of newly opened sequences, closed afterwards."""
+    sequences = [next(_numbers) for _ in prompts]
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        engine.open(sequence, prompt)
+    yield sequences
+    for sequence in sequences:
+        engine.close_sequence(sequence)
+
+
+def run(engine: Engine, sequence: int, ids: Ids, past: int, blocks: Ids, rows: int) -> Logits:
+    """One round on its own."""
+    return engine.step([Round(sequence, ids, past, blocks, rows)])[0].logits
+
+
+def all_rows(engine: Engine, ids: Ids, blocks: Ids, chunk: int | None = None) -> Logits:
+    """[len(ids), V] every row, computed in chunks."""
+    chunk = chunk or len(ids)
+    with opened(engine, ids) as (sequence,):
+        parts = [
+            run(engine, sequence, ids[past : past + chunk], past, blocks, len(ids[past:][:chunk]))
+            for past in range(0, len(ids), chunk)
+        ]
+    return np.concatenate(parts)
+
+
+def assert_same(actual: Logits, expected: Logits) -> None:
+    """Bit equality, shapes included."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == np.float32
+    different = np.flatnonzero((actual != expected).any(axis=1))
+    assert different.size == 0, f"rows {different.tolist()} differ"
+
+
+class EngineContract:
+    """Inherit as a test class."""
+
+    def test_info_describes_a_usable_engine(self, engine: Engine) -> None:
+        info = engine.info
+        assert info.exact
+        assert info.name
+        assert min(info.vocabulary_size, info.block_tokens, info.num_blocks, info.block_bytes) > 0
+        assert info.min_rows >= 1
+        assert info.max_context_tokens >= info.block_tokens
+
+    @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 31, 32, 33, 64, 65])
+    def test_rows_do_not_depend_on_chunking(self, engine: Engine, chunk: int) -> None:
+        ids = random_ids(engine, 100)
+        expected = all_rows(engine, ids, table(engine, 100, 1))
+        assert_same(all_rows(engine, ids, table(engine, 100, 2), chunk), expected)
+
+    @pytest.mark.parametrize("length", [1, 2, 31, 32, 33])
+    def test_short_prompts(self, engine: Engine, length: int) -> None:
+        ids = random_ids(engine, length + 40)
+        expected = all_rows(engine, ids, table(engine, len(ids), 1))
+        assert_same(all_rows(engine, ids[:length], table(engine, length, 2)), expected[:length])
+
+    def test_asked_rows_are_the_last_ones(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 40), table(engine, 40)
+        expected = all_rows(engine, ids, blocks)
+        with opened(engine, ids) as (sequence,):
+            for rows in (0, 1, 2, 39, 40):
+                assert_same(run(engine, sequence, ids, 0, blocks, rows), expected[40 - rows :])
+
+    def test_a_row_depends_on_every_id_before_it(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 40), table(engine, 40)
+        expected = all_rows(engine, ids, blocks)
+        for position in (0, 20, 39):
+            changed = ids.copy()
+            changed[position] = (changed[position] + 1) % engine.info.vocabulary_size
+            rows = all_rows(engine, changed, blocks)
+            assert_same(rows[:position], expected[:position])
+            assert (rows[39] != expected[39]).any()
+
+    @pytest.mark.parametrize("kept", [0, 1, 3])
+    def test_wrong_drafts_behind_a_row_never_change_it(self, engine: Engine, kept: int) -> None:
+        ids, blocks = random_ids(engine, 70), table(engine, 80)
+        expected = all_rows(engine, ids, blocks)
+        with opened(engine, ids) as (sequence,):
+            run(engine, sequence, ids[:29], 0, blocks, 0)
+            past, garbage = 29, random_ids(engine, 200, 9)
+            while past < len(ids):
+                right = ids[past : past + 1 + kept]
+                tokens = np.concatenate([right, garbage[past : past + 3]])
+                rows = run(engine, sequence, tokens, past, blocks, len(tokens))
+                assert_same(rows[: len(right)], expected[past : past + len(right)])
+                past += len(right)
+
+    def test_dirty_blocks_are_as_good_as_new(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 60), table(engine, 100)
+        expected = all_rows(engine, ids, blocks)
+        all_rows(engine, random_ids(engine, 100, 5), blocks[::-1].copy())
+        assert_same(all_rows(engine, ids, blocks, 13), expected)
+
+    def test_rows_do_not_depend_on_the_rest_of_the_batch(self, engine: Engine) -> None:
+        rng = np.random.default_rng(3)
+        prompts = [random_ids(engine, 90, seed) for seed in range(4)]
+        per = len(table(engine, 90))
+        blocks = np.split(table(engine, 4 * 90 + 3 * engine.info.block_tokens)[: 4 * per], 4)
+        expected = [all_rows(engine, ids, own) for ids, own in zip(prompts, blocks, strict=True)]
+        with opened(engine, *prompts) as sequences:
+            past = [0, 0, 0, 0]
+            while any(position < 90 for position in past):
+                members = [int(i) for i in rng.permutation(4) if past[i] < 90]
+                members = members[: int(rng.integers(1, 5))]
+                sizes = [int(rng.choice([1, 1, 2, 5, 33])) for _ in members]
+                rounds = [
+                    _round(sequences[i], prompts[i], past[i], size, blocks[i], rng)
+                    for i, size in zip(members, sizes, strict=True)
+                ]
+                answers = engine.step(rounds)
+                for i, part, answer in zip(members, rounds, answers, strict=True):
+                    past[i] += len(part.tokens)
+                    assert_same(answer.logits, expected[i][past[i] - part.num_rows : past[i]])
+
+    def test_sequences_share_whole_blocks(self, engine: Engine) -> None:
+        shared = engine.info.block_tokens * 2
+        ids = [random_ids(engine, shared + 9, seed) for seed in (1, 2)]
+        ids[1][:shared] = ids[0][:shared]
+        whole = table(engine, shared + 9)
+        expected = [all_rows(engine, each, whole) for each in ids]
+        blocks = table(engine, shared + 9 + 2 * engine.info.block_tokens)
+        tables = [blocks[: len(whole)], np.append(blocks[:2], blocks[len(whole) :])]
+        with opened(engine, *ids) as sequences:
+            run(engine, sequences[0], ids[0][:shared], 0, tables[0], 0)
+            for past in range(shared, shared + 9):
+                answers = engine.step(
+                    [
+                        Round(sequence, each[past : past + 1], past, own, 1)
+                        for sequence, each, own in zip(sequences, ids, tables, strict=True)
+                    ]
+                )
+                for rows, answer in zip(expected, answers, strict=True):
+                    assert_same(answer.logits, rows[past : past + 1])
+
+    def test_a_cached_prompt_needs_its_last_token_only(self, engine: Engine) -> None:
+        length = engine.info.block_tokens * 2
+        ids, blocks = random_ids(engine, length), table(engine, length)
+        expected = all_rows(engine, ids, blocks)
+        with opened(engine, ids) as (sequence,):
+            rows = run(engine, sequence, ids[-1:], length - 1, blocks, 1)
+        assert_same(rows, expected[-1:])
+
+    def test_rows_outlive_later_calls(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 20), table(engine, 20)
+        rows = all_rows(engine, ids, blocks)
+        before = rows.copy()
+        all_rows(engine, random_ids(engine, 20, 4), blocks)
+        assert_same(rows, before)
+
+    def test_exported_kv_serves_in_another_pool(self, engine: Engine, other: Engine) -> None:
+        ids = random_ids(engine, 80)
+        source, target = table(engine, 80, 1), table(other, 80, 2)
+        expected = all_rows(engine, ids, source)
+        held = -(-50 // engine.info.block_tokens)
+        data = engine.export_blocks(source[:held].tolist())
+        assert len(data) == held * engine.info.block_bytes
+        other.import_blocks(target[:held].tolist(), data)
+        assert other.export_blocks(target[:held].tolist()) == data
+        with opened(other, ids) as (sequence,):
+            rows = run(other, sequence, ids[50:], 50, target, 30)
+        assert_same(rows, expected[50:])
+
+    def test_an_empty_call_is_answered(self, engine: Engine) -> None:
+        assert engine.step([]) == []
+
+    def test_closing_an_unknown_sequence_is_ignored(self, engine: Engine) -> None:
+        engine.close_sequence(next(_numbers))
+
+    def test_a_number_is_free_again_after_closing(self, engine: Engine) -> None:
+        ids = random_ids(engine, 3)
+        sequence = next(_numbers)
+        for _ in range(2):
+            engine.open(sequence, ids)
+            with pytest.raises(EngineError, match="open already"):
+                engine.open(sequence, ids)
+            engine.close_sequence(sequence)
+
+    def test_bad_rounds_are_refused(self, engine: Engine) -> None:
+        ids, blocks, info = random_ids(engine, 40), table(engine, 40), engine.info
+        with opened(engine, ids) as (sequence,):
+            for past, tokens, own, rows, words in [
+                (0, ids, blocks, 41, "41 rows"),
+                (0, ids, blocks, -1, "-1 rows"),
+                (0, ids[:0], blocks, 0, "0 tokens"),
+                (-1, ids, blocks, 1, "outside the context"),
+                (info.max_context_tokens, ids, blocks, 1, "outside the context"),
+                (0, _with(ids, -1), blocks, 1, "id -1 is outside the vocabulary"),
+                (0, _with(ids, info.vocabulary_size), blocks, 1, "outside the vocabulary"),
+                (0, ids, _with(blocks, -1), 1, "block -1 is outside the pool"),
+                (0, ids, _with(blocks, info.num_blocks), 1, "outside the pool"),
+                (0, ids, blocks[:0], 1, "do not cover"),
+                (len(blocks) * info.block_tokens - 39, ids, blocks, 1, "do not cover"),
+            ]:
+                with pytest.raises(EngineError, match=words):
+                    run(engine, sequence, tokens, past, own, rows)
+            with pytest.raises(EngineError, match="twice"):
+                engine.step([Round(sequence, ids, 0, blocks, 1)] * 2)
+            assert run(engine, sequence, ids, 0, blocks, 1).shape == (1, info.vocabulary_size)
+
+    def test_a_refused_call_writes_nothing(self, engine: Engine) -> None:
+        ids = random_ids(engine, 40)
+        blocks = table(engine, 80)
+        expected = all_rows(engine, ids, blocks)
+        with opened(engine, ids) as (sequence,):
+            good = Round(sequence, random_ids(engine, 9, 7), 0, blocks, 1)
+            with pytest.raises(EngineError, match="not open"):
+                engine.step([good, Round(next(_numbers), ids, 0, blocks, 1)])
+            assert_same(run(engine, sequence, ids[39:], 39, blocks, 1), expected[39:])
+
+    def test_sequences_must_be_open(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 4), table(engine, 4)
+        with opened(engine, ids) as (sequence,):
+            run(engine, sequence, ids, 0, blocks, 1)
+        with pytest.raises(EngineError, match="not open"):
+            run(engine, sequence, ids, 0, blocks, 1)
+        with pytest.raises(EngineError, match="vocabulary"):
+            engine.open(next(_numbers), _with(ids, engine.info.vocabulary_size))
+
+    def test_bad_exports_and_imports_are_refused(self, engine: Engine) -> None:
+        block = engine.info.block_bytes
+        for blocks in ([-1], [engine.info.num_blocks]):
+            with pytest.raises(EngineError, match="outside the pool"):
+                engine.export_blocks(blocks)
+            with pytest.raises(EngineError, match="outside the pool"):
+                engine.import_blocks(blocks, bytes(block))
+        for size in (0, block - 1, block + 1, 2 * block):
+            with pytest.raises(EngineError, match="do not fill"):
+                engine.import_blocks([0], bytes(size))
+        assert engine.export_blocks([]) == b""
+        engine.import_blocks([], b"")
+
+    def test_a_closed_engine_refuses_everything(self, spare: Engine) -> None:
+        ids, blocks = random_ids(spare, 4), table(spare, 4)
+        spare.open(1, ids)
+        spare.close()
+        spare.close()
+        for verb in (
+            lambda: spare.open(2, ids),
+            lambda: spare.step([Round(1, ids, 0, blocks, 1)]),
+            lambda: spare.close_sequence(1),
+            lambda: spare.export_blocks([0]),
+            lambda: spare.import_blocks([0], b""),
+        ):
+            with pytest.raises(EngineError, match="closed"):
+                verb()
+
+
+def _round(
+    sequence: int, ids: Ids, past: int, size: int, blocks: Ids, rng: np.random.Generator
+) -> Round:
+    tokens = ids[past : past + size]
+    return Round(sequence, tokens, past, blocks, int(rng.integers(0, len(tokens) + 1)))
+
+
+def _with(ids: Sequence[int] | Ids, value: int) -> Ids:
+    changed = np.array(ids, np.int32)
+    changed[-1] = value
+    return changed
