@@ -96,8 +96,10 @@ class Supervisor:
             async with asyncio.timeout(START_LIMIT_S):
                 while process.returncode is None:
                     ports = read_ports(ready_file)
-                    if ports and await asyncio.to_thread(_is_ready, self.options.host, ports.admin):
-                        return ports
+                    if ports is not None:
+                        host, admin_port = self.options.host, ports.admin
+                        if await asyncio.to_thread(_is_ready, host, admin_port):
+                            return ports
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise UnavailableError(

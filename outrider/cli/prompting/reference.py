@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -76,7 +77,10 @@ def _load(model: str, threads: int) -> _Runner:
 
     spec = lookup(model)
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
-    return _Runner(create_engine(EngineConfig(model=spec.name, threads=threads)), vocabulary)
+    return _Runner(
+        create_engine(EngineConfig(model=spec.name, threads=threads or os.cpu_count() or 1)),
+        vocabulary,
+    )
 
 
 def _write(text: str) -> None:
