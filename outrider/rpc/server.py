@@ -23,7 +23,8 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Without it the clients' keepalive pings on idle streams end in GOAWAY "too many pings".
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
