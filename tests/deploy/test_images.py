@@ -1,0 +1,71 @@
+"""What the images hold is enough: every role starts with its own extra's packages alone.
+
+Images cannot be built in a test. What can be tested is what would break them: an import of a
+package that belongs to another role's extra.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools.check_deploy import DEPLOY
+
+ROLES = ("edge", "router", "tokenizer", "inference")
+EXTRA_MODULES = {
+    "client": ("aioquic", "cryptography", "pylsqpack", "service_identity"),
+    "inference": ("openvino", "openvino_genai", "openvino_tokenizers"),
+}
+INCLUDED = {"edge": ("client",), "router": (), "tokenizer": (), "inference": ("inference",)}
+
+
+def dockerfile(role: str) -> str:
+    return (DEPLOY / "docker" / f"{role}.Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_is_of_its_role(role: str) -> None:
+    text = dockerfile(role)
+    assert f'".[{role}]"' in text
+    assert f'ENTRYPOINT ["outrider", "serve", "{role}"]' in text
+    assert re.search(r"^USER 10001:10001$", text, re.M)
+    assert re.search(r"^HEALTHCHECK .*\n.*9100/health", text, re.M)
+    assert text.count("FROM ") == 2
+
+
+def test_every_package_of_an_extra_is_accounted_for() -> None:
+    """So that a new dependency of one role cannot slip into another unseen."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert extras["edge"] == ["outrider[client]"]
+    assert extras["router"] == extras["tokenizer"] == []
+    for extra, modules in EXTRA_MODULES.items():
+        names = {re.split(r"[<>=]", item)[0].replace("-", "_") for item in extras[extra]}
+        assert names <= set(modules)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_needs_no_package_of_another(role: str, tmp_path: Path) -> None:
+    blocked = [
+        module
+        for extra, modules in EXTRA_MODULES.items()
+        if extra not in INCLUDED[role]
+        for module in modules
+    ]
+    script = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"  # None: importing it fails
+        f"import outrider.cli.main, services.{role}.app, services.{role}.config\n"
+        "from typer.testing import CliRunner\n"
+        f"done = CliRunner().invoke(outrider.cli.main.app, ['serve', {role!r}, '--help'])\n"
+        "assert done.exit_code == 0, done.output\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,233 @@
+"""The overlays build and keep every policy; every policy notices what it is there for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.check_deploy import DEPLOY, overlays
+from tools.deploy_checks import kustomize
+from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
+from tools.deploy_checks.manifests import Manifests, schema_problems
+from tools.deploy_checks.policies import POLICIES, policy_problems
+
+REGIONS = {"us-east", "eu-west", "ap-southeast"}
+NAMES = [folder.name for folder in overlays()]
+
+
+@cache
+def built(name: str) -> Manifests:
+    """One overlay, built once per test run."""
+    return Manifests.parse(kustomize.build(DEPLOY / "overlays" / name))
+
+
+def test_every_site_has_an_overlay() -> None:
+    assert set(NAMES) == REGIONS | {"edge-site"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_overlay_fits_the_schemas(name: str) -> None:
+    assert list(schema_problems(built(name))) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_overlay_keeps_the_policies(name: str) -> None:
+    assert list(policy_problems(built(name))) == []
+
+
+@pytest.mark.parametrize("name", sorted(REGIONS))
+def test_a_region_runs_every_role(name: str) -> None:
+    workloads = {(w["kind"], w["metadata"]["name"]) for w in built(name).workloads()}
+    assert workloads == {
+        ("Deployment", "edge"),
+        ("Deployment", "router"),
+        ("Deployment", "tokenizer"),
+        ("StatefulSet", "inference"),
+    }
+
+
+def test_an_edge_site_runs_edges_alone() -> None:
+    assert [w["metadata"]["name"] for w in built("edge-site").workloads()] == ["edge"]
+
+
+def test_files_are_clean() -> None:
+    assert list(dockerfile_problems(DEPLOY / "docker")) == []
+    assert list(yaml_problems(DEPLOY)) == []
+
+
+def test_a_broken_overlay_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [absent.yaml]\n")
+    with pytest.raises(ValueError, match=r"absent\.yaml"):
+        kustomize.build(tmp_path)
+
+
+Change = Callable[[dict[str, dict[str, Any]]], None]
+
+
+def pod(things: dict[str, dict[str, Any]], name: str) -> Any:
+    return things[name]["spec"]["template"]["spec"]
+
+
+def container(things: dict[str, dict[str, Any]], name: str) -> Any:
+    return pod(things, name)["containers"][0]
+
+
+def config(things: dict[str, dict[str, Any]], role: str) -> Any:
+    (name,) = (n for n in things if n.startswith(f"ConfigMap/{role}-config"))
+    return things[name]["data"]
+
+
+def replace(data: Any, old: str, new: str) -> None:
+    assert old in data["outrider.toml"]
+    data["outrider.toml"] = data["outrider.toml"].replace(old, new)
+
+
+EDGE, ROUTER, INFERENCE = "Deployment/edge", "Deployment/router", "StatefulSet/inference"
+MISTAKES: list[tuple[str, Change]] = [
+    ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].pop("runAsNonRoot")),
+    ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].update(runAsUser=0)),
+    ("system_calls_are_filtered", lambda t: pod(t, EDGE)["securityContext"].pop("seccompProfile")),
+    (
+        "root_file_systems_are_read_only",
+        lambda t: pod(t, EDGE)["initContainers"][0].pop("securityContext"),
+    ),
+    (
+        "containers_have_no_privileges",
+        lambda t: container(t, EDGE)["securityContext"].update(capabilities={"drop": []}),
+    ),
+    (
+        "containers_have_no_privileges",
+        lambda t: container(t, EDGE)["securityContext"].pop("allowPrivilegeEscalation"),
+    ),
+    ("hosts_are_left_alone", lambda t: pod(t, EDGE).update(hostNetwork=True)),
+    (
+        "hosts_are_left_alone",
+        lambda t: pod(t, EDGE)["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
+    ),
+    ("hosts_are_left_alone", lambda t: container(t, EDGE)["ports"][0].update(hostPort=443)),
+    ("resources_are_bounded", lambda t: container(t, EDGE)["resources"]["limits"].pop("memory")),
+    ("pods_are_probed", lambda t: container(t, EDGE).pop("startupProbe")),
+    (
+        "pods_are_probed",
+        lambda t: container(t, ROUTER).update(readinessProbe={"tcpSocket": {"port": "grpc"}}),
+    ),
+    ("tokens_are_not_mounted", lambda t: pod(t, EDGE).pop("automountServiceAccountToken")),
+    ("tokens_are_not_mounted", lambda t: pod(t, EDGE).update(serviceAccountName="default")),
+    ("service_links_are_off", lambda t: pod(t, EDGE).pop("enableServiceLinks")),
+    ("images_are_pinned", lambda t: container(t, EDGE).update(image="host:5000/outrider-edge")),
+    ("images_are_pinned", lambda t: container(t, EDGE).update(image="outrider-edge:latest")),
+    ("pods_are_spread", lambda t: pod(t, EDGE)["topologySpreadConstraints"].pop()),
+    ("everything_is_in_the_namespace", lambda t: t["Service/edge"]["metadata"].pop("namespace")),
+    (
+        "everything_is_in_the_namespace",
+        lambda t: t["Namespace/outrider"]["metadata"].pop("labels"),
+    ),
+    ("no_secrets_are_committed", lambda t: t["Service/edge"].update(kind="Secret")),
+    (
+        "nothing_passes_by_default",
+        lambda t: t["NetworkPolicy/default-deny"]["spec"].update(ingress=[{}]),
+    ),
+    (
+        "workloads_have_network_policies",
+        lambda t: t["NetworkPolicy/edge"]["spec"]["podSelector"].update(matchLabels={"a": "b"}),
+    ),
+    (
+        "workloads_have_network_policies",
+        lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("ports"),
+    ),
+    ("workloads_survive_disruptions", lambda t: t[INFERENCE]["spec"].update(replicas=1)),
+    ("workloads_survive_disruptions", lambda t: t[EDGE]["spec"].update(replicas=3)),
+    (
+        "workloads_survive_disruptions",
+        lambda t: t["PodDisruptionBudget/edge"]["spec"].update(maxUnavailable=0),
+    ),
+    (
+        "autoscalers_have_targets",
+        lambda t: t["HorizontalPodAutoscaler/edge"]["spec"]["scaleTargetRef"].update(name="e"),
+    ),
+    (
+        "autoscalers_have_targets",
+        lambda t: t["HorizontalPodAutoscaler/edge"]["spec"].pop("behavior"),
+    ),
+    ("services_reach_pods", lambda t: t["Service/edge"]["spec"].update(selector={"a": "b"})),
+    (
+        "services_reach_pods",
+        lambda t: t["Service/router"]["spec"]["ports"][0].update(targetPort="htpp"),
+    ),
+    ("the_edge_speaks_quic", lambda t: t["Service/edge"]["spec"]["ports"][0].pop("protocol")),
+    (
+        "the_edge_speaks_quic",
+        lambda t: t["Service/edge"]["spec"].update(externalTrafficPolicy="Cluster"),
+    ),
+    ("grpc_services_are_headless", lambda t: t["Service/router"]["spec"].pop("clusterIP")),
+    ("configurations_load", lambda t: replace(config(t, "edge"), "drain_s", "drian_s")),
+    ("configurations_load", lambda t: replace(config(t, "edge"), "port = 4433", "port = 99999")),
+    ("configurations_load", lambda t: container(t, EDGE).update(args=[])),
+    (
+        "configurations_load",
+        lambda t: container(t, EDGE)["env"].append(
+            {"name": "OUTRIDER_EDGE_SERVICE_HOST", "value": "10.0.0.1"}
+        ),
+    ),
+    (
+        "ports_are_those_configured",
+        lambda t: replace(config(t, "router"), "port = 7100", "port = 7101"),
+    ),
+    (
+        "ports_are_those_configured",
+        lambda t: replace(config(t, "router"), '"0.0.0.0"', '"127.0.0.1"'),
+    ),
+    ("pods_have_time_to_drain", lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39)),
+    ("pods_have_time_to_drain", lambda t: container(t, EDGE).pop("lifecycle")),
+    ("routers_know_their_replicas", lambda t: t[INFERENCE]["spec"].update(replicas=3)),
+    (
+        "routers_know_their_replicas",
+        lambda t: replace(
+            config(t, "router"), '"inference-1.inference:', '"inference-9.inference:'
+        ),
+    ),
+    (
+        "models_are_known",
+        lambda t: container(t, EDGE)["env"].append(
+            {"name": "OUTRIDER_EDGE_MODEL", "value": "gpt-9"}
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "mistake"), MISTAKES, ids=[f"{p}-{i}" for i, (p, _) in enumerate(MISTAKES)]
+)
+def test_a_mistake_is_noticed(policy: str, mistake: Change) -> None:
+    objects = copy.deepcopy(built("us-east").objects)
+    mistake({f"{thing['kind']}/{thing['metadata']['name']}": dict_of(thing) for thing in objects})
+    problems = list(policy_problems(Manifests(objects)))
+    assert any(problem.startswith(f"{policy}: ") for problem in problems), problems
+
+
+def dict_of(thing: Any) -> dict[str, Any]:
+    assert isinstance(thing, dict)
+    return thing
+
+
+def test_every_policy_is_tried_with_a_mistake() -> None:
+    assert {policy for policy, _ in MISTAKES} == {policy.__name__ for policy in POLICIES}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("runAsNonRoot: true", "runAsNonroot: true"),
+        ("minReplicas: 2", "minReplicas: two"),
+        ("kind: PodDisruptionBudget", "kind: PodDisruptionBudgett"),
+    ],
+)
+def test_the_schemas_are_strict(old: str, new: str) -> None:
+    text = kustomize.build(DEPLOY / "overlays" / "us-east")
+    assert old in text
+    assert list(schema_problems(Manifests.parse(text.replace(old, new, 1))))

@@ -1,0 +1,66 @@
+"""Check deploy/: build every overlay, validate it strictly, hold it to the policies, lint.
+
+python -m tools.check_deploy           all of it; status 1 for problems, 2 for a missing tool
+python -m tools.check_deploy --fetch   only fetch kustomize, so that later runs are offline
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.deploy_checks import kustomize
+from tools.deploy_checks.kustomize import ToolMissingError
+from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
+from tools.deploy_checks.manifests import Manifests, schema_problems
+from tools.deploy_checks.policies import POLICIES, policy_problems
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+
+
+def overlays(deploy: Path = DEPLOY) -> list[Path]:
+    """The folders that are deployed."""
+    return sorted(path.parent for path in (deploy / "overlays").glob("*/kustomization.yaml"))
+
+
+def overlay_problems(folder: Path) -> Iterator[str]:
+    """What is wrong with one overlay, from building it to the policies."""
+    try:
+        manifests = Manifests.parse(kustomize.build(folder))
+    except ValueError as error:
+        yield f"kustomize: {error}"
+        return
+    yield from schema_problems(manifests)
+    yield from policy_problems(manifests)
+
+
+def checks() -> Iterator[tuple[str, list[str]]]:
+    """Every check by name, with its problems."""
+    yield "Dockerfiles (hadolint)", list(dockerfile_problems(DEPLOY / "docker"))
+    yield "YAML (yamllint)", list(yaml_problems(DEPLOY))
+    for folder in overlays():
+        title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
+        yield title, list(overlay_problems(folder))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the checks; returns the exit status."""
+    try:
+        if arguments == ["--fetch"]:
+            print("kustomize:", *kustomize.command())
+            return 0
+        failed = 0
+        for title, problems in checks():
+            print(f"{'FAIL' if problems else 'ok  '} {title}")
+            for problem in problems:
+                print(f"       {problem}")
+            failed += bool(problems)
+    except ToolMissingError as error:
+        print(f"not checked: {error}", file=sys.stderr)
+        return 2
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,155 @@
+"""The configurations in the manifests, read by the services' own loaders."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.config import load
+from outrider.errors import OutriderError
+from outrider.models.catalog import lookup
+from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
+
+ROLES = ("edge", "router", "tokenizer", "inference")
+CONFIG_PATH = "/etc/outrider/outrider.toml"
+_MARGIN_S = 5
+
+
+def configurations_load(manifests: Manifests) -> Iterator[str]:
+    """Keys and values are ones the service knows, ConfigMap and environment together."""
+    for workload, role in _roles(manifests):
+        try:
+            _load(manifests, workload, role)
+        except (OutriderError, LookupError) as error:
+            yield f"{label(workload)}: {error}"
+
+
+def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
+    """The container ports are what the service binds, reachable from outside the pod."""
+    for workload, role, config in _loaded(manifests):
+        ports = {port["name"]: port["containerPort"] for port in _container(workload)["ports"]}
+        main = ports.get("quic" if role == "edge" else "grpc")
+        if (config.port, config.admin_port) != (main, ports.get("admin")):
+            yield f"{label(workload)}: container ports {ports} are not what outrider.toml binds"
+        if config.host != "0.0.0.0" or config.admin_host != "0.0.0.0":
+            yield f"{label(workload)}: host and admin_host must be 0.0.0.0 in a pod"
+
+
+def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
+    """Before SIGKILL: the pause before SIGTERM, the drain itself, and a margin."""
+    for workload, _, config in _loaded(manifests):
+        pod = workload["spec"]["template"]["spec"]
+        pause = _container(workload).get("lifecycle", {}).get("preStop", {})
+        pause_s = pause.get("sleep", {}).get("seconds", 0)
+        if pause_s < 1:
+            yield f"{label(workload)}: sleep before SIGTERM, senders learn late of the end"
+        needed = pause_s + config.drain_s + _MARGIN_S
+        if pod.get("terminationGracePeriodSeconds", 30) < needed:
+            yield f"{label(workload)}: terminationGracePeriodSeconds must be {needed:g} or more"
+
+
+def routers_know_their_replicas(manifests: Manifests) -> Iterator[str]:
+    """The replicas listed for the own region are the pods of its StatefulSet, by name."""
+    routers = [config for _, role, config in _loaded(manifests) if role == "router"]
+    for workload, _, config in _loaded(manifests):
+        if workload["kind"] != "StatefulSet":
+            continue
+        name, spec = workload["metadata"]["name"], workload["spec"]
+        wanted = {
+            (f"{config.region}-{name}-{n}", f"{name}-{n}.{spec['serviceName']}:{config.port}")
+            for n in range(spec["replicas"])
+        }
+        for router in routers:
+            listed = {(r.name, r.address) for r in router.replicas if r.region == router.region}
+            if listed != wanted:
+                yield f"router lists {sorted(listed)} in its region, there are {sorted(wanted)}"
+
+
+def models_are_known(manifests: Manifests) -> Iterator[str]:
+    """What is pulled is what is served, and the catalogue knows it."""
+    served: set[str] = set()
+    for workload, role, config in _loaded(manifests):
+        field = {"router": "default_model", "tokenizer": "models"}.get(role, "model")
+        value = getattr(config, field)
+        served.update(value if isinstance(value, tuple) else (value,))
+        for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
+            served.add(_environment(manifests, container, role, prefix="").get("MODEL", ""))
+    try:
+        models = {lookup(name).name for name in served}
+    except OutriderError as error:
+        yield str(error)
+        return
+    if len(models) > 1:
+        yield f"the roles serve different models: {sorted(models)}"
+
+
+def _roles(manifests: Manifests) -> Iterator[tuple[Object, str]]:
+    for workload in manifests.workloads():
+        role = workload["spec"]["template"]["metadata"]["labels"].get(NAME_LABEL, "")
+        if role in ROLES:
+            yield workload, role
+
+
+def _loaded(manifests: Manifests) -> Iterator[tuple[Object, str, Any]]:
+    """Workloads with the configuration they would start with; those that fail are left out."""
+    for workload, role in _roles(manifests):
+        try:
+            yield workload, role, _load(manifests, workload, role)
+        except (OutriderError, LookupError):
+            continue  # `configurations_load` says so
+
+
+def _load(manifests: Manifests, workload: Object, role: str) -> Any:
+    pod = workload["spec"]["template"]["spec"]
+    container = _container(workload)
+    if CONFIG_PATH not in container.get("args", ()):
+        raise LookupError(f"its arguments do not name {CONFIG_PATH}")
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "config")
+    text = _config_map(manifests, volume["configMap"]["name"])["outrider.toml"]
+    module = importlib.import_module(f"services.{role}.config")
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        return load(
+            getattr(module, f"{role.capitalize()}Config"),
+            role,
+            file=Path(file.name),
+            environ=_environment(manifests, container, role),
+        )
+
+
+def _environment(
+    manifests: Manifests, container: Object, role: str, *, prefix: str = "OUTRIDER_"
+) -> dict[str, str]:
+    """The container's variables as the kubelet sets them, references resolved."""
+    values = {"POD": f"{role}-0"}
+    for variable in container.get("env", ()):
+        name = variable["name"]
+        reference = variable.get("valueFrom", {}).get("configMapKeyRef")
+        if reference is not None:
+            values[name] = _config_map(manifests, reference["name"])[reference["key"]]
+        elif "value" in variable:
+            values[name] = _expand(variable["value"], values)
+    return {name: value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _expand(text: str, values: Mapping[str, str]) -> str:
+    for name, value in values.items():
+        text = text.replace(f"$({name})", value)
+    return text
+
+
+def _config_map(manifests: Manifests, name: str) -> Mapping[str, str]:
+    for thing in manifests.of_kind("ConfigMap"):
+        if thing["metadata"]["name"] == name:
+            data: Mapping[str, str] = thing["data"]
+            return data
+    raise LookupError(f"there is no ConfigMap {name}")
+
+
+def _container(workload: Object) -> Object:
+    containers: list[Object] = workload["spec"]["template"]["spec"]["containers"]
+    return containers[0]

@@ -1,0 +1,150 @@
+"""What stands around the pods: budgets, networks, services, autoscalers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
+
+
+def everything_is_in_the_namespace(manifests: Manifests) -> Iterator[str]:
+    """One namespace, with the restricted Pod Security Standard enforced."""
+    namespaces = list(manifests.of_kind("Namespace"))
+    if len(namespaces) != 1:
+        yield f"there are {len(namespaces)} namespaces, not one"
+        return
+    metadata = namespaces[0]["metadata"]
+    if metadata.get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted":
+        yield f"{label(namespaces[0])}: enforce the restricted Pod Security Standard"
+    for thing in manifests.objects:
+        if thing["kind"] != "Namespace" and thing["metadata"].get("namespace") != metadata["name"]:
+            yield f"{label(thing)} is not in namespace {metadata['name']}"
+
+
+def no_secrets_are_committed(manifests: Manifests) -> Iterator[str]:
+    """Secrets are made in the cluster, never kept here."""
+    for thing in manifests.of_kind("Secret"):
+        yield f"{label(thing)}: a secret does not belong into a repository"
+
+
+def nothing_passes_by_default(manifests: Manifests) -> Iterator[str]:
+    """A policy over all pods that allows nothing in, and only name resolution out."""
+    for thing in manifests.of_kind("NetworkPolicy"):
+        spec = thing["spec"]
+        ports = {port["port"] for rule in spec.get("egress", ()) for port in rule["ports"]}
+        if (
+            spec["podSelector"] == {}
+            and set(spec["policyTypes"]) == {"Ingress", "Egress"}
+            and not spec.get("ingress")
+            and ports <= {53}
+        ):
+            return
+    yield "there is no NetworkPolicy that denies by default"
+
+
+def workloads_have_network_policies(manifests: Manifests) -> Iterator[str]:
+    """Of their own, for both directions, with every rule bound to ports."""
+    for workload in manifests.workloads():
+        policies = manifests.selecting("NetworkPolicy", workload)
+        if not policies:
+            yield f"{label(workload)} has no NetworkPolicy"
+        for policy in policies:
+            spec = policy["spec"]
+            if set(spec["policyTypes"]) != {"Ingress", "Egress"}:
+                yield f"{label(policy)}: rule both Ingress and Egress"
+            for rule in (*spec.get("ingress", ()), *spec.get("egress", ())):
+                if not rule.get("ports"):
+                    yield f"{label(policy)}: a rule without ports lets everything through"
+
+
+def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
+    """At least two pods, and a budget that keeps one and still lets nodes drain."""
+    minimum = {
+        thing["spec"]["scaleTargetRef"]["name"]: thing["spec"]["minReplicas"]
+        for thing in manifests.of_kind("HorizontalPodAutoscaler")
+    }
+    for workload in manifests.workloads():
+        name, spec = workload["metadata"]["name"], workload["spec"]
+        if name in minimum and "replicas" in spec:
+            yield f"{label(workload)}: replicas would fight its autoscaler"
+        if minimum.get(name, spec.get("replicas", 1)) < 2:
+            yield f"{label(workload)}: run at least two pods"
+        budgets = manifests.selecting("PodDisruptionBudget", workload)
+        if len(budgets) != 1:
+            yield f"{label(workload)} has {len(budgets)} disruption budgets, not one"
+        if any(budget["spec"].get("maxUnavailable") != 1 for budget in budgets):
+            yield f"{label(workload)}: its budget must let one pod go at a time"
+
+
+def autoscalers_have_targets(manifests: Manifests) -> Iterator[str]:
+    """That exist, with a range, and a slow way down."""
+    names = {label(workload) for workload in manifests.workloads()}
+    for thing in manifests.of_kind("HorizontalPodAutoscaler"):
+        spec, target = thing["spec"], thing["spec"]["scaleTargetRef"]
+        if f"{target['kind']}/{target['name']}" not in names:
+            yield f"{label(thing)} scales {target['name']}, which is not here"
+        if spec["maxReplicas"] <= spec["minReplicas"]:
+            yield f"{label(thing)}: maxReplicas must be above minReplicas"
+        window = spec.get("behavior", {}).get("scaleDown", {}).get("stabilizationWindowSeconds", 0)
+        if window < 300:
+            yield f"{label(thing)}: scale down over 300 seconds or more, streams are long"
+
+
+def services_reach_pods(manifests: Manifests) -> Iterator[str]:
+    """Every service selects a workload of this overlay and a named port of it."""
+    for service in manifests.of_kind("Service"):
+        pods = [
+            workload["spec"]["template"]["spec"]
+            for workload in manifests.workloads()
+            if workload in _selected(service, manifests)
+        ]
+        if not pods:
+            yield f"{label(service)} selects no pod"
+        for port in service["spec"]["ports"]:
+            wanted = (port.get("targetPort"), port.get("protocol", "TCP"))
+            if any(wanted not in _ports(pod) for pod in pods):
+                yield f"{label(service)} port {port['name']}: no such container port"
+
+
+def the_edge_speaks_quic(manifests: Manifests) -> Iterator[str]:
+    """UDP, kept on the node it arrives at so that a connection stays with its pod."""
+    for service in manifests.of_kind("Service"):
+        spec = service["spec"]
+        if spec["selector"].get(NAME_LABEL) != "edge":
+            continue
+        if all(port.get("protocol") != "UDP" for port in spec["ports"]):
+            yield f"{label(service)} exposes no UDP port"
+        if (
+            spec.get("externalTrafficPolicy") != "Local"
+            or spec.get("sessionAffinity") != "ClientIP"
+        ):
+            yield f"{label(service)}: set externalTrafficPolicy Local, sessionAffinity ClientIP"
+        return
+    yield "no service leads to the edge"
+
+
+def grpc_services_are_headless(manifests: Manifests) -> Iterator[str]:
+    """Callers hold few long connections, so they must choose the pod. Exports are exempt."""
+    exported = {thing["metadata"]["name"] for thing in manifests.of_kind("ServiceExport")}
+    for service in manifests.of_kind("Service"):
+        grpc = any(port["name"] == "grpc" for port in service["spec"]["ports"])
+        headless = service["spec"].get("clusterIP") == "None"
+        if grpc and not headless and service["metadata"]["name"] not in exported:
+            yield f"{label(service)}: set clusterIP: None"
+
+
+def _selected(service: Object, manifests: Manifests) -> list[Object]:
+    wanted = service["spec"]["selector"].items()
+    return [
+        workload
+        for workload in manifests.workloads()
+        if wanted <= workload["spec"]["template"]["metadata"]["labels"].items()
+    ]
+
+
+def _ports(pod: Object) -> set[tuple[str, str]]:
+    return {
+        (port["name"], port.get("protocol", "TCP"))
+        for container in pod["containers"]
+        for port in container.get("ports", ())
+    }
