@@ -31,7 +31,10 @@ class _StderrHandler(logging.Handler):
     """Writes to whatever sys.stderr is at the time, as it may be replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)  # noqa: T201 - the log itself
+        except OSError:
+            self.handleError(record)
 
 
 def configure_logging(service: str, level: str = "info", *, stream: TextIO | None = None) -> None:

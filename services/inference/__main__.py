@@ -1,0 +1,15 @@
+"""`python -m services.inference [CONFIG.toml]`: a replica in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outrider import process
+from outrider.config import load
+from services.inference.app import serve
+from services.inference.config import InferenceConfig
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    process.run(serve, load(InferenceConfig, "inference", file=file))

@@ -1,0 +1,180 @@
+"""A replica as a whole: loads the model, runs the parts, drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from outrider.codec.ranks import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.errors import EngineError, UnavailableError
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.process import Ports
+from outrider.rpc import add_health, bind, make_server
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.v1 import inference_pb2, inference_pb2_grpc
+from services.inference.config import InferenceConfig
+from services.inference.engines.base import Engine
+from services.inference.engines.factory import create_engine
+from services.inference.runner import ModelRunner, Tick
+from services.inference.scheduling.limits import context_limit
+from services.inference.scheduling.scheduler import Scheduler
+from services.inference.service import InferenceService
+from services.inference.streaming.sessions import SessionTable
+from services.inference.streaming.wire import Contract
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a replica needs of a model."""
+
+    name: str
+    engine: Engine
+    coder: TokenCoder
+    vocabulary_digest: bytes
+    new_reply: Callable[[SamplingParams], ReplyText]
+
+
+def load_model(config: InferenceConfig) -> LoadedModel:
+    """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
+
+    Raises UnknownModelError, ModelStoreError, EngineError and ConfigError.
+    """
+    spec = lookup(config.model)
+    vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
+    engine = create_engine(config.engine_config(vocabulary.size))
+    if engine.info.vocabulary_size != vocabulary.size:
+        raise EngineError(
+            f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of {spec.name} "
+            f"has {vocabulary.size}; their files do not belong together"
+        )
+    digest = vocabulary.digest
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+
+    return LoadedModel(spec.name, engine, coder, digest, new_reply)
+
+
+class Replica:
+    """One replica's parts, wired together around a loaded model."""
+
+    def __init__(self, config: InferenceConfig, model: LoadedModel, metrics: Metrics) -> None:
+        """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
+        self.config = config
+        limits = config.limits()
+        clock = time.monotonic
+        self.table = SessionTable(
+            _contract(config, model), metrics, max_sessions=limits.max_sessions, clock=clock
+        )
+        self.scheduler = Scheduler(model.engine.info, limits, model.new_reply)
+        self.runner = ModelRunner(model.engine, self.scheduler, self._on_tick, clock=clock)
+        self.table.attach(self.runner)
+        self.service = InferenceService(
+            self.table,
+            max_frames=config.max_outbox_frames,
+            max_sessions=config.max_stream_sessions,
+        )
+        self._server = make_server(max_message_bytes=config.max_message_bytes)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
+        self._health = add_health(self._server, SERVICE)
+        self.port = bind(self._server, config.host, config.port)
+
+    def readiness(self) -> tuple[bool, str]:
+        """For the admin port."""
+        if self.table.draining:
+            return False, "shutting down"
+        return not self.runner.problem, self.runner.problem or f"serving {self.config.replica}"
+
+    async def start(self) -> None:
+        """Begin to serve; stop() has to follow."""
+        self.runner.start()
+        await self._server.start()
+        self._health.set_serving(True)
+
+    async def stop(self) -> None:
+        """Take no new sessions, let the running ones finish within `drain_s`, end the rest."""
+        self._health.set_serving(False)
+        await self.table.drain(self.config.drain_s)
+        self.table.fail_all(
+            UnavailableError("this replica shut down; open the session on another one")
+        )
+        self._health.close()
+        self.service.close()
+        await self._server.stop(grace=0.5)
+        await self.runner.stop()
+
+    def _on_tick(self, tick: Tick) -> None:
+        self.table.on_tick(tick)
+        serving = self.readiness()[0]
+        if serving != self._health.serving:
+            self._health.set_serving(serving)
+
+
+async def serve(
+    config: InferenceConfig,
+    *,
+    ready: Callable[[Ports], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Run a replica until `stop` is set; `ready` hears of the bound ports once the model is
+    loaded. The admin port answers from the start. Raises what `load_model` raises, and
+    ConfigError when a port is taken."""
+    configure_logging("inference", config.log_level)
+    configure_tracing("inference")
+    metrics = Metrics("inference")
+    replica: Replica | None = None
+
+    def readiness() -> tuple[bool, str]:
+        return (False, "loading the model") if replica is None else replica.readiness()
+
+    admin = AdminServer(
+        config.admin_host, config.admin_port, ready=readiness, registry=metrics.registry
+    )
+    try:
+        admin_port = await admin.start()
+        model = await asyncio.to_thread(load_model, config)
+        replica = Replica(config, model, metrics)
+        await replica.start()
+        _log.info("replica_ready", port=replica.port, admin_port=admin_port, model=model.name)
+        if ready:
+            ready(Ports(replica.port, admin_port))
+        await (stop or asyncio.Event()).wait()
+    finally:
+        if replica is not None:
+            await replica.stop()
+        await admin.stop()
+        metrics.close()
+        shutdown_tracing()
+
+
+def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
+    info = model.engine.info
+    return Contract(
+        model=model.name,
+        replica=config.replica,
+        region=config.region,
+        vocabulary_digest=model.vocabulary_digest,
+        vocabulary_size=info.vocabulary_size,
+        coder=model.coder,
+        context_limit=context_limit(info),
+        engine=info.name,
+        block_tokens=info.block_tokens,
+        max_lead=config.max_lead,
+    )

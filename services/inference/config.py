@@ -1,0 +1,111 @@
+"""The inference service's settings, written once, checked when built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, cast
+
+from outrider.errors import ConfigError
+from services.inference.engines.config import DEFAULT_KV_BYTES, EngineConfig
+from services.inference.engines.fake import FakeOptions
+from services.inference.scheduling.limits import SchedulerLimits
+
+_LIMITS = SchedulerLimits()
+_FAKE = FakeOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceConfig:
+    """Everything a replica is started with."""
+
+    host: str = "127.0.0.1"
+    """Address the gRPC listener binds."""
+    port: int = 0
+    """Port of the gRPC listener; 0: any free one."""
+    admin_host: str = "127.0.0.1"
+    """Address of the metrics and health listener."""
+    admin_port: int = 0
+    """Port of the metrics and health listener; 0: any free one."""
+    replica: str = "replica"
+    """This replica's name, unique in the mesh."""
+    region: str = "local"
+    """The region this replica stands in."""
+    model: str = ""
+    """A name of the model catalog; empty: the default model."""
+    model_store: Path | None = None
+    """The model store's directory; unset: the machine's."""
+    engine: str = "openvino"
+    """openvino, or fake: deterministic nonsense at no cost, for tests of a mesh."""
+    threads: int = 1
+    """Threads of one engine call."""
+    kv_bytes: int = DEFAULT_KV_BYTES
+    """Memory of the KV pool."""
+    num_blocks: int | None = None
+    """Blocks of the KV pool; given, it decides instead of kv_bytes."""
+    precision: str = "bf16"
+    """bf16 or f32: arithmetic between the weight products, and the KV."""
+    exact: bool = True
+    """Whether the text is the same bits in every batch; off trades that for speed."""
+    max_sessions: int = _LIMITS.max_sessions
+    """Sessions that hold KV and share engine calls."""
+    max_queue: int = _LIMITS.max_queue
+    """Sessions that wait for a place; further ones are refused with a retry delay."""
+    max_batch_tokens: int = _LIMITS.max_batch_tokens
+    """Tokens of one engine call, drafts included."""
+    prefill_chunk_tokens: int = _LIMITS.prefill_chunk_tokens
+    """Prompt tokens of one engine call, over all sessions."""
+    max_tick_ms: float = _LIMITS.max_tick_ms
+    """Predicted duration above which a call with decoding sessions takes no more prompt tokens."""
+    max_draft_tokens: int = _LIMITS.max_draft_tokens
+    """Drafts of one session in one call."""
+    max_lead: int = _LIMITS.max_lead
+    """Edge drafts of one session kept ahead of its commits."""
+    max_message_bytes: int = 4 << 20
+    """Largest frame read from a peer."""
+    max_outbox_frames: int = 2048
+    """Frames waiting for one peer; beyond it the peer's sessions end as OVERLOADED."""
+    max_stream_sessions: int = 1024
+    """Sessions open at once on one stream."""
+    drain_s: float = 10.0
+    """Time running sessions get to finish when the replica stops."""
+    log_level: str = "info"
+    """Least severe level that is logged."""
+
+    def __post_init__(self) -> None:
+        if not self.replica or not self.region:
+            raise ConfigError("replica and region must not be empty")
+        for name in ("port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}: use 0 to 65535")
+        for name in ("max_message_bytes", "max_outbox_frames", "max_stream_sessions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
+        if not self.drain_s >= 0:
+            raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative")
+        self.limits()
+        self.engine_config()
+
+    def limits(self) -> SchedulerLimits:
+        """The scheduler's bounds. Raises ConfigError."""
+        names = {field.name for field in fields(SchedulerLimits)}
+        ours = {field.name: getattr(self, field.name) for field in fields(self)}
+        return SchedulerLimits(**{name: ours[name] for name in names & ours.keys()})
+
+    def engine_config(self, vocabulary_size: int | None = None) -> EngineConfig:
+        """What to make the engine from; a fake engine gets this vocabulary. Raises ConfigError."""
+        fake = FakeOptions(
+            vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
+            num_blocks=self.num_blocks or _FAKE.num_blocks,
+        )
+        return EngineConfig(
+            engine=cast(Literal["openvino", "fake"], self.engine),
+            model=self.model,
+            model_store=self.model_store,
+            threads=self.threads,
+            kv_bytes=self.kv_bytes,
+            num_blocks=self.num_blocks,
+            precision=cast(Literal["bf16", "f32"], self.precision),
+            exact=self.exact,
+            fake=fake,
+        )

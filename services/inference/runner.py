@@ -1,0 +1,245 @@
+"""The model thread: the one place where scheduler and engine are touched.
+
+One tick: take what came in, decide, step the engine, apply, and hand the events to the event loop
+in one call. The loop never waits for this thread and this thread never waits for the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import structlog
+
+from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
+from services.inference.engines.base import Engine, Rows
+from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
+from services.inference.scheduling.planning import Plan
+from services.inference.scheduling.scheduler import Scheduler
+
+log = structlog.get_logger()
+
+MAX_COMMANDS = 4096
+"""Commands that may wait for one tick; drafts beyond it are dropped, sessions refused."""
+MAX_FAILURES = 3
+"""Engine calls that may fail in a row before the replica stops taking sessions."""
+_RETRY_S = 0.01
+"""Pause before asking again for a plan that could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Command: guesses for a session."""
+
+    session: int
+    drafts: Drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Command: end a session."""
+
+    session: int
+
+
+Command: TypeAlias = OpenRequest | Draft | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one turn of the model thread brought."""
+
+    events: tuple[Event, ...]
+    load: Load
+    num_rounds: int
+    """Sessions in the engine call; 0 without one."""
+    problem: str = ""
+    """Why the replica takes no sessions; empty while it does."""
+    over: bool = False
+    """Whether the thread has ended; every session that is left is lost."""
+
+
+class Inbox:
+    """Commands on their way to the model thread, from any thread."""
+
+    def __init__(self, max_commands: int = MAX_COMMANDS) -> None:
+        self._max_commands = max_commands
+        self._commands: deque[Command] = deque()
+        self._stopping = False
+        self._filled = threading.Condition()
+
+    def put(self, command: Command) -> bool:
+        """False if the inbox is full; a Cancel always fits, there is one at most per session."""
+        with self._filled:
+            if len(self._commands) >= self._max_commands and not isinstance(command, Cancel):
+                return False
+            self._commands.append(command)
+            self._filled.notify()
+            return True
+
+    def stop(self) -> None:
+        """Make take() return None from now on."""
+        with self._filled:
+            self._stopping = True
+            self._filled.notify()
+
+    def take(self, timeout_s: float | None) -> list[Command] | None:
+        """All commands, after waiting up to timeout_s (None: without end) for the first."""
+        with self._filled:
+            self._filled.wait_for(lambda: self._commands or self._stopping, timeout_s)
+            if self._stopping:
+                return None
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+
+class ModelRunner:
+    """Owns engine and scheduler from start() to stop(). Its verbs belong to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        on_tick: Callable[[Tick], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        max_commands: int = MAX_COMMANDS,
+    ) -> None:
+        """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines."""
+        self._engine = engine
+        self._scheduler = scheduler
+        self._on_tick = on_tick
+        self._clock = clock
+        self._inbox = Inbox(max_commands)
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = asyncio.Event()
+        self._problem = "the model thread has not started"
+        self._num_failures = 0
+        self._starved = False
+
+    @property
+    def problem(self) -> str:
+        """Why no session can be opened; empty if one can."""
+        return self._problem
+
+    def start(self) -> None:
+        """Begin. The running event loop gets the ticks."""
+        self._loop = asyncio.get_running_loop()
+        self._problem = ""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread after its current tick and close the engine; sessions left are lost."""
+        if self._loop is None:
+            return
+        self._inbox.stop()
+        await self._over.wait()
+        self._thread.join()
+
+    def open(self, request: OpenRequest) -> None:
+        """Hand in a session. Raises UnavailableError or OverloadedError; whatever is wrong with
+        the request itself comes back as Failed."""
+        if self._problem:
+            raise UnavailableError(f"this replica takes no sessions: {self._problem}")
+        if not self._inbox.put(request):
+            raise OverloadedError("too many requests at once; come back later", retry_delay_ms=100)
+
+    def draft(self, session: int, drafts: Drafts) -> bool:
+        """Hand in guesses; False if they were dropped, which costs nothing but speed."""
+        return self._inbox.put(Draft(session, drafts))
+
+    def cancel(self, session: int) -> None:
+        """End a session; Finished comes back unless it is gone already."""
+        self._inbox.put(Cancel(session))
+
+    # Everything below runs in the model thread, but for _deliver.
+
+    def _run(self) -> None:
+        problem = "the model thread has stopped"
+        try:
+            self._post(Tick((), self._scheduler.load(), 0))
+            while (commands := self._inbox.take(self._patience_s())) is not None:
+                self._turn(commands)
+        except Exception as error:
+            log.exception("the model thread failed")
+            problem = f"the model thread failed with {type(error).__name__}"
+        finally:
+            self._close_engine()
+            self._post(Tick((), self._scheduler.load(), 0, problem, over=True))
+
+    def _patience_s(self) -> float | None:
+        if not self._scheduler.has_work:
+            return None
+        return _RETRY_S if self._starved else 0.0
+
+    def _turn(self, commands: list[Command]) -> None:
+        now = self._clock()
+        events: list[Event] = []
+        for command in commands:
+            events += self._obey(command, now)
+        events += self._scheduler.expire(now)
+        plan = self._scheduler.decide(now)
+        self._starved = plan is None
+        if plan is not None:
+            events += self._execute(plan)
+        num_rounds = 0 if plan is None else len(plan.rounds)
+        problem = self._failing()
+        self._post(Tick(tuple(events), self._scheduler.load(), num_rounds, problem))
+
+    def _obey(self, command: Command, now: float) -> list[Event]:
+        try:
+            if isinstance(command, OpenRequest):
+                return self._scheduler.open(command, now)
+            if isinstance(command, Draft):
+                self._scheduler.draft(command.session, command.drafts, now)
+                return []
+            return self._scheduler.cancel(command.session, now)
+        except OutriderError as error:
+            self._scheduler.cancel(command.session, now)
+            return [Failed(command.session, error)]
+
+    def _execute(self, plan: Plan) -> list[Event]:
+        try:
+            rows = self._call_engine(plan)
+        except EngineError as error:
+            self._num_failures += 1
+            log.error("engine call failed", error=error.message, sessions=len(plan.rounds))
+            return self._scheduler.fail(plan, error)
+        if plan.rounds:
+            self._num_failures = 0
+        return self._scheduler.apply(plan, rows, self._clock())
+
+    def _call_engine(self, plan: Plan) -> list[Rows]:
+        for sequence in plan.closed:
+            self._engine.close_sequence(sequence)
+        for sequence, ids in plan.opened:
+            self._engine.open(sequence, ids)
+        return self._engine.step(plan.rounds) if plan.rounds else []
+
+    def _failing(self) -> str:
+        if self._num_failures < MAX_FAILURES:
+            return ""
+        return f"the engine failed {self._num_failures} times in a row; restart the replica"
+
+    def _close_engine(self) -> None:
+        try:
+            self._engine.close()
+        except EngineError:
+            log.exception("the engine did not close")
+
+    def _post(self, tick: Tick) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, tick)
+
+    def _deliver(self, tick: Tick) -> None:
+        self._problem = tick.problem
+        if tick.over:
+            self._over.set()
+        self._on_tick(tick)

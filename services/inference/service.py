@@ -1,0 +1,80 @@
+"""The gRPC face of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from outrider.errors import UnavailableError
+from outrider.rpc import incoming
+from outrider.v1 import inference_pb2
+from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
+from services.inference.streaming import wire
+from services.inference.streaming.sessions import SessionTable
+from services.inference.streaming.stream import Stream
+
+_LOAD_INTERVAL_MS = 50
+
+
+class InferenceService(InferenceServiceServicer):
+    """Streams of sessions over one table."""
+
+    def __init__(self, table: SessionTable, *, max_frames: int, max_sessions: int) -> None:
+        """The bounds are those of one stream."""
+        self._table = table
+        self._max_frames = max_frames
+        self._max_sessions = max_sessions
+        self._streams: set[Stream] = set()
+        self._closed = False
+
+    @property
+    def num_streams(self) -> int:
+        """Generate calls being served."""
+        return len(self._streams)
+
+    async def Generate(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        if self._closed:
+            raise UnavailableError("this replica is shutting down; go elsewhere")
+        stream = Stream(self._table, max_frames=self._max_frames, max_sessions=self._max_sessions)
+        self._streams.add(stream)
+        reader = asyncio.create_task(stream.read(incoming(request_iterator)))
+        try:
+            async for frame in stream.outbox:
+                yield inference_pb2.GenerateResponse(frame=frame)
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def WatchLoad(
+        self, request: inference_pb2.WatchLoadRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
+        interval_s = (request.min_interval_ms or _LOAD_INTERVAL_MS) / 1e3
+        last: inference_pb2.WatchLoadResponse | None = None
+        while not self._closed:
+            changed = self._table.load_changed
+            if self._table.load is not None:
+                report = wire.load_response(self._table.load, draining=self._table.draining)
+                if report != last:
+                    last = report
+                    yield report
+                    # Changes gather meanwhile; the next report has the latest of all.
+                    await asyncio.sleep(interval_s)
+                    continue
+            await changed.wait()
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Any
+    ) -> inference_pb2.GetModelResponse:
+        return wire.model_response(self._table.contract)
+
+    def close(self) -> None:
+        """End every stream after what is queued for it; sessions on it should be over."""
+        self._closed = True
+        for stream in list(self._streams):
+            stream.close()
+        self._table.announce()

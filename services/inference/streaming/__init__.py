@@ -1,0 +1,1 @@
+"""The loop's side of the service: peers' streams, their sessions, frames, telemetry."""

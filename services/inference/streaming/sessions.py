@@ -1,0 +1,232 @@
+"""Every live session of the replica, between the peers' streams and the model thread."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.codec.tokens import TokenCodec
+from outrider.errors import DuplicateSessionError, EngineError, OutriderError, OverloadedError
+from outrider.telemetry.metrics import Metrics
+from outrider.v1 import inference_pb2
+from services.inference.runner import Tick
+from services.inference.scheduling.events import (
+    Committed,
+    Drafts,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    Opened,
+    OpenRequest,
+)
+from services.inference.streaming import wire
+from services.inference.streaming.recording import SessionRecord
+
+_DRAIN_RETRY_MS = 1000
+
+
+class Model(Protocol):
+    """The model thread as the loop sees it (runner.ModelRunner)."""
+
+    def open(self, request: OpenRequest) -> None: ...
+
+    def draft(self, session: int, drafts: Drafts) -> bool: ...
+
+    def cancel(self, session: int) -> None: ...
+
+
+class Peer(Protocol):
+    """The stream a session lives on."""
+
+    def send(self, frame: inference_pb2.SessionDown) -> None:
+        """Queue a frame for the peer; a peer that does not read loses its sessions."""
+        ...
+
+    def ended(self, number: int) -> None:
+        """The session of this number is over; its last frame is queued already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveSession:
+    """One session; `key` is the model thread's number, `number` the peer's."""
+
+    key: int
+    number: int
+    peer: Peer
+    request_id: str
+    codec: TokenCodec
+    record: SessionRecord
+
+
+class SessionTable:
+    """Opens, routes and ends sessions. Every session gets exactly one last frame, unless its
+    peer is gone."""
+
+    def __init__(
+        self,
+        contract: wire.Contract,
+        metrics: Metrics,
+        *,
+        max_sessions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_sessions` share an engine call at most; `clock` is the model thread's."""
+        self.contract = contract
+        self.clock = clock
+        self.load: Load | None = None
+        """The latest; None before the first tick."""
+        self.load_changed = asyncio.Event()
+        """Set, and replaced by a fresh one, when `load` or `draining` changes."""
+        self.draining = False
+        self._model: Model | None = None
+        self._metrics = metrics
+        self._max_sessions = max_sessions
+        self._live: dict[int, LiveSession] = {}
+        self._request_ids: set[str] = set()
+        self._keys = itertools.count(1)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def attach(self, model: Model) -> None:
+        """Name the model thread, before the first stream."""
+        self._model = model
+
+    def open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:
+        """Hand a session to the model thread. Raises everything that can be wrong with it."""
+        if self.draining:
+            raise OverloadedError(
+                "this replica is shutting down; open the session elsewhere",
+                retry_delay_ms=_DRAIN_RETRY_MS,
+                metadata={"draining": "true"},
+            )
+        if frame.request_id in self._request_ids:
+            raise DuplicateSessionError(
+                f"request {frame.request_id} is running already; cancel it or wait for its end"
+            )
+        key = next(self._keys)
+        request, codec = wire.open_request(key, frame, self.contract, self.clock())
+        assert self._model is not None
+        self._model.open(request)
+        session = LiveSession(key, number, peer, frame.request_id, codec, self._record(frame))
+        self._live[key] = session
+        self._request_ids.add(session.request_id)
+        self._idle.clear()
+        return session
+
+    def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
+        """Pass guesses on. Raises BadTokenBlockError."""
+        assert self._model is not None
+        drafts = wire.drafts_of(frame, self.contract)
+        if not self._model.draft(session.key, drafts):
+            self._metrics.counter("outrider.draft.dropped_frames").add(1)
+
+    def cancel(self, session: LiveSession) -> None:
+        """The peer asked to stop; its last frame will say how far the session came."""
+        assert self._model is not None
+        self._model.cancel(session.key)
+
+    def fail(self, session: LiveSession, error: OutriderError) -> None:
+        """End a session from this side: free its KV, tell its peer."""
+        self.cancel(session)
+        self._end(session, error)
+
+    def abandon(self, session: LiveSession, error: OutriderError) -> None:
+        """End a session whose peer is gone."""
+        if self._forget(session):
+            self.cancel(session)
+            session.record.failed(error)
+            session.peer.ended(session.number)
+
+    def on_tick(self, tick: Tick) -> None:
+        """Take the model thread's news."""
+        self.load = tick.load
+        for event in tick.events:
+            session = self._live.get(event.session)
+            if session is not None:
+                self._emit(session, event, tick.load)
+        if tick.over:
+            self._lose_all(tick.problem)
+        self._measure(tick)
+        self.announce()
+
+    async def drain(self, limit_s: float) -> None:
+        """Take no new sessions, and wait for the live ones up to the limit."""
+        self.draining = True
+        self.announce()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+
+    def fail_all(self, error: OutriderError) -> None:
+        """End every session."""
+        for session in list(self._live.values()):
+            self.fail(session, error)
+
+    def announce(self) -> None:
+        """Wake those who watch the load."""
+        self.load_changed.set()
+        self.load_changed = asyncio.Event()
+
+    def _record(self, frame: inference_pb2.OpenSession) -> SessionRecord:
+        trace = (frame.trace.traceparent, frame.trace.tracestate)
+        return SessionRecord(
+            self._metrics, self.contract.model, frame.request_id, trace, self.clock
+        )
+
+    def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
+        number, codec = session.number, session.codec
+        if isinstance(event, Committed):
+            session.record.committed(event)
+            ready = load.running_sessions
+            session.peer.send(wire.commit_frame(number, event, self.contract, codec, ready))
+        elif isinstance(event, Opened):
+            session.peer.send(wire.opened_frame(number, event, self.contract, codec))
+        elif isinstance(event, Finished):
+            self._end(session, event)
+        elif isinstance(event, Failed):
+            self._end(session, event.error)
+
+    def _end(self, session: LiveSession, how: Finished | OutriderError) -> None:
+        """Forgotten before its last frame is sent: sending may close the peer's stream."""
+        if not self._forget(session):
+            return
+        if isinstance(how, Finished):
+            session.record.finished(how)
+            session.peer.send(wire.done_frame(session.number, how))
+        else:
+            session.record.failed(how)
+            session.peer.send(wire.error_frame(session.number, how))
+        session.peer.ended(session.number)
+
+    def _lose_all(self, problem: str) -> None:
+        error = EngineError(f"{problem}; open the session on another replica")
+        for session in list(self._live.values()):
+            self._end(session, error)
+
+    def _forget(self, session: LiveSession) -> bool:
+        """False if it had ended already."""
+        if self._live.pop(session.key, None) is None:
+            return False
+        self._request_ids.discard(session.request_id)
+        if not self._live:
+            self._idle.set()
+        return True
+
+    def _measure(self, tick: Tick) -> None:
+        if tick.num_rounds:
+            self._metrics.set_batch_utilization(tick.num_rounds / self._max_sessions)
+        gauges = self._metrics.gauge
+        gauges("outrider.sessions.running").set(tick.load.running_sessions)
+        gauges("outrider.sessions.queued").set(tick.load.queued_sessions)
+        gauges("outrider.kv.free_blocks").set(tick.load.kv_blocks_free)

@@ -1,0 +1,247 @@
+"""Frames to the scheduler's requests, validated, and its events to frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
+from outrider.errors import (
+    BadTokenBlockError,
+    EmptyPromptError,
+    InvalidRequestError,
+    OutriderError,
+    PrefixUnknownError,
+    PromptTooLongError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import errors as wire_errors
+from outrider.wire import sampling as wire_sampling
+from outrider.wire import tokens as wire_tokens
+from services.inference.scheduling.events import (
+    Committed,
+    Drafts,
+    Finished,
+    Load,
+    Opened,
+    OpenRequest,
+    Priority,
+)
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_SALT_BYTES = 64
+
+_PRIORITIES = {
+    common_pb2.PRIORITY_UNSPECIFIED: Priority.MEDIUM,
+    common_pb2.PRIORITY_LOW: Priority.LOW,
+    common_pb2.PRIORITY_MEDIUM: Priority.MEDIUM,
+    common_pb2.PRIORITY_HIGH: Priority.HIGH,
+}
+_SPECULATION = {
+    common_pb2.SPECULATION_UNSPECIFIED: (True, True),
+    common_pb2.SPECULATION_ON: (True, True),
+    common_pb2.SPECULATION_OFF: (False, False),
+    common_pb2.SPECULATION_REGION_ONLY: (False, True),
+}
+"""Whether drafts of the edge and of the region are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What this replica serves, and so what a session must agree with."""
+
+    model: str
+    replica: str
+    region: str
+    vocabulary_digest: bytes
+    vocabulary_size: int
+    coder: TokenCoder
+    context_limit: int
+    """Most tokens of prompt and reply together."""
+    engine: str
+    block_tokens: int
+    max_lead: int
+    """Most edge drafts kept ahead of a session's commits."""
+
+
+def open_request(
+    number: int, frame: inference_pb2.OpenSession, contract: Contract, now: float
+) -> tuple[OpenRequest, TokenCodec]:
+    """The session to run as `number`, and the codec its opener reads.
+
+    Raises InvalidRequestError and its kinds, UnknownModelError, VocabularyMismatchError and
+    PrefixUnknownError. Ids are known to be of the vocabulary afterwards.
+    """
+    _check_identity(frame, contract)
+    codec = negotiate(frame.codecs, contract.coder.supported)
+    if frame.priority not in _PRIORITIES or frame.speculation not in _SPECULATION:
+        raise InvalidRequestError("priority or speculation has a value this version does not know")
+    edge_drafts, region_drafts = _SPECULATION[frame.speculation]
+    prompt = _prompt(frame, contract)
+    drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
+    request = OpenRequest(
+        session=number,
+        prompt=prompt,
+        sampling=wire_sampling.from_proto(frame.sampling),
+        priority=_PRIORITIES[frame.priority],
+        deadline=now + frame.deadline_ms / 1e3 if frame.deadline_ms else None,
+        resume=_ids(frame.resume, contract, contract.context_limit),
+        epoch=frame.epoch,
+        drafts=drafts,
+        edge_drafts=edge_drafts,
+        region_drafts=region_drafts,
+        cache_salt=frame.cache_salt,
+    )
+    return request, codec
+
+
+def _check_identity(frame: inference_pb2.OpenSession, contract: Contract) -> None:
+    if not 0 < len(frame.request_id) <= MAX_REQUEST_ID_CHARS:
+        raise InvalidRequestError(f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters")
+    if len(frame.cache_salt) > MAX_SALT_BYTES:
+        raise InvalidRequestError(f"cache_salt must have at most {MAX_SALT_BYTES} bytes")
+    if frame.model not in ("", contract.model):
+        raise UnknownModelError(
+            f"this replica serves {contract.model}, not {frame.model[:100]!r}",
+            metadata={"model": contract.model},
+        )
+    if frame.HasField("messages"):
+        raise InvalidRequestError("a replica takes token ids; the router turns messages into them")
+    if frame.vocabulary_digest != contract.vocabulary_digest:
+        theirs, ours = frame.vocabulary_digest[:32].hex(), contract.vocabulary_digest.hex()
+        raise VocabularyMismatchError(
+            f"the request's vocabulary is {theirs or 'not named'}, this replica's is {ours}; "
+            "use the same model files on both sides, or send text",
+            metadata={"theirs": theirs, "ours": ours},
+        )
+
+
+def _prompt(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, ...]:
+    if not frame.HasField("ids"):
+        raise EmptyPromptError("the session has no prompt; send its token ids")
+    if frame.ids.prefix_tokens:
+        raise PrefixUnknownError("this replica holds no prompt of that prefix; send the whole one")
+    if frame.ids.tail.count >= contract.context_limit:
+        raise PromptTooLongError(
+            f"the prompt has {frame.ids.tail.count} tokens, but prompt and reply together have "
+            f"room for {contract.context_limit}; shorten the prompt"
+        )
+    if not frame.ids.tail.count:
+        raise EmptyPromptError("the prompt has no tokens; send at least one")
+    return _ids(frame.ids.tail, contract, contract.context_limit)
+
+
+def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
+    """Guesses of the edge. Raises BadTokenBlockError."""
+    return Drafts(frame.epoch, frame.base, _ids(frame.ids, contract, contract.context_limit))
+
+
+def _ids(block: common_pb2.TokenBlock, contract: Contract, max_count: int) -> tuple[int, ...]:
+    if not block.count and not block.payload:
+        return ()
+    try:
+        return contract.coder.decode(wire_tokens.from_proto(block), max_count=max_count)
+    except BadTokenBlockError as error:
+        error.metadata["vocabulary_digest"] = contract.vocabulary_digest.hex()
+        raise
+
+
+def opened_frame(
+    number: int, event: Opened, contract: Contract, codec: TokenCodec
+) -> inference_pb2.SessionDown:
+    """The answer to an admitted session."""
+    opened = inference_pb2.SessionOpened(
+        prompt_tokens=event.prompt_tokens,
+        cached_tokens=event.cached_tokens,
+        replica=contract.replica,
+        region=contract.region,
+        model=contract.model,
+        vocabulary_digest=contract.vocabulary_digest,
+        codec=common_pb2.TokenCodec.ValueType(codec),
+    )
+    return inference_pb2.SessionDown(session=number, opened=opened)
+
+
+def commit_frame(
+    number: int, event: Committed, contract: Contract, codec: TokenCodec, ready_sessions: int
+) -> inference_pb2.SessionDown:
+    """New final tokens; accepted drafts are counted, not echoed."""
+    commit = inference_pb2.Commit(
+        epoch=event.epoch,
+        base=event.base,
+        accepted=event.accepted,
+        ids=wire_tokens.to_proto(contract.coder.encode(event.ids, codec)),
+        upto=event.upto,
+        pace=inference_pb2.Pace(
+            commit_interval_ms=event.commit_interval_ms,
+            row_ms=event.row_ms,
+            ready_sessions=ready_sessions,
+            max_lead=contract.max_lead,
+        ),
+        lossy=event.lossy,
+    )
+    return inference_pb2.SessionDown(session=number, commit=commit)
+
+
+def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
+    """The end of a session."""
+    usage, timings = event.usage, event.timings
+    done = inference_pb2.SessionDone(
+        finish_reason=common_pb2.FinishReason.ValueType(event.reason),
+        usage=common_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            draft_tokens=usage.draft_tokens,
+            accepted_tokens=usage.accepted_tokens,
+        ),
+        timings=common_pb2.Timings(
+            queue_ms=timings.queue_ms,
+            prefill_ms=timings.prefill_ms,
+            ttft_ms=timings.ttft_ms,
+            total_ms=timings.total_ms,
+        ),
+        upto=event.upto,
+    )
+    return inference_pb2.SessionDown(session=number, done=done)
+
+
+def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
+    """The end of a session by an error."""
+    return inference_pb2.SessionDown(session=number, error=wire_errors.to_detail(error))
+
+
+def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadResponse:
+    """A report for routers."""
+    return inference_pb2.WatchLoadResponse(
+        running_sessions=load.running_sessions,
+        queued_sessions=load.queued_sessions,
+        queued_prompt_tokens=load.queued_prompt_tokens,
+        kv_blocks_total=load.kv_blocks_total,
+        kv_blocks_free=load.kv_blocks_free,
+        fixed_ms=load.fixed_ms,
+        row_ms=load.row_ms,
+        max_sessions=load.max_sessions,
+        draining=draining,
+    )
+
+
+def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
+    """Who this replica is."""
+    return inference_pb2.GetModelResponse(
+        model=contract.model,
+        vocabulary_digest=contract.vocabulary_digest,
+        vocabulary_size=contract.vocabulary_size,
+        max_context_tokens=contract.context_limit,
+        engine=contract.engine,
+        block_tokens=contract.block_tokens,
+        codecs=_codecs(contract.coder.supported),
+        replica=contract.replica,
+        region=contract.region,
+    )
+
+
+def _codecs(supported: Sequence[TokenCodec]) -> list[common_pb2.TokenCodec.ValueType]:
+    return [common_pb2.TokenCodec.ValueType(codec) for codec in supported]

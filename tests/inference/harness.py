@@ -1,0 +1,215 @@
+"""A replica around FakeEngine on real sockets, and a peer that speaks raw session frames."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.errors import OutriderError
+from outrider.rpc import make_channel
+from outrider.sampling.params import SamplingParams
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import leak_check
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from outrider.wire import errors as wire_errors
+from outrider.wire import sampling as wire_sampling
+from outrider.wire import tokens as wire_tokens
+from services.inference.app import LoadedModel, Replica
+from services.inference.config import InferenceConfig
+from services.inference.engines.base import Engine, Round, Rows
+from services.inference.engines.fake import FakeEngine, FakeOptions
+from services.inference.reference import ReferenceReply, generate
+from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
+
+CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
+_request_ids = itertools.count(1)
+
+
+class GatedEngine(FakeEngine):
+    """Steps only while the gate is open."""
+
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        super().__init__(options)
+        self.gate = threading.Event()
+        self.waiting = threading.Event()
+
+    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+        self.waiting.set()
+        if not self.gate.wait(timeout=30):
+            raise RuntimeError("nobody opened the gate")
+        return super().step(rounds)
+
+
+def loaded(engine: Engine) -> LoadedModel:
+    return LoadedModel("letters", engine, CODER, DIGEST, new_reply)
+
+
+def reference(prompt: Sequence[int], sampling: SamplingParams) -> ReferenceReply:
+    return generate(FakeEngine(), prompt, sampling, new_reply)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a peer saw of one session."""
+
+    ids: list[int] = field(default_factory=list)
+    opened: inference_pb2.SessionOpened | None = None
+    commits: list[inference_pb2.Commit] = field(default_factory=list)
+    done: inference_pb2.SessionDone | None = None
+    error: OutriderError | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(commit.accepted for commit in self.commits)
+
+
+class Peer:
+    """One Generate stream. Checks that every commit joins what is committed already."""
+
+    def __init__(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub) -> None:
+        self.call: Any = stub.Generate()
+        self._frames: dict[int, deque[inference_pb2.SessionDown]] = defaultdict(deque)
+        self._chains: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        self.replies: dict[int, Reply] = defaultdict(Reply)
+
+    async def send(self, frame: inference_pb2.SessionUp) -> None:
+        await self.call.write(inference_pb2.GenerateRequest(frame=frame))
+
+    async def open(
+        self,
+        number: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        drafts: tuple[int, Sequence[int]] | None = None,
+        **fields: Any,
+    ) -> None:
+        """`drafts`: (epoch, ids from token 0 on). `fields` override those of OpenSession."""
+        frame = opening(prompt, sampling, **fields)
+        if drafts is not None:
+            frame.draft.CopyFrom(self._draft(number, drafts[0], 0, drafts[1]))
+        await self.send(inference_pb2.SessionUp(session=number, open=frame))
+
+    async def draft(self, number: int, epoch: int, base: int, ids: Sequence[int]) -> None:
+        draft = self._draft(number, epoch, base, ids)
+        await self.send(inference_pb2.SessionUp(session=number, draft=draft))
+
+    async def cancel(self, number: int) -> None:
+        cancel = inference_pb2.CancelSession(reason="test")
+        await self.send(inference_pb2.SessionUp(session=number, cancel=cancel))
+
+    async def next(self, number: int) -> inference_pb2.SessionDown:
+        """The next frame of one session, already entered into its reply."""
+        while not self._frames[number]:
+            response = await self.call.read()
+            assert isinstance(response, inference_pb2.GenerateResponse), "the stream is over"
+            self._enter(response.frame)
+            self._frames[response.frame.session].append(response.frame)
+        return self._frames[number].popleft()
+
+    async def finish(self, number: int) -> Reply:
+        """Read up to the session's last frame."""
+        while (await self.next(number)).WhichOneof("kind") not in ("done", "error"):
+            pass
+        return self.replies[number]
+
+    def _draft(self, number: int, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
+        first, chain = self._chains.setdefault((number, epoch), (base, []))
+        chain[base - first :] = ids
+        block = wire_tokens.to_proto(CODER.encode(ids))
+        return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
+
+    def _enter(self, frame: inference_pb2.SessionDown) -> None:
+        reply = self.replies[frame.session]
+        assert reply.done is None and reply.error is None, "a frame after the last one"
+        kind = frame.WhichOneof("kind")
+        if kind == "opened":
+            reply.opened = frame.opened
+        elif kind == "commit":
+            self._commit(frame.session, reply, frame.commit)
+        elif kind == "done":
+            reply.done = frame.done
+            assert frame.done.upto == len(reply.ids)
+        else:
+            reply.error = wire_errors.from_detail(frame.error)
+
+    def _commit(self, number: int, reply: Reply, commit: inference_pb2.Commit) -> None:
+        assert reply.opened is not None
+        assert commit.base == len(reply.ids)
+        if commit.accepted:
+            base, chain = self._chains[number, commit.epoch]
+            start = commit.base - base
+            reply.ids += chain[start : start + commit.accepted]
+        reply.ids += CODER.decode(wire_tokens.from_proto(commit.ids), max_count=4096)
+        assert commit.upto == len(reply.ids)
+        reply.commits.append(commit)
+
+
+def opening(
+    prompt: Sequence[int], sampling: SamplingParams | None = None, **fields: Any
+) -> inference_pb2.OpenSession:
+    """A valid OpenSession, but for what `fields` say."""
+    values: dict[str, Any] = {
+        "request_id": f"request-{next(_request_ids)}",
+        "vocabulary_digest": DIGEST,
+        "sampling": wire_sampling.to_proto(sampling or SamplingParams(max_tokens=40)),
+        "codecs": [common_pb2.TokenCodec.ValueType(TokenCodec.VARINT)],
+    }
+    if "messages" not in fields:
+        tail = wire_tokens.to_proto(CODER.encode(prompt))
+        values["ids"] = inference_pb2.PromptDelta(tail=tail)
+    return inference_pb2.OpenSession(**(values | fields))
+
+
+class Running:
+    """A started replica with a client."""
+
+    def __init__(self, engine: Engine, config: InferenceConfig) -> None:
+        self.metrics = Metrics("test")
+        self.engine = engine
+        self.replica = Replica(config, loaded(engine), self.metrics)
+        self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
+        self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+    def peer(self) -> Peer:
+        return Peer(self.stub)
+
+    @property
+    def num_busy_blocks(self) -> int:
+        load = self.replica.scheduler.load()
+        return load.kv_blocks_total - load.kv_blocks_free
+
+    def is_clean(self) -> bool:
+        """No session, no stream, no KV in use."""
+        return (
+            len(self.replica.table) == 0
+            and self.replica.service.num_streams == 0
+            and self.replica.scheduler.load().running_sessions == 0
+            and self.num_busy_blocks == 0
+        )
+
+
+@asynccontextmanager
+async def running(engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
+    """A replica for a test; afterwards nothing of it may be left."""
+    config = InferenceConfig(engine="fake", drain_s=settings.pop("drain_s", 0.0), **settings)
+    async with leak_check():
+        it = Running(engine or FakeEngine(), config)
+        await it.replica.start()
+        try:
+            yield it
+        finally:
+            await it.channel.close()
+            if isinstance(it.engine, GatedEngine):
+                it.engine.gate.set()
+            await it.replica.stop()
+            it.metrics.close()
+        assert it.is_clean()
+        it.replica.scheduler.check_invariants()

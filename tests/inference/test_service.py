@@ -1,0 +1,214 @@
+"""Sessions over real gRPC: the text equals the reference, whatever happens around it."""
+
+from __future__ import annotations
+
+import random
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.codec.tokens import TokenCodec
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import tokens as wire_tokens
+from services.inference.app import SERVICE
+from services.inference.engines.fake import FakeEngine, FakeOptions
+from tests.inference.harness import CODER, GatedEngine, Peer, Running, reference, running
+from tests.inference.letters import DIGEST, VOCABULARY_SIZE
+
+PROMPTS = [[random.Random(n).randrange(3, 64) for _ in range(5 + 17 * n % 90)] for n in range(24)]
+
+
+def _sampling(number: int) -> SamplingParams:
+    temperature = (0.0, 0.8)[number % 2]
+    return SamplingParams(temperature=temperature, seed=number, max_tokens=20 + number)
+
+
+async def _check(it: Running, peer: Peer, number: int, sampling: SamplingParams) -> None:
+    prompt = PROMPTS[number % len(PROMPTS)]
+    reply = await peer.finish(number)
+    expected = reference(prompt, sampling)
+    assert reply.error is None
+    assert tuple(reply.ids) == expected.ids
+    assert reply.done is not None
+    reason = common_pb2.FinishReason.Name(reply.done.finish_reason)
+    assert reason == f"FINISH_REASON_{expected.finish_reason.upper()}"
+    assert reply.done.usage.prompt_tokens == len(prompt)
+    assert reply.done.usage.completion_tokens == len(expected.ids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"prefill_chunk_tokens": 4}, {"max_sessions": 2}, {"max_draft_tokens": 0}],
+    ids=str,
+)
+@pytest.mark.parametrize("min_rows", [1, 2])
+async def test_many_sessions_on_two_streams(settings: dict[str, int], min_rows: int) -> None:
+    async with running(FakeEngine(FakeOptions(min_rows=min_rows)), **settings) as it:
+        peers = it.peer(), it.peer()
+        for number in range(1, 25):
+            sampling = _sampling(number)
+            await peers[number % 2].open(number, PROMPTS[number % len(PROMPTS)], sampling)
+        for number in range(1, 25):
+            await _check(it, peers[number % 2], number, _sampling(number))
+        for peer in peers:
+            await peer.call.done_writing()
+        await eventually(it.is_clean)
+
+
+@pytest.mark.parametrize("kind", ["right", "garbage", "mixed"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_edge_drafts_never_change_the_text(kind: str, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=60, ignore_eos=True)
+    rng = random.Random(kind)
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        truth = list(reference(PROMPTS[1], sampling).ids)
+        first = truth[:5] if kind != "garbage" else [7, 7, 7, 7]
+        await peer.open(1, PROMPTS[1], sampling, drafts=(1, first))
+        it.engine.gate.set()
+        epoch = 1
+        while (await peer.next(1)).WhichOneof("kind") != "done":
+            epoch += 1
+            base = len(peer.replies[1].ids)
+            right = kind == "right" or (kind == "mixed" and rng.random() < 0.5)
+            guess = truth[base : base + 6] if right else [rng.randrange(64) for _ in range(6)]
+            if guess:
+                await peer.draft(1, epoch, base, guess)
+        reply = peer.replies[1]
+        assert reply.ids == truth
+        if kind == "right":
+            assert reply.num_accepted >= 5
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [common_pb2.SPECULATION_ON, common_pb2.SPECULATION_OFF, common_pb2.SPECULATION_REGION_ONLY],
+)
+async def test_speculation_modes(speculation: common_pb2.Speculation.ValueType) -> None:
+    sampling = SamplingParams(max_tokens=80, ignore_eos=True)
+    truth = reference(PROMPTS[2], sampling).ids
+    async with running() as it:
+        peer = it.peer()
+        await peer.open(1, PROMPTS[2], sampling, drafts=(0, truth[:4]), speculation=speculation)
+        reply = await peer.finish(1)
+        assert tuple(reply.ids) == truth
+        assert reply.done is not None
+        usage = reply.done.usage
+        assert (usage.draft_tokens > 0) == (speculation != common_pb2.SPECULATION_OFF)
+        assert (reply.num_accepted > 0) == (speculation == common_pb2.SPECULATION_ON)
+
+
+async def test_a_resumed_session_goes_on_where_it_was() -> None:
+    sampling = SamplingParams(temperature=0.8, seed=11, max_tokens=50, ignore_eos=True)
+    truth = reference(PROMPTS[3], sampling).ids
+    async with running() as it:
+        peer = it.peer()
+        for number, cut in enumerate((1, 17, 49), start=1):
+            block = wire_tokens.to_proto(CODER.encode(truth[:cut]))
+            peer.replies[number].ids = list(truth[:cut])
+            await peer.open(number, PROMPTS[3], sampling, resume=block)
+            assert tuple((await peer.finish(number)).ids) == truth
+
+
+async def test_the_opening_names_the_replica_and_reuses_prefixes() -> None:
+    prompt = PROMPTS[4] * 3
+    async with running(replica="r7", region="eu-west") as it:
+        peer = it.peer()
+        await peer.open(1, prompt)
+        first = await peer.finish(1)
+        await peer.open(2, prompt)
+        second = await peer.finish(2)
+        assert first.ids == second.ids
+        assert first.opened is not None
+        assert second.opened is not None
+        assert (first.opened.replica, first.opened.region) == ("r7", "eu-west")
+        assert first.opened.vocabulary_digest == DIGEST
+        assert first.opened.cached_tokens == 0
+        assert second.opened.cached_tokens > len(prompt) // 2
+        await peer.open(3, prompt, cache_salt=b"another tenant")
+        third = await peer.finish(3)
+        assert third.opened is not None
+        assert third.opened.cached_tokens == 0
+
+
+async def test_ids_come_in_the_negotiated_codec() -> None:
+    async with running() as it:
+        peer = it.peer()
+        for number, codec in enumerate((TokenCodec.VARINT, TokenCodec.U16), start=1):
+            wire_codec = common_pb2.TokenCodec.ValueType(codec)
+            await peer.open(number, [5], codecs=[wire_codec])
+            reply = await peer.finish(number)
+            assert reply.opened is not None
+            assert reply.opened.codec == wire_codec
+            assert {commit.ids.codec for commit in reply.commits} == {wire_codec}
+
+
+async def test_half_closed_streams_run_their_sessions_to_the_end() -> None:
+    async with running() as it:
+        peer = it.peer()
+        await peer.open(1, PROMPTS[5])
+        await peer.call.done_writing()
+        assert (await peer.finish(1)).done is not None
+        assert await peer.call.read() is grpc.aio.EOF
+        await eventually(it.is_clean)
+
+
+async def test_get_model() -> None:
+    async with running(replica="r1") as it:
+        model = await it.stub.GetModel(inference_pb2.GetModelRequest())
+        assert model.model == "letters"
+        assert model.vocabulary_digest == DIGEST
+        assert model.vocabulary_size == VOCABULARY_SIZE
+        assert model.max_context_tokens == 2048
+        assert model.engine == "fake"
+        assert list(model.codecs) == [int(codec) for codec in CODER.supported]
+        assert model.replica == "r1"
+
+
+async def test_watch_load_reports_changes() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
+        first = await watch.read()
+        assert isinstance(first, inference_pb2.WatchLoadResponse)
+        assert first.running_sessions == 0
+        assert first.kv_blocks_free == first.kv_blocks_total == 256
+        await peer.open(1, PROMPTS[6])
+        it.engine.gate.set()
+        await peer.finish(1)
+        seen = [first]
+        while seen[-1].kv_blocks_free != 256 or len(seen) == 1:
+            report = await watch.read()
+            assert isinstance(report, inference_pb2.WatchLoadResponse)
+            seen.append(report)
+        assert seen[-1].running_sessions == 0
+        assert seen[-1].max_sessions == 16
+
+
+async def test_health_and_metrics() -> None:
+    async with running() as it:
+        health = health_pb2_grpc.HealthStub(it.channel)
+        reply = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        assert it.replica.readiness() == (True, "serving replica")
+        peer = it.peer()
+        await peer.open(1, PROMPTS[7], SamplingParams(max_tokens=90, ignore_eos=True))
+        await peer.finish(1)
+        value = it.metrics.registry.get_sample_value
+        labels = {
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "outrider",
+            "gen_ai_request_model": "letters",
+        }
+        assert value("ttft_ms_count", labels) == 1
+        assert (value("token_latency_ms_count", labels) or 0) > 1
+        assert (value("batch_utilization") or 0) == pytest.approx(1 / 16)
+        assert 0 <= (value("rejection_rate") or 0) <= 1
+        assert (
+            value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90
+        )
