@@ -14,8 +14,8 @@ import pytest
 from outrider.errors import ArtifactCorruptError, ArtifactMissingError
 from outrider.models.progress import Progress
 from outrider.models.store import ModelStore
+from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
-from tests.models.web_server import Site, serve
 
 BYTES = bytes(range(256)) * 40
 

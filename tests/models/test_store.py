@@ -18,8 +18,8 @@ from outrider.errors import (
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.progress import Progress
 from outrider.models.store import ModelStore, default_root
+from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
-from tests.models.web_server import Site, serve
 
 BYTES = bytes(range(256)) * 40
 

@@ -13,7 +13,7 @@ from outrider.models.progress import silent
 from outrider.models.sources import parse_source
 from outrider.models.sources.web import MAX_ATTEMPTS, WebSource
 from outrider.models.store import ModelStore
-from tests.models.web_server import Site, serve
+from tests.models.sources.web_server import Site, serve
 
 BODY = bytes(range(256)) * 100
 
