@@ -125,15 +125,18 @@ class Planner:
         return max(budget, 2 * self._min_rows - 1)
 
     def _parts(self, turns: list[_Turn]) -> list[Part]:
-        """Add the drafts that are worth their rows."""
+        """Add the drafts that are worth their rows. Prompt tokens are left out of the price: in
+        the shadow of a long prefill every guess would look cheap."""
         bidders = [turn for turn in turns if turn.last]
         proposals = [self._proposal(turn) for turn in bidders]
         bids = [
             Bid(proposal.survival, turn.num_fill)
             for turn, proposal in zip(bidders, proposals, strict=True)
         ]
-        rows = sum(turn.num_tokens + turn.num_fill for turn in turns)
-        counts = admit_drafts(bids, rows, self._limits.max_batch_tokens, self._cost)
+        rows = sum(1 + turn.num_fill for turn in bidders)
+        taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
+        max_rows = rows + self._limits.max_batch_tokens - taken
+        counts = admit_drafts(bids, rows, max_rows, self._cost)
         admitted = iter(zip(proposals, counts, strict=True))
         return [
             self._part(turn, *next(admitted))

@@ -212,9 +212,9 @@ class Scheduler:
             )
 
     def _retry_delay_ms(self) -> int:
-        """Time to prefill what waits: about when the queue has moved on."""
-        rows = sum(session.num_missing for session in self._roster.waiting)
-        return min(_MAX_RETRY_DELAY_MS, math.ceil(self._cost.predict_ms(rows)))
+        """Time to compute all that is asked for by now: about when the queue has moved on."""
+        rows = sum(session.num_missing for session in self._roster.sessions.values())
+        return min(_MAX_RETRY_DELAY_MS, 1 + math.ceil(self._cost.predict_ms(rows)))
 
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1

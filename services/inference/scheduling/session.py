@@ -139,6 +139,8 @@ class Session:
         self.computed = 0
         if self._admitted_at is None:
             self._admitted_at = now
+        if self._first_commit_at is None:
+            self.cached_tokens = 0
         self.reuse(cached)
 
     def reuse(self, cached: int) -> None:

@@ -1,0 +1,208 @@
+"""One session's states, and what it counts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
+from services.inference.engines.base import Rows
+from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduling.events import (
+    Committed,
+    Drafts,
+    FinishReason,
+    OpenRequest,
+)
+from services.inference.scheduling.session import TRANSITIONS, Input, Session, State
+from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
+
+WAYS = {
+    State.WAITING: (),
+    State.PREFILLING: (Input.ADMIT,),
+    State.DECODING: (Input.ADMIT, Input.COMMIT),
+    State.ENDED: (Input.END,),
+}
+
+
+def session(
+    *,
+    resume: tuple[int, ...] = (),
+    context_limit: int = 100,
+    edge: bool = True,
+    sampling: SamplingParams | None = None,
+) -> Session:
+    request = OpenRequest(1, (3, 4, 5), sampling or SamplingParams(max_tokens=5), resume=resume)
+    return Session(
+        request,
+        rank=(0.0, 1),
+        sampler=Sampler(request.sampling, VOCABULARY_SIZE, request.prompt),
+        reply=new_reply(request.sampling),
+        sources=DraftSources(EdgeChain(0, 8) if edge else None, None, Acceptance(0.5)),
+        context_limit=context_limit,
+        now=10.0,
+    )
+
+
+def rows(*favourites: int) -> Rows:
+    logits = np.zeros((len(favourites), VOCABULARY_SIZE), np.float32)
+    logits[np.arange(len(favourites)), favourites] = 1.0
+    return Rows(logits)
+
+
+def commit(live: Session, answer: Rows, drafts: tuple[int, ...], now: float = 11.0) -> Committed:
+    guesses = len(drafts)
+    return live.commit(
+        answer,
+        drafts,
+        num_guessed=guesses,
+        num_edge=guesses,
+        started_at=now - 0.5,
+        row_ms=1.5,
+        now=now,
+    )
+
+
+@pytest.mark.parametrize(("state", "what"), list(product(State, Input)))
+def test_every_state_answers_every_input(state: State, what: Input) -> None:
+    live = session()
+    for step in WAYS[state]:
+        live.advance(step)
+    assert live.state is state
+    if (state, what) in TRANSITIONS:
+        live.advance(what)
+        assert live.state is TRANSITIONS[state, what]
+    else:
+        with pytest.raises(RuntimeError, match=f"cannot {what.name} while {state.name}"):
+            live.advance(what)
+        assert live.state is state
+
+
+def test_the_end_is_final() -> None:
+    assert not any(state is State.ENDED for state, _ in TRANSITIONS)
+    assert {State.ENDED} == {
+        target for (_, what), target in TRANSITIONS.items() if what is Input.END
+    }
+
+
+def test_commits_what_the_drafts_got_right_and_one_more() -> None:
+    live = session()
+    live.admit(1, 0, 10.2)
+    live.sources.chain.receive(Drafts(0, 0, (7, 8, 9)), [])  # type: ignore[union-attr]
+    event = commit(live, rows(7, 8, 30, 31), (7, 8, 9))
+    assert (event.base, event.accepted, event.ids, event.upto) == (0, 2, (30,), 3)
+    assert live.reply_ids == [7, 8, 30]
+    assert (live.computed, live.num_missing) == (5, 1)
+    assert event.row_ms == 1.5
+    assert event.commit_interval_ms == pytest.approx(500.0)
+
+
+def test_a_draft_of_the_region_that_the_edge_has_too_is_not_echoed() -> None:
+    live = session()
+    live.admit(1, 0, 10.0)
+    live.sources.chain.receive(Drafts(0, 0, (7,)), [])  # type: ignore[union-attr]
+    event = live.commit(
+        rows(7, 8),
+        (7,),
+        num_guessed=1,
+        num_edge=0,
+        started_at=10.5,
+        row_ms=1.0,
+        now=11.0,
+    )
+    assert (event.accepted, event.ids) == (1, (8,))
+
+
+def test_a_reply_ends_at_its_stop_id_within_the_drafts() -> None:
+    live = session()
+    live.admit(1, 0, 10.0)
+    event = commit(live, rows(7, STOP_ID, 9), (7, STOP_ID))
+    assert event.ids == (7, STOP_ID)
+    assert live.finished is FinishReason.STOP
+    assert live.computed < len(live.ids)
+
+
+def test_the_context_ends_a_reply() -> None:
+    live = session(context_limit=5)
+    live.admit(1, 0, 10.0)
+    assert live.max_drafts == 1
+    event = commit(live, rows(7, 8, 9), (7, 8))
+    assert event.ids == (7, 8)
+    assert live.finished is FinishReason.LENGTH
+
+
+def test_resumed_tokens_count_as_reply() -> None:
+    live = session(resume=(7, 8, 9))
+    assert live.num_reply == 3
+    assert live.max_drafts == 1
+    live.admit(1, 0, 10.0)
+    event = commit(live, rows(7, 8), (7,))
+    assert (event.base, event.upto) == (3, 5)
+    assert live.finished is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("resume", "reason"),
+    [((7, STOP_ID), FinishReason.STOP), ((7, 8, 9, 10, 11), FinishReason.LENGTH)],
+)
+def test_resume_may_complete_the_reply_but_not_go_on(
+    resume: tuple[int, ...], reason: FinishReason
+) -> None:
+    assert session(resume=resume).finished is reason
+    with pytest.raises(InvalidRequestError, match=f"ended after {len(resume)}"):
+        session(resume=(*resume, 7))
+
+
+def test_filler_rows_are_no_drafts() -> None:
+    live = session(edge=False)
+    live.admit(1, 0, 10.0)
+    live.commit(rows(7, 8), (7,), num_guessed=0, num_edge=0, started_at=10.0, row_ms=1.0, now=11.0)
+    usage = live.usage()
+    assert (usage.draft_tokens, usage.accepted_tokens, usage.completion_tokens) == (0, 0, 2)
+
+
+def test_lossy_tokens_are_named_by_their_number_in_the_reply() -> None:
+    live = session(resume=(20,), sampling=SamplingParams(max_tokens=9, acceptance_threshold=1e-4))
+    live.admit(1, 0, 10.0)
+    event = commit(live, rows(7, 8, 9), (7, 33))
+    assert live.reply_ids == [20, 7, 33, 9]
+    assert event.lossy == (2,)
+
+
+def test_cached_tokens_are_those_of_the_prompt_before_the_first_commit() -> None:
+    live = session()
+    live.admit(1, 1, 10.0)
+    live.reuse(2)
+    assert live.cached_tokens == 2
+    live.preempt()
+    live.admit(2, 1, 10.1)
+    assert live.cached_tokens == 1
+    commit(live, rows(7, 8), (9,))
+    live.preempt()
+    live.admit(3, 2, 10.2)
+    assert (live.cached_tokens, live.computed) == (1, 2)
+
+
+def test_times_run_from_the_opening() -> None:
+    live = session()
+    assert live.timings(10.5).queue_ms == pytest.approx(500.0)
+    live.admit(1, 0, 10.2)
+    commit(live, rows(7), (), now=10.6)
+    commit(live, rows(7), (), now=10.7)
+    timings = live.timings(11.0)
+    measured = (timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms)
+    assert measured == pytest.approx((200.0, 400.0, 600.0, 1000.0))
+
+
+def test_the_interval_between_commits_is_smoothed() -> None:
+    live = session(sampling=SamplingParams(max_tokens=90))
+    live.admit(1, 0, 10.0)
+    now = 10.0
+    for _ in range(40):
+        now += 0.02
+        event = commit(live, rows(7), (), now=now)
+    assert event.commit_interval_ms == pytest.approx(20.0, rel=0.01)
