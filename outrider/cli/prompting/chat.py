@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,7 @@ import typer
 from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.painter import Painter
-from outrider.client import ChatResult, Client, connect
-from outrider.client.transcript import Transcript
+from outrider.client import ChatResult, Client, Transcript, connect
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
@@ -34,6 +34,24 @@ class EdgeAddress:
     port: int
     ca: Path | None
     insecure: bool
+
+
+class SpeculationMode(StrEnum):
+    """Where drafts come from."""
+
+    on = "on"
+    off = "off"
+    region_only = "region_only"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How every chat of the command is asked for, besides its messages and sampling."""
+
+    model: str
+    provisional: bool
+    speculation: SpeculationMode
+    thin: bool
 
 
 def chat(
@@ -56,6 +74,10 @@ def chat(
     provisional: Annotated[
         bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
     ] = True,
+    speculation: Annotated[
+        SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
+    ] = SpeculationMode.on,
+    thin: Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")] = False,
     parallel: Annotated[
         int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")
     ] = 1,
@@ -69,7 +91,8 @@ def chat(
     address = _edge_address(edge, ca, insecure, (state_dir or default_state_dir()).resolve())
     params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
     prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
-    session = ChatCommand(address, params, system, model, provisional)
+    wanted = Wanted(model, provisional, speculation, thin)
+    session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())
     else:
@@ -97,8 +120,7 @@ class ChatCommand:
     address: EdgeAddress
     sampling: SamplingParams
     system: str | None
-    model: str
-    provisional: bool
+    wanted: Wanted
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
@@ -163,8 +185,10 @@ class ChatCommand:
         async with client.chat(
             messages,
             sampling=self.sampling,
-            model=self.model,
-            provisional=self.provisional,
+            model=self.wanted.model,
+            provisional=self.wanted.provisional,
+            speculation=self.wanted.speculation.value,
+            thin=self.wanted.thin,
         ) as stream:
             async for event in stream:
                 before = len(transcript.committed)
