@@ -1,1 +1,43 @@
-"""The QUIC client."""
+"""The client SDK: chats with an edge over QUIC.
+
+async with connect("quic://localhost:4433", ca=Path("cert.pem")) as client:
+    async with client.chat([Message("user", "Hello")]) as chat:
+        async for event in chat:
+            ...
+        result = await chat.result()
+"""
+
+from outrider.client.chat import Chat
+from outrider.client.client import Client, connect
+from outrider.client.events import (
+    Accepted,
+    ChatResult,
+    Committed,
+    Done,
+    Event,
+    Provisional,
+    Retracted,
+    Timings,
+    Usage,
+)
+from outrider.client.transcript import Transcript
+from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
+
+__all__ = [
+    "Accepted",
+    "Chat",
+    "ChatResult",
+    "Client",
+    "Committed",
+    "Done",
+    "Event",
+    "Message",
+    "Provisional",
+    "Retracted",
+    "SamplingParams",
+    "Timings",
+    "Transcript",
+    "Usage",
+    "connect",
+]

@@ -90,7 +90,7 @@ class Timings:
     """What the client's own clock measured from sending the request on."""
 
     provisional_ttft_ms: float | None
-    """To the first visible text, provisional or final; None if there was none."""
+    """To the first provisional text; None if there was none."""
     committed_ttft_ms: float | None
     """To the first final token; None if there was none."""
     total_ms: float

@@ -146,7 +146,8 @@ def reply_tools(vocabulary: Vocabulary, max_context_tokens: int) -> ReplyTools:
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:
     if config.certificate is not None and config.private_key is not None:
         return config.certificate, config.private_key
-    return certificate.ensure(config.state_dir, config.server_names, certificate.utc_now())
+    folder = config.state_dir / "tls"
+    return certificate.ensure(folder, config.server_names, certificate.utc_now())
 
 
 async def _first(*waits: Coroutine[None, None, object]) -> None:

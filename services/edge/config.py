@@ -42,7 +42,7 @@ class EdgeConfig:
     model_store: Path | None = None
     """Where the vocabulary comes from; None: the machine's default store."""
     state_dir: Path = field(default_factory=default_state_dir)
-    """Keeps the development certificate."""
+    """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem."""
     certificate: Path | None = None
     """PEM chain of the listener; None: one for development is made in state_dir."""
     private_key: Path | None = None

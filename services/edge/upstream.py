@@ -9,6 +9,7 @@ from typing import Protocol
 
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, UnavailableError
 from outrider.rpc import Outbox, from_rpc_error, make_channel
@@ -107,6 +108,8 @@ class RouterLink:
             error = UnavailableError(
                 f"the router at {self.address} was lost: {from_rpc_error(failure).message}"
             )
+        except DecodeError as failure:
+            error = UnavailableError(f"the router at {self.address} sent no frame: {failure}")
         finally:
             call.cancel()
             self._break(outbox, error)

@@ -18,8 +18,8 @@ VALIDITY: Final = timedelta(days=13)
 """Browsers accept a certificate by its hash only if it is valid for at most 14 days (WebTransport,
 `serverCertificateHashes`)."""
 RENEW_BEFORE: Final = timedelta(days=1)
-CERTIFICATE_FILE: Final = "edge-cert.pem"
-KEY_FILE: Final = "edge-key.pem"
+CERTIFICATE_FILE: Final = "cert.pem"
+KEY_FILE: Final = "key.pem"
 DEFAULT_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
 

@@ -1,0 +1,150 @@
+"""Chat requests to frames, frames to events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from outrider.client.events import (
+    Accepted,
+    Committed,
+    Done,
+    Event,
+    FinishReason,
+    Provisional,
+    Retracted,
+    ServerTimings,
+    Usage,
+)
+from outrider.codec.frames import encode_frame
+from outrider.errors import InvalidRequestError, MalformedFrameError
+from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2, edge_pb2
+from outrider.wire import errors as error_wire
+from outrider.wire import sampling as sampling_wire
+
+Speculation: TypeAlias = Literal["on", "off", "region_only"]
+Priority: TypeAlias = Literal["low", "medium", "high"]
+
+_SPECULATION: Final[Mapping[str, common_pb2.Speculation.ValueType]] = {
+    "on": common_pb2.SPECULATION_ON,
+    "off": common_pb2.SPECULATION_OFF,
+    "region_only": common_pb2.SPECULATION_REGION_ONLY,
+}
+_PRIORITY: Final[Mapping[str, common_pb2.Priority.ValueType]] = {
+    "low": common_pb2.PRIORITY_LOW,
+    "medium": common_pb2.PRIORITY_MEDIUM,
+    "high": common_pb2.PRIORITY_HIGH,
+}
+_FINISH: Final[Mapping[int, FinishReason]] = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
+    common_pb2.FINISH_REASON_DEADLINE: "deadline",
+}
+CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Everything about a chat besides its messages."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    model: str = ""
+    """Empty: the model that the edge serves."""
+    provisional: bool = True
+    """Receive provisional text; without it only final text comes."""
+    speculation: Speculation = "on"
+    priority: Priority = "medium"
+    deadline_ms: int = 0
+    """0: none."""
+    thin: bool = False
+    """Let the region tokenize."""
+    idempotency_key: str = ""
+    """A request sent twice with the same key runs once; empty: every request runs."""
+    residency: tuple[str, ...] = ()
+    """Regions that may hold the prompt; empty: any."""
+
+
+def request_frame(
+    messages: Iterable[Message], options: ChatOptions, trace: tuple[str, str]
+) -> bytes:
+    """The first frame of a chat stream. Raises InvalidRequestError for values no frame can hold."""
+    if options.speculation not in _SPECULATION or options.priority not in _PRIORITY:
+        raise InvalidRequestError(
+            f"speculation is one of {', '.join(_SPECULATION)} and priority one of "
+            f"{', '.join(_PRIORITY)}, not {options.speculation!r} and {options.priority!r}"
+        )
+    try:
+        chat = edge_pb2.ChatRequest(
+            model=options.model,
+            messages=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages],
+            sampling=sampling_wire.to_proto(options.sampling),
+            priority=_PRIORITY[options.priority],
+            deadline_ms=options.deadline_ms,
+            provisional=options.provisional,
+            speculation=_SPECULATION[options.speculation],
+            thin=options.thin,
+            idempotency_key=options.idempotency_key,
+            residency=options.residency,
+            trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
+        )
+        return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
+
+
+def read(payload: bytes) -> Event:
+    """One EdgeFrame as an event. Raises the error that an error frame reports, and
+    MalformedFrameError for bytes that are no EdgeFrame."""
+    try:
+        frame = edge_pb2.EdgeFrame.FromString(payload)
+    except DecodeError as error:
+        raise MalformedFrameError("the edge sent bytes that are no frame") from error
+    match frame.WhichOneof("kind"):
+        case "provisional":
+            p = frame.provisional
+            return Provisional(p.base, p.erase_to, p.text, p.stability)
+        case "retract":
+            return Retracted(frame.retract.erase_to)
+        case "commit":
+            return Committed(frame.commit.text, tuple(frame.commit.ids), frame.commit.upto)
+        case "accepted":
+            a = frame.accepted
+            return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge)
+        case "done":
+            return _done(frame.done)
+        case "error":
+            raise error_wire.from_detail(frame.error)
+        case None:
+            raise MalformedFrameError("the edge sent a frame of no known kind")
+
+
+def _done(done: edge_pb2.ChatDone) -> Done:
+    reason = _FINISH.get(done.finish_reason)
+    if reason is None:
+        raise MalformedFrameError(f"the chat ended for an unknown reason, {done.finish_reason}")
+    usage = done.usage
+    return Done(
+        finish_reason=reason,
+        usage=Usage(
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            usage.draft_tokens,
+            usage.accepted_tokens,
+        ),
+        replica_timings=_timings(done.timings),
+        edge_timings=_timings(done.edge_timings),
+        upto=done.upto,
+        region=done.region,
+        replica=done.replica,
+    )
+
+
+def _timings(timings: common_pb2.Timings) -> ServerTimings:
+    return ServerTimings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms)

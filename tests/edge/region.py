@@ -1,0 +1,223 @@
+"""A small real RouterService: verifies drafts against a fixed reply and commits it in steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.errors import OutriderError
+from outrider.models.tokenization.definition import VocabularyDefinition
+from outrider.models.vocabulary import Vocabulary
+from outrider.rpc import Outbox, bind, make_server
+from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
+from outrider.wire import errors as error_wire
+from outrider.wire import tokens as token_wire
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def small_vocabulary() -> Vocabulary:
+    """One token per byte, and the two control tokens of ChatML."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return Vocabulary.from_definition(
+        VocabularyDefinition(
+            tokens=(*alphabet, "<|im_start|>", "<|im_end|>"),
+            merges=(),
+            pre_tokenizer="gpt-2",
+            control_ids=(len(alphabet), len(alphabet) + 1),
+            user_defined_ids=(),
+            stop_ids=(len(alphabet) + 1,),
+            bos_token="",
+            eos_token="<|im_end|>",
+            chat_template=TEMPLATE,
+        )
+    )
+
+
+@dataclass
+class RegionSession:
+    """What the region knows of a session."""
+
+    open: inference_pb2.OpenSession
+    reply: tuple[int, ...]
+    codec: TokenCodec
+    committed: int = 0
+    epoch: int = 0
+    begin: int = 0
+    drafts: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    num_frames: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class Region(router_pb2_grpc.RouterServiceServicer):
+    """Answers every session with `reply`; the hooks let a test make it misbehave."""
+
+    def __init__(self, vocabulary: Vocabulary, reply: str) -> None:
+        self.vocabulary = vocabulary
+        self.coder = TokenCoder(vocabulary.digest, vocabulary.size)
+        self.reply = (*vocabulary.encode(reply), *sorted(vocabulary.stop_ids))
+        self.digest = vocabulary.digest
+        self.error: OutriderError | None = None
+        """Answer with this instead of opening."""
+        self.stop_after: int | None = None
+        """Commit so many tokens, then fall silent."""
+        self.gate = asyncio.Event()
+        """While it is not set, no session gets past `hold_at` tokens."""
+        self.gate.set()
+        self.hold_at = 0
+        self.block_tokens = 3
+        self.mangle: Callable[[inference_pb2.SessionDown], None] = lambda frame: None
+        self.opened: list[inference_pb2.OpenSession] = []
+        self.cancelled: list[str] = []
+        self.live: dict[int, RegionSession] = {}
+        self.finished: list[RegionSession] = []
+        self.calls: set[Any] = set()
+
+    async def Route(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[router_pb2.RouteResponse]:
+        outbox = Outbox[router_pb2.RouteResponse](10_000)
+        reader = asyncio.create_task(self._read(request_iterator, outbox))
+        self.calls.add(outbox)
+        try:
+            async for response in outbox:
+                yield response
+        finally:
+            self.calls.discard(outbox)
+            reader.cancel()
+            for number in list(self.live):
+                self._close(number)
+
+    async def ListReplicas(
+        self, request: router_pb2.ListReplicasRequest, context: Any
+    ) -> router_pb2.ListReplicasResponse:
+        return router_pb2.ListReplicasResponse()
+
+    def break_streams(self) -> None:
+        """End every Route stream."""
+        for outbox in self.calls:
+            outbox.close()
+
+    async def _read(
+        self, requests: AsyncIterator[router_pb2.RouteRequest], outbox: Outbox[Any]
+    ) -> None:
+        async for request in requests:
+            frame = request.frame
+            kind = frame.WhichOneof("kind")
+            if kind == "open":
+                self._open(frame.session, frame.open, outbox)
+            elif kind == "draft" and frame.session in self.live:
+                self._draft(self.live[frame.session], frame.draft)
+            elif kind == "cancel":
+                self.cancelled.append(frame.cancel.reason)
+                self._close(frame.session)
+
+    def _open(self, number: int, opening: inference_pb2.OpenSession, outbox: Outbox[Any]) -> None:
+        self.opened.append(opening)
+        if self.error is not None:
+            detail = error_wire.to_detail(self.error)
+            self._send(outbox, inference_pb2.SessionDown(session=number, error=detail))
+            return
+        session = RegionSession(opening, self.reply, TokenCodec(opening.codecs[-1]))
+        self.live[number] = session
+        session.task = asyncio.create_task(self._run(number, session, outbox))
+
+    def _draft(self, session: RegionSession, draft: inference_pb2.Draft) -> None:
+        ids = self.coder.decode(token_wire.from_proto(draft.ids), max_count=1000)
+        session.num_frames += 1
+        if draft.epoch != session.epoch:
+            assert draft.epoch > session.epoch
+            session.epoch, session.begin, session.drafts = draft.epoch, draft.base, []
+        assert draft.base == session.begin + len(session.drafts), "frames are contiguous"
+        session.drafts += ids
+
+    async def _run(self, number: int, session: RegionSession, outbox: Outbox[Any]) -> None:
+        opened = inference_pb2.SessionOpened(
+            prompt_tokens=self._num_prompt_tokens(session.open),
+            replica="scripted",
+            region="test-region",
+            vocabulary_digest=self.digest,
+            codec=common_pb2.TokenCodec.ValueType(session.codec),
+        )
+        self._send(outbox, inference_pb2.SessionDown(session=number, opened=opened))
+        while session.committed < len(session.reply):
+            if session.committed >= self.hold_at:
+                await self.gate.wait()
+            await asyncio.sleep(0)
+            if self.stop_after is not None and session.committed >= self.stop_after:
+                return
+            commit = self._commit(session)
+            self._send(outbox, inference_pb2.SessionDown(session=number, commit=commit))
+        done = inference_pb2.SessionDone(
+            finish_reason=common_pb2.FINISH_REASON_STOP,
+            upto=session.committed,
+            usage=common_pb2.Usage(completion_tokens=session.committed),
+        )
+        self._send(outbox, inference_pb2.SessionDown(session=number, done=done))
+        del self.live[number]
+        self.finished.append(session)
+
+    def _commit(self, session: RegionSession) -> inference_pb2.Commit:
+        base, truth = session.committed, session.reply
+        alive = base >= session.begin and session.drafts[: base - session.begin] == list(
+            truth[session.begin : base]
+        )
+        accepted = 0
+        for draft, true in zip(
+            session.drafts[base - session.begin :] if alive else [], truth[base:], strict=False
+        ):
+            if draft != true:
+                break
+            accepted += 1
+        ids = truth[base + accepted : base + accepted + self.block_tokens]
+        session.committed += accepted + len(ids)
+        session.num_accepted += accepted
+        return inference_pb2.Commit(
+            epoch=session.epoch,
+            base=base,
+            accepted=accepted,
+            ids=token_wire.to_proto(self.coder.encode(ids, session.codec)),
+            upto=session.committed,
+            pace=inference_pb2.Pace(max_lead=16),
+        )
+
+    def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:
+        if opening.HasField("ids"):
+            block = token_wire.from_proto(opening.ids.tail)
+            return len(self.coder.decode(block, max_count=100_000))
+        return sum(len(message.content) for message in opening.messages.messages)
+
+    def _send(self, outbox: Outbox[Any], frame: inference_pb2.SessionDown) -> None:
+        self.mangle(frame)
+        if not outbox.closed:
+            outbox.put_nowait(router_pb2.RouteResponse(frame=frame))
+
+    def _close(self, number: int) -> None:
+        session = self.live.pop(number, None)
+        if session is not None and session.task is not None:
+            session.task.cancel()
+
+
+@asynccontextmanager
+async def serving(region: Region, port: int = 0) -> AsyncIterator[int]:
+    """Serve `region` on loopback; yields its port."""
+    server: grpc.aio.Server = make_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(region, server)
+    bound = bind(server, "127.0.0.1", port)
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(None)

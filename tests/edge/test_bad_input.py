@@ -1,0 +1,192 @@
+"""What clients do wrong: a typed error each, nothing left over, and the chat beside it never
+notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from outrider import errors
+from outrider.client import Client, Message, SamplingParams
+from outrider.client.chat import Chat
+from outrider.codec.frames import encode_frame
+from outrider.errors import OutriderError
+from outrider.models.vocabulary import Vocabulary
+from outrider.v1 import edge_pb2
+from tests.edge.running import running
+from tests.edge.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw
+
+Refused = Callable[[Client], Chat]
+REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {
+    "unknown model": (lambda c: c.chat(ASK, model="gpt-9"), errors.UnknownModelError),
+    "no messages": (lambda c: c.chat([]), errors.EmptyPromptError),
+    "empty messages": (lambda c: c.chat([Message("user", "")]), errors.EmptyPromptError),
+    "unknown role": (lambda c: c.chat([Message("root", "hi")]), errors.InvalidRequestError),
+    "over-long prompt": (
+        lambda c: c.chat([Message("user", "long " * 200)]),
+        errors.PromptTooLongError,
+    ),
+    "stop id outside the vocabulary": (
+        lambda c: c.chat(ASK, sampling=SamplingParams(stop_ids=(100_000,))),
+        errors.InvalidSamplingError,
+    ),
+    "bias outside the vocabulary": (
+        lambda c: c.chat(ASK, sampling=SamplingParams(logit_bias={100_000: 1.0})),
+        errors.InvalidSamplingError,
+    ),
+    "absurd idempotency key": (
+        lambda c: c.chat(ASK, idempotency_key="\n"),
+        errors.InvalidRequestError,
+    ),
+    "absurd residency": (
+        lambda c: c.chat(ASK, residency=("x",) * 100),
+        errors.InvalidRequestError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_served_is_refused_without_the_region(
+    words: Vocabulary, tmp_path: Path, case: str
+) -> None:
+    ask, error = REFUSED[case]
+    async with (
+        running(words, tmp_path, REPLY, max_context_tokens=500) as mesh,
+        mesh.client() as client,
+    ):
+        async with bystander(mesh, client):
+            with pytest.raises(error) as caught:
+                async with ask(client) as chat:
+                    await chat.result()
+            assert type(caught.value) is error
+        assert len(mesh.region.opened) == 1, "only the bystander"
+        await mesh.settled()
+
+
+def resuming() -> bytes:
+    chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(upto=3))
+    return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+
+
+CANCEL = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
+# ClientFrame{chat=ChatRequest{model="\xff"}}, by hand: the encoder would refuse.
+NOT_UTF8 = encode_frame(b"\x0a\x03\x0a\x01\xff")
+BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
+    "no protobuf": (encode_frame(b"\xff\xff\xff"), errors.MalformedFrameError),
+    "invalid UTF-8": (NOT_UTF8, errors.MalformedFrameError),
+    "an empty frame": (b"\x00", errors.MalformedFrameError),
+    "a length that is no varint": (b"\xff" * 6, errors.FrameTooLargeError),
+    "a frame over the limit": (b"\xff\xff\x7f", errors.FrameTooLargeError),
+    "a frame of no kind": (encode_frame(b"\x9a\x06\x00"), errors.MalformedFrameError),
+    "a cancel before a request": (CANCEL, errors.MalformedFrameError),
+    "a second request": (chat_frame() * 2, errors.MalformedFrameError),
+    "resuming": (resuming(), errors.InvalidRequestError),
+    "temperature NaN": (chat_frame(temperature=float("nan")), errors.InvalidSamplingError),
+    "temperature infinite": (chat_frame(temperature=float("inf")), errors.InvalidSamplingError),
+    "temperature negative": (chat_frame(temperature=-1.0), errors.InvalidSamplingError),
+    "top_p 0": (chat_frame(top_p=0.0), errors.InvalidSamplingError),
+    "repetition penalty 1e30": (chat_frame(repetition_penalty=1e30), errors.InvalidSamplingError),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+async def test_bad_bytes_end_their_stream_only(
+    words: Vocabulary, tmp_path: Path, case: str
+) -> None:
+    data, error = BYTES[case]
+    async with (
+        running(words, tmp_path, REPLY, max_frame_bytes=10_000) as mesh,
+        mesh.client() as client,
+        raw(mesh) as connection,
+    ):
+        async with bystander(mesh, client):
+            stream = RawStream(connection, data)
+            assert type(await stream.error()) is error
+        # The connection is still good for another chat.
+        again = RawStream(connection, chat_frame())
+        await asyncio.wait_for(again.ended.wait(), 5)
+        assert again.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [(b"", "before a chat request"), (b"\x05ab", "inside a frame")],
+    ids=["no request", "half a frame"],
+)
+async def test_a_stream_that_ends_too_early(
+    words: Vocabulary, tmp_path: Path, data: bytes, error: str
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream = RawStream(connection, data)
+        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+        connection.transmit()
+        failure = await stream.error()
+        assert isinstance(failure, errors.MalformedFrameError)
+        assert error in failure.message
+        await mesh.settled()
+
+
+async def test_a_client_may_close_its_direction_after_the_request(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream = RawStream(connection, chat_frame())
+        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+        connection.transmit()
+        await asyncio.wait_for(stream.ended.wait(), 5)
+        assert stream.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_a_unidirectional_stream_is_stopped(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream_id = connection._quic.get_next_available_stream_id(is_unidirectional=True)
+        connection._quic.send_stream_data(stream_id, b"hello")
+        stream = RawStream(connection, chat_frame())
+        await asyncio.wait_for(stream.ended.wait(), 5)
+        assert stream.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_a_stream_without_a_request_is_not_kept_waiting(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, request_timeout_s=0.05) as mesh,
+        raw(mesh) as connection,
+    ):
+        stream = RawStream(connection, b"\x05")
+        assert isinstance(await stream.error(), errors.DeadlineError)
+        await mesh.settled()
+
+
+async def test_too_many_chats_on_a_connection(words: Vocabulary, tmp_path: Path) -> None:
+    async with (
+        running(words, tmp_path, REPLY, max_chats_per_connection=2) as mesh,
+        mesh.client() as client,
+    ):
+        mesh.region.stop_after = 1
+        async with client.chat(ASK) as first, client.chat(ASK) as second:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(errors.OverloadedError):
+                async with client.chat(ASK) as third:
+                    await third.result()
+        await mesh.settled()
+        mesh.region.stop_after = None
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_too_many_connections(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, max_connections=1) as mesh, mesh.client() as client:
+        with pytest.raises(errors.OverloadedError):
+            async with mesh.client() as other, other.chat(ASK) as chat:
+                await chat.result()
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()

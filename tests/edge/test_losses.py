@@ -1,0 +1,176 @@
+"""What goes wrong around a chat: clients that leave or stall, regions that refuse, err or break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+
+from outrider import errors
+from outrider.client import SamplingParams
+from outrider.errors import OutriderError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2
+from tests.edge.running import running
+from tests.edge.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+
+
+async def test_a_client_gone_mid_stream_is_cancelled_upstream(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        async with mesh.client() as leaving:
+            await start(leaving)
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+        mesh.region.stop_after = None
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_a_reset_stream_is_cancelled_upstream(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        await chat.__aexit__(None, None, None)
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+
+
+class StalledQuic(QuicConnection):
+    """Takes 100 bytes of a stream and never grants more: what a stalled reader looks like."""
+
+    def __init__(self, *, configuration: QuicConfiguration) -> None:
+        super().__init__(configuration=replace(configuration, max_stream_data=100))
+
+    def _write_stream_limits(self, *args: object, **kwargs: object) -> None:
+        """Grants nothing."""
+
+
+async def test_a_client_that_does_not_read_loses_the_chat(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running(words, tmp_path, "x" * 3000, max_unsent_bytes=2000) as mesh,
+        AsyncExitStack() as stack,
+    ):
+        client = await stack.enter_async_context(mesh.client())
+        monkeypatch.setattr("outrider.client.connection.QuicConnection", StalledQuic)
+        connection = await stack.enter_async_context(raw(mesh))
+        mesh.region.block_tokens = 20
+        stream = RawStream(connection, chat_frame(max_tokens=5000))
+        await asyncio.wait_for(stream.ended.wait(), 5)
+        assert isinstance(stream.cut_off, errors.OverloadedError)
+        await eventually(lambda: mesh.region.cancelled == ["OVERLOADED"])
+        async with client.chat(ASK, sampling=SamplingParams(max_tokens=5000)) as chat:
+            assert (await chat.result()).text == "x" * 3000
+        await mesh.settled()
+
+
+async def test_a_region_that_refuses(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with bystander(mesh, client):
+            mesh.region.error = errors.NoReplicaError("none is ready", retry_delay_ms=70)
+            with pytest.raises(errors.NoReplicaError, match="none is ready") as caught:
+                async with client.chat(ASK) as chat:
+                    await chat.result()
+            assert caught.value.retry_delay_ms == 70
+        await mesh.settled()
+
+
+async def test_a_region_of_another_vocabulary(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.digest = b"\xab" * 32
+        with pytest.raises(errors.VocabularyMismatchError) as caught:
+            async with client.chat(ASK) as chat:
+                await chat.result()
+        assert words.digest.hex() in caught.value.message
+        assert "ab" * 32 in caught.value.message
+        await eventually(lambda: mesh.region.cancelled == ["VOCABULARY_MISMATCH"])
+        await mesh.settled()
+
+
+def bad_checksum(frame: inference_pb2.SessionDown) -> None:
+    if frame.WhichOneof("kind") == "commit":
+        frame.commit.ids.checksum ^= 1
+
+
+def no_kind(frame: inference_pb2.SessionDown) -> None:
+    frame.ClearField("opened")
+
+
+def too_many_accepted(frame: inference_pb2.SessionDown) -> None:
+    if frame.WhichOneof("kind") == "commit":
+        frame.commit.accepted += 100
+
+
+def wrong_reason(frame: inference_pb2.SessionDown) -> None:
+    if frame.WhichOneof("kind") == "done":
+        frame.done.finish_reason = common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+@pytest.mark.parametrize(
+    ("mangle", "error"),
+    [
+        (bad_checksum, errors.BadTokenBlockError),
+        (no_kind, errors.MalformedFrameError),
+        (too_many_accepted, errors.MalformedFrameError),
+        (wrong_reason, errors.MalformedFrameError),
+    ],
+    ids=lambda value: value.__name__,
+)
+async def test_a_region_that_breaks_the_protocol(
+    words: Vocabulary,
+    tmp_path: Path,
+    mangle: Callable[[inference_pb2.SessionDown], None],
+    error: type[OutriderError],
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.mangle = mangle
+        with pytest.raises(error):
+            async with client.chat(ASK) as chat:
+                await chat.result()
+        mesh.region.mangle = lambda frame: None
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()
+
+
+async def test_a_router_that_is_lost_ends_its_chats_and_comes_back(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        mesh.region.break_streams()
+        with pytest.raises(errors.UnavailableError):
+            await chat.result()
+        with pytest.raises(errors.UnavailableError):
+            async with client.chat(ASK) as refused:
+                await refused.result()
+        mesh.region.stop_after = None
+        await eventually(lambda: mesh.edge.upstream.ready)
+        async with client.chat(ASK) as again:
+            assert (await again.result()).text == REPLY
+        await mesh.settled()
+
+
+async def test_a_defect_of_the_edge_ends_one_chat_only(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with bystander(mesh, client):
+            with monkeypatch.context() as patch:
+                patch.setattr(Vocabulary, "encode_chat", lambda self, messages: 1 // 0)
+                with pytest.raises(OutriderError, match="ZeroDivisionError"):
+                    async with client.chat(ASK) as chat:
+                        await chat.result()
+        await mesh.settled()
