@@ -33,6 +33,7 @@ EXIT_CODES: dict[type[OutriderError], int] = {
     ArtifactCorruptError: 4,
     SourceError: 5,
 }
+_MAX_LABEL = 24
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -199,8 +200,9 @@ class _Bar:
 
     def __init__(self, bars: Bars, model: str) -> None:
         self._bars = bars
-        self._task = bars.add_task(model, total=None)
-        self._model = model
+        # The end of a source tells models apart, and the bar needs the rest of the line.
+        self._model = model if len(model) <= _MAX_LABEL else f"…{model[-_MAX_LABEL:]}"
+        self._task = bars.add_task(self._model, total=None)
 
     def __call__(self, progress: Progress) -> None:
         label = {"waiting": "waiting for another pull of"}.get(progress.stage, progress.stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,12 @@ def test_an_empty_store_says_how_to_fill_it() -> None:
     listed = run("list")
     assert listed.exit_code == 0
     assert "outrider models pull" in listed.stderr
+
+
+def test_a_terminal_sees_how_far_the_pull_is(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "90")
+    pulled = run("pull", source)
+    assert "fetching" in pulled.stderr
+    assert re.search(r"7/7.*bytes", pulled.stderr)
+    assert source in pulled.stdout
