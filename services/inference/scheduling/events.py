@@ -81,11 +81,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The session was admitted and its reusable prefix found."""
+    """The session was taken in and will be served."""
 
     session: int
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens whose KV is there now; Usage has what was reused in the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Planner:
 
     def _proposal(self, turn: _Turn) -> Proposal:
         wanted = min(self._limits.max_draft_tokens, turn.session.max_drafts)
-        return turn.session.sources.propose(max(0, wanted))
+        return turn.session.sources.propose(wanted)
 
     def _part(self, turn: _Turn, proposal: Proposal, count: int) -> Part:
         session = turn.session
