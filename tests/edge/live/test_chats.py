@@ -18,7 +18,7 @@ from outrider.client import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from tests.edge.running import running
+from tests.edge.live.running import running
 
 ASK = [Message("user", "say hello there, hello there, hello there")]
 AGAIN = [

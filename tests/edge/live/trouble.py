@@ -14,7 +14,7 @@ from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.v1 import edge_pb2
 from outrider.wire.errors import from_detail
-from tests.edge.running import Running
+from tests.edge.live.running import Running
 
 ASK = [Message("user", "hello")]
 REPLY = "a reply of some length"

@@ -18,8 +18,8 @@ from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from tests.edge.running import running
-from tests.edge.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+from tests.edge.live.running import running
+from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 
 
 async def test_a_client_gone_mid_stream_is_cancelled_upstream(

@@ -15,7 +15,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
-from tests.edge.region import Region, serving
+from tests.edge.live.region import Region, serving
 
 
 @dataclass

@@ -16,8 +16,8 @@ from outrider.codec.frames import encode_frame
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import edge_pb2
-from tests.edge.running import running
-from tests.edge.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw
+from tests.edge.live.running import running
+from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw
 
 Refused = Callable[[Client], Chat]
 REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {

@@ -1,0 +1,122 @@
+"""A chat as its user sees it: iteration, results, errors, leaving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Committed, Done, Message, SamplingParams
+from outrider.client import chat as client_chat
+from outrider.errors import (
+    EmptyPromptError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from tests.edge.live.running import running
+
+ASK = [Message("user", "hello")]
+REPLY = "hello to you and to all the others"
+
+
+async def test_the_result_needs_no_iteration(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            result = await chat.result()
+            assert await chat.result() == result
+            assert [event async for event in chat] == []
+        assert result.text == REPLY
+        assert result.usage.completion_tokens == len(result.ids)
+        assert result.timings.tokens_per_s > 0
+        assert await chat.result() == result
+
+
+async def test_the_result_after_half_an_iteration(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            async for event in chat:
+                if isinstance(event, Committed):
+                    break
+            assert (await chat.result()).text == REPLY
+
+
+async def test_an_error_is_raised_each_time_it_is_asked_for(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat([]) as chat:
+            with pytest.raises(EmptyPromptError):
+                await anext(chat)
+            with pytest.raises(EmptyPromptError):
+                await chat.result()
+
+
+async def test_leaving_early_cancels(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 3
+        async with client.chat(ASK) as chat:
+            await anext(chat)
+        with pytest.raises(UnavailableError, match="left"):
+            await chat.result()
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+
+
+async def test_a_cancel_after_the_end_is_nothing(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            await chat.result()
+            chat.cancel()
+        async with client.chat(ASK) as chat:
+            events = [event async for event in chat]
+        assert isinstance(events[-1], Done)
+
+
+async def test_events_nobody_reads_are_bounded(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_chat, "MAX_UNREAD_EVENTS", 5)
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.block_tokens = 1
+        async with client.chat(ASK, provisional=False) as chat:
+            await eventually(lambda: len(chat._events) == 5)
+            with pytest.raises(OverloadedError):
+                await chat.result()
+        await mesh.settled()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculation": "maybe"},
+        {"priority": "urgent"},
+        {"deadline_ms": -1},
+        {"idempotency_key": "\ud800"},
+    ],
+)
+async def test_what_no_frame_can_hold(
+    words: Vocabulary, tmp_path: Path, options: dict[str, object]
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        with pytest.raises(InvalidRequestError):
+            async with client.chat(ASK, **options):  # type: ignore[arg-type]
+                raise AssertionError("sent")
+        with pytest.raises(InvalidRequestError):
+            async with client.chat([Message("user", "\ud800")]):
+                raise AssertionError("sent")
+        assert mesh.region.opened == []
+
+
+async def test_final_text_is_the_same_with_and_without_provisional_text(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY * 3) as mesh, mesh.client() as client:
+        texts = set()
+        for provisional in (True, False):
+            sampling = SamplingParams(max_tokens=500)
+            async with client.chat(ASK, provisional=provisional, sampling=sampling) as chat:
+                texts.add((await chat.result()).text)
+        assert texts == {REPLY * 3}

@@ -1,0 +1,126 @@
+"""Connecting: what works, and errors that say what to check."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Message, connect
+from outrider.client import connection as client_connection
+from outrider.errors import ConfigError, OutriderError, UnavailableError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually, free_udp_port, leak_check
+from tests.edge.live.running import Running, running
+
+ASK = [Message("user", "hello")]
+REPLY = "hello to you"
+
+
+async def ask(mesh: Running, host: str, **options: object) -> str:
+    async with connect(host, **options) as client, client.chat(ASK) as chat:  # type: ignore[arg-type]
+        return (await chat.result()).text
+
+
+async def test_ways_to_name_an_edge(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        port = mesh.ports.main
+        assert await ask(mesh, f"quic://127.0.0.1:{port}", ca=mesh.ca) == REPLY
+        assert await ask(mesh, "localhost", port=port, ca=mesh.ca) == REPLY
+        assert await ask(mesh, "127.0.0.1", port=port, insecure=True) == REPLY
+        named = {"port": port, "ca": mesh.ca, "server_name": "localhost"}
+        assert await ask(mesh, "127.0.0.1", **named) == REPLY
+
+
+async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat([{"role": "user", "content": "hello"}]) as chat:
+            assert (await chat.result()).text == REPLY
+        with pytest.raises(ConfigError, match="content"):
+            client.chat([{"role": "user"}])
+
+
+async def failure(host: str, **options: object) -> OutriderError:
+    async with leak_check():
+        with pytest.raises(OutriderError) as caught:
+            async with connect(host, **options):  # type: ignore[arg-type]
+                raise AssertionError("connected")
+    return caught.value
+
+
+async def test_a_port_nobody_listens_on() -> None:
+    error = await failure("127.0.0.1", port=free_udp_port(), insecure=True)
+    assert isinstance(error, UnavailableError)
+    assert "check that the edge runs" in error.message
+
+
+async def test_a_host_that_does_not_answer() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        error = await failure("127.0.0.1", port=port, insecure=True, timeout_s=0.2)
+    assert isinstance(error, UnavailableError)
+    assert "UDP" in error.message
+
+
+async def test_a_certificate_that_is_not_trusted(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path) as mesh:
+        error = await failure("127.0.0.1", port=mesh.ports.main)
+        assert isinstance(error, UnavailableError)
+        assert "`ca`" in error.message
+
+
+async def test_a_certificate_for_another_name(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path) as mesh:
+        error = await failure(
+            "127.0.0.1", port=mesh.ports.main, ca=mesh.ca, server_name="other.example"
+        )
+        assert isinstance(error, UnavailableError)
+        assert "server_name" in error.message
+
+
+@pytest.mark.parametrize("alpn", ["outrider/2", "h3"])
+async def test_an_unknown_alpn_is_refused_by_the_handshake(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpn: str
+) -> None:
+    async with running(words, tmp_path) as mesh:
+        with monkeypatch.context() as patch:
+            patch.setattr(client_connection, "ALPN", alpn)
+            error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
+        assert isinstance(error, UnavailableError)
+        assert f"does not speak {alpn}" in error.message
+        assert await ask(mesh, "127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
+        assert mesh.edge.telemetry.num_chats == 0
+
+
+async def test_addresses_that_are_none(tmp_path: Path) -> None:
+    for host in ("http://localhost:1", "quic://", "quic://localhost:99999"):
+        assert isinstance(await failure(host), ConfigError)
+    missing = await failure("127.0.0.1", port=1, ca=tmp_path / "missing.pem")
+    assert isinstance(missing, ConfigError)
+    assert "missing.pem" in missing.message
+    unresolved = await failure("no-such-host.invalid", port=1)
+    assert isinstance(unresolved, UnavailableError)
+
+
+async def test_leaving_does_not_wait_for_the_drain(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path) as mesh:
+        async with mesh.client() as client:
+            connection = client._connection
+        # The drain takes three probe timeouts (RFC 9000, section 10.2); only then is it closed.
+        assert not connection._closed.is_set()
+        await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
+
+
+async def test_a_lost_edge_fails_its_chats_and_new_ones(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat(ASK) as chat:
+            await anext(chat)
+            await mesh.edge.stop()
+            with pytest.raises(UnavailableError, match="shutting down"):
+                await chat.result()
+        with pytest.raises(UnavailableError):
+            async with client.chat(ASK):
+                raise AssertionError("sent on a lost connection")

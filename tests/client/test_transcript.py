@@ -1,0 +1,80 @@
+"""The client's model of the text: every event, and events that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.client.events import (
+    Accepted,
+    Committed,
+    Done,
+    Event,
+    Provisional,
+    Retracted,
+    ServerTimings,
+    Usage,
+)
+from outrider.client.transcript import Transcript
+from outrider.errors import MalformedFrameError
+
+TIMES = ServerTimings(0, 0, 0, 0)
+
+
+def done(upto: int) -> Done:
+    return Done("stop", Usage(0, 0, 0, 0, 0), TIMES, TIMES, upto, "", "")
+
+
+def after(*events: Event) -> Transcript:
+    transcript = Transcript()
+    for event in events:
+        transcript.apply(event)
+    return transcript
+
+
+def test_provisional_text_is_replaced_from_a_code_point_on() -> None:
+    transcript = after(
+        Accepted("r", "m", 1, "e"),
+        Provisional(0, 0, "🚂 puffs", 0.9),
+        Provisional(0, 2, "rolls", 0.9),
+    )
+    assert transcript.text == "🚂 rolls"
+    assert (transcript.num_retractions, transcript.erased_chars) == (1, 5)
+
+
+def test_commits_move_text_from_provisional_to_final() -> None:
+    transcript = after(
+        Provisional(0, 0, "hello wor", 0.9), Committed("hello ", (1,), 1), Retracted(0)
+    )
+    assert (transcript.committed, transcript.provisional) == ("hello ", "")
+    transcript.apply(Committed("there", (2, 3), 3))
+    transcript.apply(done(3))
+    assert transcript.text == "hello there"
+    assert transcript.ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Retracted(1),),
+        (Provisional(0, 3, "x", 0.5),),
+        (Provisional(0, 0, "abc", 0.5), Committed("abd", (1,), 1)),
+        (Committed("a", (1,), 2),),
+        (Provisional(0, 0, "abc", 0.5), done(0)),
+        (done(1),),
+        (done(0), Committed("a", (1,), 1)),
+    ],
+    ids=[
+        "retract more than there is",
+        "keep more than there is",
+        "commit against provisional text",
+        "miscounted tokens",
+        "end with provisional text",
+        "end with tokens missing",
+        "event after the end",
+    ],
+)
+def test_events_that_do_not_fit_are_found_out(events: tuple[Event, ...]) -> None:
+    *good, bad = events
+    transcript = after(*good)
+    with pytest.raises(MalformedFrameError):
+        transcript.apply(bad)

@@ -1,0 +1,47 @@
+"""The edge's settings: defaults that work, and refusals that name the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.config import load
+from outrider.errors import ConfigError
+from services.edge.config import EdgeConfig, default_state_dir
+
+
+def test_defaults_listen_on_loopback() -> None:
+    config = EdgeConfig()
+    assert config.host == config.admin_host == "127.0.0.1"
+    assert config.reply_policy().display.theta == 0.5
+    assert config.reply_policy().display.rewrite_interval_s == 0.15
+
+
+def test_environment_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text('[edge]\nport = 1\nrouters = ["a:1", "b:2"]\nregion = "eu-west"\n')
+    config = load(EdgeConfig, "edge", file=file, environ={"OUTRIDER_EDGE_PORT": "2"})
+    assert (config.port, config.routers, config.region) == (2, ("a:1", "b:2"), "eu-west")
+
+
+def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert default_state_dir() == Path("/state/outrider/edge")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"port": 70_000}, "port"),
+        ({"routers": ()}, "routers"),
+        ({"certificate": Path("c.pem")}, "private_key"),
+        ({"theta": 0.0}, "theta"),
+        ({"min_survival": 1.5}, "min_survival"),
+        ({"max_connections": 0}, "max_connections"),
+        ({"drain_s": -1.0}, "drain_s"),
+    ],
+)
+def test_values_that_cannot_work(values: dict[str, object], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        EdgeConfig(**values)  # type: ignore[arg-type]
