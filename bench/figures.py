@@ -111,7 +111,7 @@ def show(cell: Cell) -> str:
     return f"{cell:,.{decimals}f}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """One run of a bench."""
 
