@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.verify import Verdict
 from services.inference.scheduling.events import Drafts
 
 _FORGETTING = 0.95
@@ -119,9 +120,10 @@ class DraftSources:
         tail = tuple(survival[-1] * chance for chance in guess.survival)
         return Proposal(edge + guess.ids, survival + tail, len(edge))
 
-    def learn(self, num_edge: int, accepted: int) -> None:
-        """A round verified num_edge drafts of the chain; `accepted` drafts agreed."""
+    def learn(self, num_edge: int, verdict: Verdict) -> None:
+        """A round with num_edge drafts of the chain in front committed this."""
         if num_edge:
-            tried, right = min(accepted + 1, num_edge), min(accepted, num_edge)
+            tried, right = min(verdict.accepted + 1, num_edge), min(verdict.accepted, num_edge)
             self._edge.observe(tried, right)
             self._average.observe(tried, right)
+        self.extend(verdict.ids)

@@ -56,6 +56,41 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
 }
 
 
+class _Times:
+    """When things first happened to a session, and how often it commits."""
+
+    def __init__(self, now: float) -> None:
+        self._opened_at = now
+        self._admitted_at: float | None = None
+        self.first_commit_at: float | None = None
+        self._last_commit_at = now
+        self.interval_ms = 0.0
+
+    def admitted(self, now: float) -> None:
+        if self._admitted_at is None:
+            self._admitted_at = now
+
+    def committed(self, started_at: float, now: float) -> None:
+        """The first interval is the duration of its call; there is no other measure yet."""
+        if self.first_commit_at is None:
+            self.first_commit_at = now
+            self.interval_ms = (now - started_at) * 1e3
+        else:
+            interval_ms = (now - self._last_commit_at) * 1e3
+            self.interval_ms += _SMOOTHING * (interval_ms - self.interval_ms)
+        self._last_commit_at = now
+
+    def timings(self, now: float) -> Timings:
+        admitted = now if self._admitted_at is None else self._admitted_at
+        first = now if self.first_commit_at is None else self.first_commit_at
+        return Timings(
+            queue_ms=(admitted - self._opened_at) * 1e3,
+            prefill_ms=(first - admitted) * 1e3,
+            ttft_ms=(first - self._opened_at) * 1e3,
+            total_ms=(now - self._opened_at) * 1e3,
+        )
+
+
 class Session:
     """Invariant: 0 <= computed < len(ids), and KV exists for exactly ids[:computed]."""
 
@@ -70,28 +105,19 @@ class Session:
         context_limit: int,
         now: float,
     ) -> None:
-        """`rank` orders sessions, first served first; `reply` and `sampler` know nothing of
-        `request.resume` yet. Raises InvalidRequestError if that goes past the reply's end."""
+        """Least `rank` first. Raises InvalidRequestError if resume goes past the reply's end."""
         self.request = request
-        self.number = request.session
-        self.rank = rank
+        self.number, self.rank = request.session, rank
         self.state = State.WAITING
         self.sequence = 0
-        """The engine's number of this stay in the pool; a new one after every preemption."""
+        """The engine's number of this stay in the pool; new after every preemption."""
         self.ids = list(request.prompt)
-        self.computed = 0
-        self.cached_tokens = 0
+        self.computed = self.cached_tokens = 0
         self.sources = sources
         self.finished: FinishReason | None = None
         self._context_limit = context_limit
-        self._sampler = sampler
-        self._reply = reply
+        self._sampler, self._reply, self._times = sampler, reply, _Times(now)
         self._draft_tokens = self._accepted_tokens = 0
-        self._opened_at = now
-        self._admitted_at: float | None = None
-        self._first_commit_at: float | None = None
-        self._last_commit_at = now
-        self._interval_ms = 0.0
         self._resume(request.resume)
 
     def _resume(self, ids: Sequence[int]) -> None:
@@ -137,9 +163,8 @@ class Session:
         self.advance(Input.ADMIT)
         self.sequence = sequence
         self.computed = 0
-        if self._admitted_at is None:
-            self._admitted_at = now
-        if self._first_commit_at is None:
+        self._times.admitted(now)
+        if self._times.first_commit_at is None:
             self.cached_tokens = 0
         self.reuse(cached)
 
@@ -147,7 +172,7 @@ class Session:
         """The pool holds the KV of the first `cached` tokens, whoever computed it."""
         if cached <= self.computed:
             return
-        if self._first_commit_at is None:
+        if self._times.first_commit_at is None:
             self.cached_tokens += min(cached, len(self.request.prompt)) - min(
                 self.computed, len(self.request.prompt)
             )
@@ -169,10 +194,10 @@ class Session:
         row_ms: float,
         now: float,
     ) -> Committed:
-        """Verify `drafts`, which lie behind ids[-1] in a round that was started at `started_at`.
+        """Verify `drafts`, which lie behind ids[-1] in a round that began at `started_at`.
 
-        num_guessed of them are guesses, the first num_edge of these from the edge; the rest only
-        fills the round. Sets `finished` when the reply is over. Raises EngineError.
+        num_guessed of them are guesses, the first num_edge of these the edge's; the rest fills
+        the round. Sets `finished` when the reply is over. Raises EngineError.
         """
         base, position = self.num_reply, len(self.ids)
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
@@ -180,9 +205,8 @@ class Session:
         self.computed = min(position + verdict.accepted, len(self.ids) - 1)
         self._draft_tokens += num_guessed
         self._accepted_tokens += min(verdict.accepted, num_guessed)
-        self.sources.learn(num_edge, verdict.accepted)
-        self.sources.extend(verdict.ids)
-        self._measure(started_at, now)
+        self.sources.learn(num_edge, verdict)
+        self._times.committed(started_at, now)
         return self._committed(base, verdict, row_ms)
 
     def _committed(self, base: int, verdict: Verdict, row_ms: float) -> Committed:
@@ -194,7 +218,7 @@ class Session:
             base=base,
             accepted=accepted,
             ids=verdict.ids[accepted:],
-            commit_interval_ms=self._interval_ms,
+            commit_interval_ms=self._times.interval_ms,
             row_ms=row_ms,
             lossy=tuple(base + index for index in verdict.lossy),
         )
@@ -209,15 +233,6 @@ class Session:
             self.finished = FinishReason.LENGTH
         return self.finished is not None
 
-    def _measure(self, started_at: float, now: float) -> None:
-        if self._first_commit_at is None:
-            self._first_commit_at = now
-            self._interval_ms = (now - started_at) * 1e3
-        else:
-            interval_ms = (now - self._last_commit_at) * 1e3
-            self._interval_ms += _SMOOTHING * (interval_ms - self._interval_ms)
-        self._last_commit_at = now
-
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=len(self.request.prompt),
@@ -229,11 +244,4 @@ class Session:
 
     def timings(self, now: float) -> Timings:
         """What did not happen yet lasts until now."""
-        admitted = now if self._admitted_at is None else self._admitted_at
-        first = now if self._first_commit_at is None else self._first_commit_at
-        return Timings(
-            queue_ms=(admitted - self._opened_at) * 1e3,
-            prefill_ms=(first - admitted) * 1e3,
-            ttft_ms=(first - self._opened_at) * 1e3,
-            total_ms=(now - self._opened_at) * 1e3,
-        )
+        return self._times.timings(now)
