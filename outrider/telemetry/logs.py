@@ -82,7 +82,9 @@ def _shared_processors(service: str) -> list[Processor]:
 
 def _rendering(terminal: bool) -> list[Processor]:
     if terminal:
-        return [structlog.dev.ConsoleRenderer()]
+        # The default renderer shows local variables with a traceback: prompts among them.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 

@@ -83,16 +83,19 @@ class Inbox:
             return True
 
     def stop(self) -> None:
-        """Make take() return None from now on."""
+        """Make take() return None once all commands are taken."""
         with self._filled:
             self._stopping = True
             self._filled.notify()
 
     def take(self, timeout_s: float | None) -> list[Command] | None:
-        """All commands, after waiting up to timeout_s (None: without end) for the first."""
+        """All commands, after waiting up to timeout_s (None: without end) for the first.
+
+        None when there will be no more.
+        """
         with self._filled:
             self._filled.wait_for(lambda: self._commands or self._stopping, timeout_s)
-            if self._stopping:
+            if self._stopping and not self._commands:
                 return None
             commands = list(self._commands)
             self._commands.clear()

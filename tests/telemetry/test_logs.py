@@ -70,6 +70,28 @@ def test_exceptions_are_one_line(out: io.StringIO) -> None:
     assert "ValueError: boom" in line["exception"]
 
 
+def test_a_terminal_shows_no_local_variables() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    terminal = Terminal()
+    configure_logging("edge", "info", stream=terminal)
+    try:
+        user_words = "sec" + "ret"
+        raise ValueError(f"boom {len(user_words)}")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
+    assert "boom 6" in terminal.getvalue()
+    assert "secret" not in terminal.getvalue()
+
+
 def test_unknown_level() -> None:
     with pytest.raises(ConfigError, match="log level must be one of"):
         configure_logging("edge", "loud")
