@@ -36,7 +36,8 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
 ) -> T:
-    """Build `cls` for `section`; a flag of None counts as not given.
+    """Build `cls` for `section`; a flag of None counts as not given, text is read as in the
+    environment.
 
     Raises ConfigError for an unreadable file, an unknown key (naming the nearest known one), a
     value of the wrong type, a required field without value, and whatever `cls` itself rejects.
@@ -51,8 +52,9 @@ def load(
         values[key] = _parse(text, _kind(kinds, key, where), where)
     for key, value in (flags or {}).items():
         if value is not None:
-            where = f"flag --{key.replace('_', '-')}"
-            values[key] = _convert(value, _kind(kinds, key, where), where)
+            where = f"flag {key}"
+            convert = _parse if isinstance(value, str) else _convert
+            values[key] = convert(value, _kind(kinds, key, where), where)
     return _build(cls, values, f"configuration of {section}")
 
 

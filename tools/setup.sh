@@ -42,5 +42,6 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (about a minute)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --constraint constraints.txt --editable "$target"
+    [ "$extra" != dev ] || .venv/bin/python -m tools.check_deploy --fetch
     printf '%s\n' "$want" >"$stamp"
 fi

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,17 +46,15 @@ def serve(
     service_config = importlib.import_module(f"services.{role.value}.config")
     app = importlib.import_module(f"services.{role.value}.app")
     config_class = getattr(service_config, f"{role.value.capitalize()}Config")
-    environ = {**os.environ, **_as_environment(role, settings or [])}
-    loaded = load(config_class, role.value, file=config, environ=environ)
+    loaded = load(config_class, role.value, file=config, flags=_flags(settings or []))
     process.run(app.serve, loaded, ready_file=ready_file)
 
 
-def _as_environment(role: Role, settings: list[str]) -> dict[str, str]:
-    """`--set` values as the environment variables they stand above."""
-    variables: dict[str, str] = {}
+def _flags(settings: list[str]) -> dict[str, str]:
+    flags: dict[str, str] = {}
     for setting in settings:
         key, sign, value = setting.partition("=")
         if not sign:
             raise ConfigError(f"--set takes KEY=VALUE, not {setting!r}")
-        variables[f"OUTRIDER_{role.value}_{key.strip().replace('-', '_')}".upper()] = value
-    return variables
+        flags[key.strip().replace("-", "_")] = value
+    return flags

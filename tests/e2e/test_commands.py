@@ -54,7 +54,7 @@ def test_plain_output_is_the_committed_text(mesh: LocalMesh) -> None:
     [
         (("--prompt", "hi", "--model", "no-such-model"), "no-such-model"),
         (("--prompt", "hi", "--temperature", "9"), "temperature"),
-        (("--prompt", ""), "empty"),
+        (("--prompt", ""), "no text"),
         (("--prompt", "word " * 20_000), "tokens"),
     ],
 )

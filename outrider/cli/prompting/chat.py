@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.painter import Painter
-from outrider.client import ChatResult, Client, Transcript, connect
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
@@ -34,6 +33,10 @@ class EdgeAddress:
     port: int
     ca: Path | None
     insecure: bool
+
+
+if TYPE_CHECKING:
+    from outrider.client import ChatResult, Client
 
 
 class SpeculationMode(StrEnum):
@@ -124,6 +127,9 @@ class ChatCommand:
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
+        # Imported here: the other roles' images run `outrider serve` without the client's packages.
+        from outrider.client import connect
+
         where = self.address
         async with connect(where.host, where.port, ca=where.ca, insecure=where.insecure) as client:
             yield client
@@ -179,6 +185,8 @@ class ChatCommand:
         messages: list[Message],
         on_text: Callable[[Painter, str, str], None] | None,
     ) -> ChatResult:
+        from outrider.client import Transcript
+
         tty = sys.stdout.isatty()
         painter = Painter(shutil.get_terminal_size().columns)
         transcript = Transcript()
