@@ -53,8 +53,11 @@ def load(
     for key, value in (flags or {}).items():
         if value is not None:
             where = f"flag {key}"
-            convert = _parse if isinstance(value, str) else _convert
-            values[key] = convert(value, _kind(kinds, key, where), where)
+            kind = _kind(kinds, key, where)
+            if isinstance(value, str):
+                values[key] = _parse(value, kind, where)
+            else:
+                values[key] = _convert(value, kind, where)
     return _build(cls, values, f"configuration of {section}")
 
 

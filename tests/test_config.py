@@ -148,7 +148,7 @@ def test_required_fields_must_be_given() -> None:
 def test_flags_are_checked_and_may_carry_tuples() -> None:
     flags = {"peers": ["a"], "regions": (Region("us"),)}
     assert load(Sample, "sample", environ={}, flags=flags).regions == (Region("us"),)
-    with pytest.raises(ConfigError, match="flag port: expected int"):
+    with pytest.raises(ConfigError, match="flag port: expected an integer"):
         load(Sample, "sample", environ={}, flags={"port": "x"})
 
 
