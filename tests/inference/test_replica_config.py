@@ -1,0 +1,53 @@
+"""The replica's settings reach the scheduler and the engine, or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.config import load
+from outrider.errors import ConfigError
+from services.inference.config import InferenceConfig
+
+
+def test_settings_reach_scheduler_and_engine() -> None:
+    environ = {
+        "OUTRIDER_INFERENCE_MAX_SESSIONS": "3",
+        "OUTRIDER_INFERENCE_PREFILL_CHUNK_TOKENS": "32",
+        "OUTRIDER_INFERENCE_THREADS": "2",
+        "OUTRIDER_INFERENCE_EXACT": "false",
+        "OUTRIDER_INFERENCE_NUM_BLOCKS": "77",
+    }
+    config = load(InferenceConfig, "inference", environ=environ)
+    assert (config.limits().max_sessions, config.limits().prefill_chunk_tokens) == (3, 32)
+    engine = config.engine_config(vocabulary_size=1000)
+    assert (engine.threads, engine.exact, engine.num_blocks) == (2, False, 77)
+    assert (engine.fake.vocabulary_size, engine.fake.num_blocks) == (1000, 77)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": -1},
+        {"admin_port": 70_000},
+        {"replica": ""},
+        {"region": ""},
+        {"engine": "abacus"},
+        {"precision": "f8"},
+        {"threads": 0},
+        {"kv_bytes": 0},
+        {"num_blocks": 0},
+        {"max_sessions": 0},
+        {"max_tick_ms": float("nan")},
+        {"max_outbox_frames": 0},
+        {"max_stream_sessions": 0},
+        {"max_message_bytes": 0},
+        {"drain_s": -1.0},
+        {"drain_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_absurd_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        InferenceConfig(**settings)

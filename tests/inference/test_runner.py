@@ -1,0 +1,190 @@
+"""The inbox, and the model thread alone: what goes in, what comes out, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from outrider.errors import EngineError, OverloadedError, UnavailableError
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually, leak_check
+from services.inference.engines.base import Engine
+from services.inference.engines.fake import FakeEngine
+from services.inference.runner import Cancel, Draft, Inbox, ModelRunner, Tick
+from services.inference.scheduling.events import (
+    Committed,
+    Drafts,
+    Event,
+    Failed,
+    Finished,
+    Opened,
+    OpenRequest,
+)
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.scheduler import Scheduler
+from tests.inference.harness import GatedEngine, reference
+from tests.inference.letters import new_reply
+
+SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+def _request(session: int) -> OpenRequest:
+    return OpenRequest(session=session, prompt=(4 + session, 5), sampling=SAMPLING)
+
+
+def test_a_full_inbox_takes_nothing_but_cancels() -> None:
+    inbox = Inbox(max_commands=2)
+    assert inbox.put(_request(1))
+    assert inbox.put(Draft(1, Drafts(0, 0, ())))
+    assert not inbox.put(_request(2))
+    assert not inbox.put(Draft(1, Drafts(0, 0, ())))
+    assert inbox.put(Cancel(1))
+    assert inbox.take(None) == [_request(1), Draft(1, Drafts(0, 0, ())), Cancel(1)]
+    assert inbox.take(0.0) == []
+    assert inbox.put(_request(2))
+
+
+def test_a_stopped_inbox_gives_out_what_it_has_first() -> None:
+    inbox = Inbox()
+    inbox.put(Cancel(1))
+    inbox.stop()
+    assert inbox.take(None) == [Cancel(1)]
+    assert inbox.take(None) is None
+
+
+def test_take_is_woken_from_another_thread() -> None:
+    inbox = Inbox()
+    putter = threading.Timer(0.01, inbox.put, [Cancel(7)])
+    putter.start()
+    assert inbox.take(None) == [Cancel(7)]
+    putter.join()
+
+
+class Watched:
+    """A started runner and the ticks it sent."""
+
+    def __init__(self, engine: Engine, max_commands: int = 4096) -> None:
+        self.ticks: list[Tick] = []
+        self.engine = engine
+        scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply)
+        self.runner = ModelRunner(engine, scheduler, self.ticks.append, max_commands=max_commands)
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for tick in self.ticks for event in tick.events]
+
+    def ids(self, session: int) -> tuple[int, ...]:
+        commits = [e for e in self.events if isinstance(e, Committed) and e.session == session]
+        return tuple(token for commit in commits for token in commit.ids)
+
+    def last(self, session: int) -> Event | None:
+        ends = [e for e in self.events if e.session == session and not isinstance(e, Opened)]
+        return ends[-1] if ends and isinstance(ends[-1], Finished | Failed) else None
+
+    async def end(self, session: int) -> Event:
+        await eventually(lambda: self.last(session) is not None)
+        event = self.last(session)
+        assert event is not None
+        return event
+
+
+@asynccontextmanager
+async def _running(engine: Engine, max_commands: int = 4096) -> AsyncIterator[Watched]:
+    async with leak_check():
+        threads = threading.active_count()
+        it = Watched(engine, max_commands)
+        it.runner.start()
+        try:
+            yield it
+        finally:
+            if isinstance(engine, GatedEngine):
+                engine.gate.set()
+            await it.runner.stop()
+        assert threading.active_count() == threads
+
+
+async def test_events_arrive_in_order_and_in_the_loop() -> None:
+    async with _running(FakeEngine()) as it:
+        for session in range(1, 9):
+            it.runner.open(_request(session))
+        for session in range(1, 9):
+            assert isinstance(await it.end(session), Finished)
+            assert it.ids(session) == reference((4 + session, 5), SAMPLING).ids
+        assert max(tick.num_rounds for tick in it.ticks) > 1
+        assert it.ticks[0].events == ()
+        assert it.ticks[-1].load.running_sessions == 0
+
+
+async def test_the_loop_goes_on_while_the_engine_works() -> None:
+    engine = GatedEngine()
+    async with _running(engine) as it:
+        it.runner.open(_request(1))
+        await eventually(engine.waiting.is_set)
+        it.runner.open(_request(2))
+        it.runner.cancel(1)
+        await asyncio.sleep(0)
+        assert not it.ids(1)
+        engine.gate.set()
+        assert isinstance(await it.end(2), Finished)
+        assert isinstance(await it.end(1), Finished)
+
+
+async def test_an_idle_thread_makes_no_ticks() -> None:
+    async with _running(FakeEngine()) as it:
+        it.runner.open(_request(1))
+        await it.end(1)
+        count = len(it.ticks)
+        await asyncio.sleep(0.05)
+        assert len(it.ticks) <= count + 1
+
+
+async def test_requests_that_do_not_fit_are_refused() -> None:
+    engine = GatedEngine()
+    async with _running(engine, max_commands=2) as it:
+        it.runner.open(_request(1))
+        await eventually(engine.waiting.is_set)
+        it.runner.open(_request(2))
+        assert it.runner.draft(1, Drafts(0, 0, (1, 2)))
+        assert not it.runner.draft(1, Drafts(0, 2, (1, 2)))
+        with pytest.raises(OverloadedError):
+            it.runner.open(_request(3))
+        it.runner.cancel(2)
+
+
+async def test_a_bad_request_comes_back_as_failed() -> None:
+    async with _running(FakeEngine()) as it:
+        bad = OpenRequest(session=1, prompt=(99,), sampling=SAMPLING)
+        it.runner.open(bad)
+        event = await it.end(1)
+        assert isinstance(event, Failed)
+        it.runner.open(_request(2))
+        await eventually(lambda: bool(it.ids(2)))
+        it.runner.draft(2, Drafts(1, 0, (64,)))
+        it.runner.open(_request(3))
+        assert isinstance(await it.end(3), Finished)
+
+
+async def test_stopping_closes_the_engine_and_says_so() -> None:
+    engine = FakeEngine()
+    async with _running(engine) as it:
+        assert it.runner.problem == ""
+        it.runner.open(_request(1))
+        await it.end(1)
+    assert it.ticks[-1].over
+    with pytest.raises(UnavailableError, match="has stopped"):
+        it.runner.open(_request(2))
+    with pytest.raises(EngineError, match="closed"):
+        engine.close_sequence(1)
+    await it.runner.stop()
+
+
+async def test_a_runner_that_never_started_can_be_stopped() -> None:
+    it = Watched(FakeEngine())
+    with pytest.raises(UnavailableError, match="not started"):
+        it.runner.open(_request(1))
+    await it.runner.stop()
+    assert it.ticks == []
