@@ -139,29 +139,37 @@ async def serve(
     configure_logging("inference", config.log_level)
     configure_tracing("inference")
     metrics = Metrics("inference")
-    replica: Replica | None = None
-
-    def readiness() -> tuple[bool, str]:
-        return (False, "loading the model") if replica is None else replica.readiness()
-
+    loaded: list[Replica] = []
     admin = AdminServer(
-        config.admin_host, config.admin_port, ready=readiness, registry=metrics.registry
+        config.admin_host,
+        config.admin_port,
+        ready=lambda: loaded[0].readiness() if loaded else (False, "loading the model"),
+        registry=metrics.registry,
     )
     try:
         admin_port = await admin.start()
-        model = await asyncio.to_thread(load_model, config)
-        replica = Replica(config, model, metrics)
-        await replica.start()
-        _log.info("replica_ready", port=replica.port, admin_port=admin_port, model=model.name)
-        if ready:
-            ready(Ports(replica.port, admin_port))
-        await (stop or asyncio.Event()).wait()
+        loaded.append(Replica(config, await asyncio.to_thread(load_model, config), metrics))
+        await _run(loaded[0], admin_port, ready, stop or asyncio.Event())
     finally:
-        if replica is not None:
-            await replica.stop()
         await admin.stop()
         metrics.close()
         shutdown_tracing()
+
+
+async def _run(
+    replica: Replica,
+    admin_port: int,
+    ready: Callable[[Ports], None] | None,
+    stop: asyncio.Event,
+) -> None:
+    try:
+        await replica.start()
+        _log.info("replica_ready", port=replica.port, admin_port=admin_port)
+        if ready:
+            ready(Ports(replica.port, admin_port))
+        await stop.wait()
+    finally:
+        await replica.stop()
 
 
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,47 +99,59 @@ def _opening(
     )
 
 
-async def _converse(
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
-    vocabulary: Vocabulary,
-    openings: list[inference_pb2.OpenSession],
-    *,
-    garbage: random.Random | None,
-) -> list[tuple[int, ...]]:
-    """Run all sessions at once; with `garbage`, answer every commit with wrong drafts."""
-    coder = _coder(vocabulary)
-    call = stub.Generate()
-    for number, opening in enumerate(openings, start=1):
-        up = inference_pb2.SessionUp(session=number, open=opening)
-        await call.write(inference_pb2.GenerateRequest(frame=up))
-    ids: dict[int, list[int]] = {number: [] for number in range(1, len(openings) + 1)}
-    left = len(openings)
-    epoch = 0
-    while left:
-        response = await call.read()
-        assert isinstance(response, inference_pb2.GenerateResponse)
-        frame = response.frame
-        assert frame.WhichOneof("kind") != "error", frame.error.message
-        left -= frame.WhichOneof("kind") == "done"
-        if frame.WhichOneof("kind") != "commit":
-            continue
-        assert frame.commit.accepted == 0
-        block = wire_tokens.from_proto(frame.commit.ids)
-        ids[frame.session] += coder.decode(block, max_count=64)
-        if garbage is not None:
-            epoch += 1
-            guess = [garbage.choice(RESERVED) for _ in range(5)]
-            up = inference_pb2.SessionUp(
-                session=frame.session,
-                draft=inference_pb2.Draft(
-                    epoch=epoch,
-                    base=frame.commit.upto,
-                    ids=wire_tokens.to_proto(coder.encode(guess)),
-                ),
-            )
-            await call.write(inference_pb2.GenerateRequest(frame=up))
-    await call.done_writing()
-    return [tuple(tokens) for tokens in ids.values()]
+class Conversation:
+    """All sessions at once on one stream; with `garbage`, every commit gets wrong drafts."""
+
+    def __init__(
+        self,
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+        vocabulary: Vocabulary,
+        garbage: random.Random | None = None,
+    ) -> None:
+        self._coder = _coder(vocabulary)
+        self._garbage = garbage
+        self._call = stub.Generate()
+        self._epoch = 0
+        self._ids: dict[int, list[int]] = {}
+
+    async def run(self, openings: list[inference_pb2.OpenSession]) -> list[tuple[int, ...]]:
+        for number, opening in enumerate(openings, start=1):
+            self._ids[number] = []
+            await self._send(inference_pb2.SessionUp(session=number, open=opening))
+        left = len(openings)
+        while left:
+            response = await self._call.read()
+            assert isinstance(response, inference_pb2.GenerateResponse)
+            kind = response.frame.WhichOneof("kind")
+            assert kind != "error", response.frame.error.message
+            left -= kind == "done"
+            if kind == "commit":
+                await self._commit(response.frame.session, response.frame.commit)
+        await self._call.done_writing()
+        return [tuple(tokens) for tokens in self._ids.values()]
+
+    async def _commit(self, number: int, commit: inference_pb2.Commit) -> None:
+        assert commit.accepted == 0
+        block = wire_tokens.from_proto(commit.ids)
+        self._ids[number] += self._coder.decode(block, max_count=64)
+        if self._garbage is None:
+            return
+        self._epoch += 1
+        guess = [self._garbage.choice(RESERVED) for _ in range(5)]
+        ids = wire_tokens.to_proto(self._coder.encode(guess))
+        draft = inference_pb2.Draft(epoch=self._epoch, base=commit.upto, ids=ids)
+        await self._send(inference_pb2.SessionUp(session=number, draft=draft))
+
+    async def _send(self, frame: inference_pb2.SessionUp) -> None:
+        await self._call.write(inference_pb2.GenerateRequest(frame=frame))
+
+
+@asynccontextmanager
+async def _connected(port: int) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
+    async with make_channel(f"127.0.0.1:{port}") as channel:
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        yield stub
 
 
 @pytest.fixture(scope="module")
@@ -147,54 +160,47 @@ def prompts(vocabulary: Vocabulary) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def truth(
-    openvino_engine: OpenVinoEngine, vocabulary: Vocabulary, prompts: list[list[int]]
-) -> list[ReferenceReply]:
+def model(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> LoadedModel:
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
+    engine = Borrowed(openvino_engine)
+    return LoadedModel("smollm2", engine, _coder(vocabulary), vocabulary.digest, new_reply)
+
+
+@pytest.fixture(scope="module")
+def truth(model: LoadedModel, prompts: list[list[int]]) -> list[ReferenceReply]:
     return [
-        generate(openvino_engine, prompt, _sampling(number), new_reply)
+        generate(model.engine, prompt, _sampling(number), model.new_reply)
         for number, prompt in enumerate(prompts)
     ]
 
 
 @pytest.mark.parametrize(("drafts", "chunk_tokens"), [("own", 5), ("off", 256), ("garbage", 32)])
 async def test_concurrent_sessions_equal_the_reference(
-    openvino_engine: OpenVinoEngine,
+    model: LoadedModel,
     vocabulary: Vocabulary,
     prompts: list[list[int]],
     truth: list[ReferenceReply],
     drafts: str,
     chunk_tokens: int,
 ) -> None:
+    pairs = enumerate(prompts)
+    openings = [_opening(vocabulary, prompt, _sampling(n), n) for n, prompt in pairs]
+    for frame in openings if drafts == "off" else ():
+        frame.speculation = common_pb2.SPECULATION_OFF
+    garbage = random.Random(1) if drafts == "garbage" else None
     config = InferenceConfig(prefill_chunk_tokens=chunk_tokens, drain_s=0.0)
-
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
-
-    engine = Borrowed(openvino_engine)
-    model = LoadedModel("smollm2", engine, _coder(vocabulary), vocabulary.digest, new_reply)
-    openings = [
-        _opening(vocabulary, prompt, _sampling(number), number)
-        for number, prompt in enumerate(prompts)
-    ]
-    if drafts == "off":
-        for frame in openings:
-            frame.speculation = common_pb2.SPECULATION_OFF
     metrics = Metrics("test")
     replica = Replica(config, model, metrics)
     async with leak_check():
         await replica.start()
-        async with make_channel(f"127.0.0.1:{replica.port}") as channel:
-            stub: inference_pb2_grpc.InferenceServiceAsyncStub
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            rng = random.Random(1) if drafts == "garbage" else None
-            seen = await _converse(stub, vocabulary, openings, garbage=rng)
+        async with _connected(replica.port) as stub:
+            seen = await Conversation(stub, vocabulary, garbage).run(openings)
         await replica.stop()
     metrics.close()
     assert seen == [reply.ids for reply in truth]
-    assert replica.scheduler.load().kv_blocks_free == engine.info.num_blocks
+    assert replica.scheduler.load().kv_blocks_free == model.engine.info.num_blocks
 
 
 async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:
@@ -210,14 +216,12 @@ async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:
                 return bytes(answer.read())
 
         assert json.loads(await asyncio.to_thread(get, "/ready"))["ready"]
-        async with make_channel(f"127.0.0.1:{bound.main}") as channel:
-            stub: inference_pb2_grpc.InferenceServiceAsyncStub
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        async with _connected(bound.main) as stub:
             model = await stub.GetModel(inference_pb2.GetModelRequest())
             assert model.model == "smollm2-135m-instruct"
             assert model.vocabulary_digest == vocabulary.digest
             opening = _opening(vocabulary, [5, 6], SamplingParams(max_tokens=3), 1)
-            (seen,) = await _converse(stub, vocabulary, [opening], garbage=None)
+            (seen,) = await Conversation(stub, vocabulary).run([opening])
             assert len(seen) == 3
         assert b"ttft_ms_bucket" in await asyncio.to_thread(get, "/metrics")
         stop.set()
