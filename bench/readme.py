@@ -19,6 +19,11 @@ README = Path(__file__).parent.parent / "README.md"
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+) -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
 
 
+def shown(text: str) -> list[str]:
+    """Names of the benches whose tables `text` shows, in order."""
+    return [block[2] for block in _BLOCK.finditer(text)]
+
+
 def regenerated(text: str, results: Path) -> str:
     """`text` with every block made anew. Raises FileNotFoundError for a bench without results."""
     return _BLOCK.sub(

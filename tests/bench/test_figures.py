@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.figures import Run, Table, quantile, show, spread, time_us
-from bench.readme import regenerated
+from bench.readme import regenerated, shown
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 
@@ -73,6 +73,7 @@ def test_a_quick_run_records_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_readme_s_blocks_are_made_anew(tmp_path: Path) -> None:
     run_of(quick=False).finish(tmp_path)
     text = "# A\n<!-- bench:demo -->\nold\n<!-- /bench:demo -->\nB\n"
+    assert shown(text) == ["demo"]
     new = regenerated(text, tmp_path)
     assert "| ours | 12.0 |" in new
     assert "| what | tok/s |\n| --- | ---: |" in new
