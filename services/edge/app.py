@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -45,6 +46,8 @@ async def serve(
     """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
     has answered. Raises ConfigError, UnknownModelError, ModelStoreError."""
     configure_logging("edge", config.log_level)
+    # aioquic reports every reset stream and closed connection; here those are ordinary.
+    logging.getLogger("quic").setLevel(logging.WARNING)
     configure_tracing("edge")
     spec = lookup(config.model)
     store = ModelStore(config.model_store or default_root())

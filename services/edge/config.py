@@ -81,7 +81,7 @@ class EdgeConfig:
     min_survival: float = 0.2
     """Least estimated probability of a draft that is sent."""
     coalesce_ms: float = 1.0
-    """Commits within this time are answered by one draft frame."""
+    """Drafting follows the prompt and each commit after this time."""
     theta: float = 0.5
     """Least estimated probability of text that is shown."""
     eager_theta: float = 0.25

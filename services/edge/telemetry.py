@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import structlog
+
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from services.edge.session.inputs import ChatRequest
 from services.edge.session.machine import ChatSession
+
+log = structlog.get_logger()
 
 OPEN_CHATS: Final = "outrider.edge.open_chats"
 OPEN_CONNECTIONS: Final = "outrider.edge.open_connections"
@@ -70,6 +74,14 @@ class EdgeTelemetry:
             return
         reason = session.error.reason if session.error else None
         metrics.record_request(now - times.asked, self._model, reason)
+        log.info(
+            "chat ended",
+            request_id=session.request.request_id if session.request else "",
+            outcome=reason or "OK",
+            num_prompt_tokens=session.num_prompt_tokens,
+            num_tokens=session.num_tokens,
+            total_ms=round((now - times.asked) * 1000, 1),
+        )
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
         metrics.counter(TOKENS).add(session.num_tokens)
         self._record_ttft(times.asked, times.provisional, times.committed)

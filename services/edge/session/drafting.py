@@ -39,7 +39,7 @@ class DraftLimits:
     """Most drafts ahead of the commits; the region's own limit may be lower."""
     min_survival: float = 0.2
     """No draft less likely than this, counted from the last commit."""
-    absorb_tokens: int = 512
+    absorb_tokens: int = 128
     """Most final ids the drafter learns in one go; bounds the time the loop is held."""
 
 

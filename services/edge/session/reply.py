@@ -37,7 +37,8 @@ class ReplyPolicy:
     drafts: DraftLimits = field(default_factory=DraftLimits)
     display: DisplayPolicy = field(default_factory=DisplayPolicy)
     coalesce_s: float = 0.001
-    """Commits within this time are answered by one draft frame."""
+    """Drafting follows the prompt and each commit after this time: what is to be sent has gone
+    out by then, and commits close together are answered by one draft frame."""
 
 
 class ReplyFlow:
@@ -69,8 +70,8 @@ class ReplyFlow:
         """When `refresh` has something to do."""
 
     def start(self, now: float) -> None:
-        """Draft from the prompt as soon as it has been sent."""
-        self._due(now)
+        """Draft from the prompt once it has been sent."""
+        self._due(now + self._policy.coalesce_s)
 
     def commit(self, commit: RegionCommit, now: float) -> list[ClientEvent]:
         """What the client gets to know. Raises MalformedFrameError for an impossible commit."""

@@ -145,8 +145,8 @@ def test_a_whole_chat() -> None:
         OpenRegion(asked, PROMPT, 0),
         Accepted("r-1", "m", 3),
     ]
-    assert chat.next_deadline() == 1.01
-    drafts, shown = chat.handle(Tick(), 1.01)
+    assert chat.next_deadline() == 1.011
+    drafts, shown = chat.handle(Tick(), 1.011)
     assert drafts == SendDraft(0, 0, (1, 2, 3, EOS))
     assert isinstance(shown, Provisional)
     assert (shown.base, shown.erase_to, shown.text) == (0, 0, " the cat sat")
@@ -174,7 +174,7 @@ def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6])
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(State.STREAMING, drafter)
-    chat.handle(Tick(), 0.0)
+    chat.handle(Tick(), 0.001)
     retract, commit = chat.handle(RegionCommit(0, 0, 1, (5,), 2), 0.1)
     assert retract == Retract(5)
     assert commit == Commit(" the mat", (1, 5), 2)
@@ -191,7 +191,7 @@ def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
     chat = in_state(State.STREAMING, drafter)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
     chat.handle(RegionCommit(0, 1, 0, (2,), 2), 0.1004)
-    assert chat.next_deadline() == 0.0, "the drafts from the prompt are due since the opening"
+    assert chat.next_deadline() == 0.001, "the drafts from the prompt are due since the opening"
     sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, SendDraft)]
     assert sent == [SendDraft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
     assert chat.next_deadline() is None
@@ -216,7 +216,7 @@ def test_who_gets_the_drafts(
     asked = request(speculation=speculation, provisional=provisional)
     chat.handle(ChatAsked(asked), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
-    kinds = {type(action) for action in chat.handle(Tick(), 0.0)}
+    kinds = {type(action) for action in chat.handle(Tick(), 0.001)}
     assert kinds == ({SendDraft} if sends else set()) | ({Provisional} if shows else set())
     assert (drafter.learnt == list(PROMPT)) == (sends or shows), "no work for nobody"
 
