@@ -81,12 +81,13 @@ class Router:
         self.journal.flush(len(self.table), self.registry.count())
 
     async def drain(self) -> None:
-        """Take no new sessions, and wait for the running ones within the limit."""
+        """Take no new sessions, wait for the running ones within the limit, end the streams."""
         self.switch.drain()
         self.idle.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.drain_s):
                 await self.idle.wait()
+        self.switch.close_edges()
 
     async def ticking(self) -> None:
         """Tick for ever."""

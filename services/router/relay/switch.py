@@ -108,6 +108,11 @@ class Switch:
         """Take no new sessions from now on."""
         self._is_draining = True
 
+    def close_edges(self) -> None:
+        """End every edge stream after what is queued for it."""
+        for outlet in self._edges.values():
+            outlet.close()
+
     def expire(self, now: float) -> None:
         """End cancelled sessions whose replica never confirmed."""
         for session in self._table.expire(now):

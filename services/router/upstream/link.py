@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import grpc.aio
 import structlog
@@ -51,44 +51,52 @@ class ReplicaLink:
         """Connect, serve, and reconnect with jittered exponential backoff, for ever."""
         while True:
             try:
-                await self._serve()
-            except* (OutriderError, grpc.aio.AioRpcError, TimeoutError) as group:
-                _log.info("replica_lost", replica=self._name, why=_reason(group))
-            self._note(self._registry.signal(self._name, Signal.LOST, self._clock()))
+                await self._connect()
+            except (OutriderError, grpc.aio.AioRpcError, TimeoutError) as error:
+                self._lose(_reason(error))
             await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
             self._backoff_s = min(2.0 * self._backoff_s, self._config.max_backoff_s)
 
-    async def _serve(self) -> None:
+    async def _connect(self) -> NoReturn:
+        """One connection, from greeting to loss. Raises the reason of the loss."""
         limit = self._config.max_message_bytes
         async with make_channel(self._address, max_message_bytes=limit) as channel:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 model = await self._greet(channel)
                 rtt_ms, is_serving = await watches.probe(channel, self._config.connect_timeout_s)
-            # GenerateRequest and RouteRequest are the same bytes, as are the responses: the
-            # stream carries the edge's own messages, renumbered, never copied.
-            generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
-                _GENERATE,
-                request_serializer=router_pb2.RouteRequest.SerializeToString,
-                response_deserializer=router_pb2.RouteResponse.FromString,
+                # GenerateRequest and RouteRequest are the same bytes, as are the responses: the
+                # stream carries the edge's own messages, renumbered, never copied.
+                generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
+                    _GENERATE,
+                    request_serializer=router_pb2.RouteRequest.SerializeToString,
+                    response_deserializer=router_pb2.RouteResponse.FromString,
+                )
+                call = generate()
+                await call.wait_for_connection()
+            self._note(self._registry.connected(self._name, model, self._clock()))
+            self._note(self._registry.probed(self._name, rtt_ms, is_serving, self._clock()))
+            self._backoff_s = _FIRST_BACKOFF_S
+            await self._serve(channel, call)
+
+    async def _serve(
+        self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down]
+    ) -> NoReturn:
+        outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
+        stream = self._switch.attach_replica(self._name, outlet)
+        try:
+            await _until_one_fails(
+                self._write(call, outlet),
+                self._read(call, stream),
+                self._watch_load(channel),
+                self._watch_health(channel),
+                self._probe(channel),
             )
-            call = generate()
-            await call.wait_for_connection()
-            outlet: Outlet[Up] = Outlet(
-                self._config.replica_buffer_frames, self._config.max_sessions
-            )
-            stream = self._switch.attach_replica(self._name, outlet)
-            try:
-                self._note(self._registry.connected(self._name, model, self._clock()))
-                self._note(self._registry.probed(self._name, rtt_ms, is_serving, self._clock()))
-                self._backoff_s = _FIRST_BACKOFF_S
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._write(call, outlet))
-                    tasks.create_task(self._read(call, stream))
-                    tasks.create_task(self._watch_load(channel))
-                    tasks.create_task(self._watch_health(channel))
-                    tasks.create_task(self._probe(channel))
-            finally:
-                self._switch.detach_replica(self._name, stream, self._clock())
+        except (OutriderError, grpc.aio.AioRpcError) as error:
+            self._lose(_reason(error))
+            raise
+        finally:
+            self._lose("")  # before its sessions are placed anew
+            self._switch.detach_replica(self._name, stream, self._clock())
 
     async def _greet(self, channel: grpc.aio.Channel) -> Model:
         """What the replica serves."""
@@ -102,7 +110,9 @@ class ReplicaLink:
             codecs=tuple(said.codecs),
         )
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Up, Down], outlet: Outlet[Up]) -> None:
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall[Up, Down], outlet: Outlet[Up]
+    ) -> NoReturn:
         while (request := await outlet.take()) is not None:
             try:
                 await call.write(request)
@@ -110,23 +120,23 @@ class ReplicaLink:
                 raise UnavailableError("it ended its stream") from error
         raise UnavailableError("it does not read its stream")
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> None:
+    async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> NoReturn:
         async for response in call:
             self._switch.from_replica(stream, response, self._clock())
         raise UnavailableError("it ended its stream")
 
-    async def _watch_load(self, channel: grpc.aio.Channel) -> None:
+    async def _watch_load(self, channel: grpc.aio.Channel) -> NoReturn:
         async for load in watches.loads(channel, self._config.load_interval_ms):
             self._note(self._registry.report(self._name, load, self._clock()))
         raise UnavailableError("it ended its load reports")
 
-    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+    async def _watch_health(self, channel: grpc.aio.Channel) -> NoReturn:
         async for is_serving in watches.health(channel):
             signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
             self._note(self._registry.signal(self._name, signal, self._clock()))
         raise UnavailableError("it ended its health reports")
 
-    async def _probe(self, channel: grpc.aio.Channel) -> None:
+    async def _probe(self, channel: grpc.aio.Channel) -> NoReturn:
         """Measure the round trip; give the replica up once the registry has."""
         while self._registry.is_up(self._name):
             await asyncio.sleep(self._config.probe_interval_s)
@@ -140,26 +150,42 @@ class ReplicaLink:
                 self._note(self._registry.probed(self._name, rtt_ms, serving, self._clock()))
         raise UnavailableError(f"it was silent for {self._config.suspect_s} s")
 
-    def _note(self, transition: Transition | None) -> None:
+    def _lose(self, why: str) -> None:
+        self._note(self._registry.signal(self._name, Signal.LOST, self._clock()), why)
+
+    def _note(self, transition: Transition | None, why: str = "") -> None:
         if transition:
-            log_transition(transition)
+            log_transition(transition, why)
 
 
-def log_transition(transition: Transition) -> None:
-    """One line per change of a replica's state."""
+def log_transition(transition: Transition, why: str = "") -> None:
+    """One line per change of a replica's state; retries that change nothing are not news."""
     _log.info(
         "replica_state",
         replica=transition.replica,
         before=transition.before.name,
         after=transition.after.name,
+        why=why,
     )
 
 
-def _reason(group: BaseExceptionGroup[Exception]) -> str:
-    """The first failure in plain words; the others follow from it."""
-    first: BaseException = group
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    if isinstance(first, grpc.aio.AioRpcError):
-        first = from_rpc_error(first)
-    return str(first) or type(first).__name__
+async def _until_one_fails(*jobs: Coroutine[Any, Any, NoReturn]) -> NoReturn:
+    """Run endless jobs until one raises, and raise that.
+
+    Not asyncio.TaskGroup: in Python 3.11 and 3.12 it swallows a cancellation that arrives while
+    a failed job makes it stop the others.
+    """
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    raise next(error for task in done if (error := task.exception()))
+
+
+def _reason(error: Exception) -> str:
+    """The failure in plain words."""
+    told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    return str(told) or type(told).__name__

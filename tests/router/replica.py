@@ -1,0 +1,184 @@
+"""A scripted replica and a router, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from outrider.process import Ports
+from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
+from services.router.app import serve
+from services.router.config import ReplicaConfig, RouterConfig
+
+DIGEST = b"\x01" * 32
+CODECS = (common_pb2.TOKEN_CODEC_VARINT, common_pb2.TOKEN_CODEC_U16)
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Replica(inference_pb2_grpc.InferenceServiceServicer):
+    """An InferenceService that says nothing but what a test tells it to say."""
+
+    def __init__(self, name: str, region: str = "us") -> None:
+        self.name, self.region = name, region
+        self.model, self.digest = "m", DIGEST
+        self.address = ""
+        self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
+        self.num_streams = 0
+        self._outgoing: asyncio.Queue[inference_pb2.SessionDown] = asyncio.Queue()
+        self._loads: asyncio.Queue[inference_pb2.WatchLoadResponse] = asyncio.Queue()
+        self._server: grpc.aio.Server | None = None
+        self.health: HealthControl | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen; again on the same port after `kill`."""
+        self._server = make_server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        self.health = add_health(self._server)
+        self.port = bind(self._server, "127.0.0.1", self.port)
+        self.address = f"127.0.0.1:{self.port}"
+        self.health.set_serving(True)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """Break every stream and stop listening."""
+        assert self._server is not None
+        await self._server.stop(grace=None)
+
+    def say(self, frame: inference_pb2.SessionDown) -> None:
+        """Send a frame."""
+        self._outgoing.put_nowait(frame)
+
+    def report(self, **load: Any) -> None:
+        """Send a load report."""
+        self._loads.put_nowait(inference_pb2.WatchLoadResponse(**load))
+
+    async def hear(self, kind: str) -> inference_pb2.SessionUp:
+        """The next frame, which is to be of this kind."""
+        async with asyncio.timeout(5):
+            frame = await self.received.get()
+        assert frame.WhichOneof("kind") == kind, frame
+        return frame
+
+    async def Generate(
+        self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        self.num_streams += 1
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while True:
+                yield inference_pb2.GenerateResponse(frame=await self._outgoing.get())
+        finally:
+            self.num_streams -= 1
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[inference_pb2.GenerateRequest]) -> None:
+        async for request in requests:
+            self.received.put_nowait(request.frame)
+
+    async def WatchLoad(
+        self, request: inference_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
+        yield inference_pb2.WatchLoadResponse(fixed_ms=10.0, row_ms=1.0, max_sessions=64)
+        while True:
+            yield await self._loads.get()
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        return inference_pb2.GetModelResponse(
+            model=self.model, vocabulary_digest=self.digest, codecs=CODECS, replica=self.name
+        )
+
+
+class Edge:
+    """One Route stream, driven frame by frame."""
+
+    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> None:
+        self.call = stub.Route()
+
+    async def send(self, frame: inference_pb2.SessionUp) -> None:
+        """Write a frame."""
+        await self.call.write(router_pb2.RouteRequest(frame=frame))
+
+    async def hear(self, kind: str) -> inference_pb2.SessionDown:
+        """The next frame, which is to be of this kind."""
+        async with asyncio.timeout(5):
+            response = await self.call.read()
+        assert isinstance(response, router_pb2.RouteResponse), response
+        assert response.frame.WhichOneof("kind") == kind, response.frame
+        return response.frame
+
+
+class RouterUnderTest:
+    """A running router as its clients see it."""
+
+    def __init__(self, channel: grpc.aio.Channel, ports: Ports) -> None:
+        self.stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
+            channel
+        )
+        self.channel = channel
+        self.ports = ports
+
+    def edge(self) -> Edge:
+        """A new edge stream."""
+        return Edge(self.stub)
+
+    async def replicas(self) -> dict[str, router_pb2.Replica]:
+        """The replica table by name."""
+        answer = await self.stub.ListReplicas(router_pb2.ListReplicasRequest())
+        return {replica.name: replica for replica in answer.replicas}
+
+    async def state_of(self, name: str, state: router_pb2.ReplicaState.ValueType) -> None:
+        """Until a replica is seen in this state."""
+        async with asyncio.timeout(10):
+            while (await self.replicas())[name].state != state:
+                pass
+
+
+@asynccontextmanager
+async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[RouterUnderTest]:
+    """A router before these replicas, through its own `serve`, stopped at the end."""
+    quick: dict[str, Any] = {
+        "replicas": tuple(ReplicaConfig(r.name, r.region, r.address) for r in replicas),
+        "region": "us",
+        "default_model": "m",
+        "seed": 1,
+        "near_ms": 0.0,
+        "probe_interval_s": 0.05,
+        "probe_timeout_s": 2.0,
+        "max_backoff_s": 0.2,
+        "drain_s": 0.0,
+        "log_level": "error",
+    }
+    config = RouterConfig(**(quick | settings))
+    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
+    serving.add_done_callback(lambda task: task.exception() and ports.cancel())
+    await asyncio.wait([ports])
+    if ports.cancelled():
+        await serving
+    async with make_channel(f"127.0.0.1:{ports.result().main}") as channel:
+        try:
+            yield RouterUnderTest(channel, ports.result())
+        finally:
+            stop.set()
+            await serving
+
+
+@asynccontextmanager
+async def running_replicas(*replicas: Replica) -> AsyncIterator[None]:
+    """Start these replicas, and stop them at the end."""
+    for replica in replicas:
+        await replica.start()
+    try:
+        yield
+    finally:
+        for replica in replicas:
+            await replica.kill()
