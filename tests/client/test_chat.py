@@ -82,7 +82,8 @@ async def test_events_nobody_reads_are_bounded(
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         mesh.region.block_tokens = 1
         async with client.chat(ASK, provisional=False) as chat:
-            await eventually(lambda: len(chat._events) == 5)
+            await eventually(lambda: chat._error is not None)
+            assert len(chat._events) == 5
             with pytest.raises(OverloadedError):
                 await chat.result()
         await mesh.settled()

@@ -67,7 +67,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     def __init__(self, vocabulary: Vocabulary, reply: str) -> None:
         self.vocabulary = vocabulary
         self.coder = TokenCoder(vocabulary.digest, vocabulary.size)
-        self.reply = (*vocabulary.encode(reply), *sorted(vocabulary.stop_ids))
+        self.reply = (*vocabulary.encode(reply), min(vocabulary.stop_ids))
         self.digest = vocabulary.digest
         self.error: OutriderError | None = None
         """Answer with this instead of opening."""

@@ -1,0 +1,104 @@
+"""Session frames: the codec that is used, prompts as ids or as messages, frames that are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import errors as error_wire
+from outrider.wire import tokens as token_wire
+from services.edge.session.actions import OpenRegion, SendDraft
+from services.edge.session.inputs import (
+    FinishReason,
+    RegionCommit,
+    RegionDone,
+    RegionFailed,
+    RegionOpened,
+    Timings,
+    Usage,
+)
+from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
+from tests.edge.session.toolkit import DIGEST, request
+
+CODER = TokenCoder(DIGEST, 1000)
+
+
+def fresh() -> RegionWire:
+    return RegionWire(CODER, DIGEST, "here")
+
+
+def test_a_prompt_goes_up_as_a_block_every_peer_reads() -> None:
+    frame = fresh().open(OpenRegion(request(), (1, 2, 999), 250), ("tp", "ts"))
+    opening = frame.open
+    block = token_wire.from_proto(opening.ids.tail)
+    assert block.codec == TokenCodec.VARINT
+    assert CODER.decode(block, max_count=3) == (1, 2, 999)
+    assert (opening.ids.prefix_tokens, opening.vocabulary_digest) == (0, DIGEST)
+    assert (opening.request_id, opening.deadline_ms, opening.origin_region) == ("r-1", 250, "here")
+    assert (opening.trace.traceparent, opening.trace.tracestate) == ("tp", "ts")
+    assert list(opening.codecs) == [int(codec) for codec in CODER.supported]
+
+
+def test_a_thin_prompt_goes_up_as_messages() -> None:
+    opening = fresh().open(OpenRegion(request(thin=True), None, 0), ("", "")).open
+    assert [(m.role, m.content) for m in opening.messages.messages] == [("user", "hello")]
+    assert opening.vocabulary_digest == b""
+
+
+@pytest.mark.parametrize(
+    ("named", "used"),
+    [(3, TokenCodec.U16), (1, TokenCodec.VARINT), (0, TokenCodec.VARINT), (77, TokenCodec.VARINT)],
+)
+def test_drafts_use_the_codec_the_region_named_if_we_can(named: int, used: TokenCodec) -> None:
+    wire = fresh()
+    opened = inference_pb2.SessionOpened(vocabulary_digest=DIGEST)
+    opened.codec = common_pb2.TokenCodec.ValueType(named)
+    assert isinstance(wire.read(inference_pb2.SessionDown(opened=opened)), RegionOpened)
+    draft = wire.draft(SendDraft(2, 5, (7, 8))).draft
+    assert int(draft.ids.codec) == used
+    assert (draft.epoch, draft.base) == (2, 5)
+
+
+def test_commits_with_and_without_ids() -> None:
+    block = token_wire.to_proto(CODER.encode((4, 5)))
+    commit = inference_pb2.Commit(epoch=1, base=2, accepted=3, ids=block, upto=7)
+    commit.pace.max_lead = 9
+    got = fresh().read(inference_pb2.SessionDown(commit=commit))
+    assert got == RegionCommit(1, 2, 3, (4, 5), 7, 9)
+    bare = inference_pb2.Commit(accepted=2, upto=2)
+    assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2, 0)
+
+
+def test_a_commit_of_absurd_length_is_refused() -> None:
+    ids = (1,) * (MAX_COMMIT_TOKENS + 1)
+    commit = inference_pb2.Commit(ids=token_wire.to_proto(CODER.encode(ids)), upto=len(ids))
+    with pytest.raises(BadTokenBlockError):
+        fresh().read(inference_pb2.SessionDown(commit=commit))
+
+
+def test_done_and_error() -> None:
+    done = inference_pb2.SessionDone(
+        finish_reason=common_pb2.FINISH_REASON_LENGTH,
+        upto=3,
+        usage=common_pb2.Usage(prompt_tokens=1, accepted_tokens=2),
+        timings=common_pb2.Timings(queue_ms=1.5, total_ms=9),
+    )
+    assert fresh().read(inference_pb2.SessionDown(done=done)) == RegionDone(
+        FinishReason.LENGTH,
+        3,
+        Usage(prompt_tokens=1, accepted_tokens=2),
+        Timings(queue_ms=1.5, total_ms=9),
+    )
+    detail = error_wire.to_detail(OverloadedError("full", retry_delay_ms=5))
+    failed = fresh().read(inference_pb2.SessionDown(error=detail))
+    assert isinstance(failed, RegionFailed)
+    assert isinstance(failed.error, OverloadedError)
+
+
+def test_frames_that_are_none() -> None:
+    with pytest.raises(MalformedFrameError):
+        fresh().read(inference_pb2.SessionDown(session=1))
+    with pytest.raises(MalformedFrameError):
+        fresh().read(inference_pb2.SessionDown(done=inference_pb2.SessionDone()))
