@@ -1,7 +1,8 @@
 """The model thread: the one place where scheduler and engine are touched.
 
 One tick: take what came in, decide, step the engine, apply, and hand the events to the event loop
-in one call. The loop never waits for this thread and this thread never waits for the loop.
+in one call, or two when sessions were opened or ended before the step. The loop never waits for
+this thread and this thread never waits for the loop.
 """
 
 from __future__ import annotations
@@ -190,11 +191,13 @@ class ModelRunner:
         events += self._scheduler.expire(now)
         plan = self._scheduler.decide(now)
         self._starved = plan is None
-        if plan is not None:
-            events += self._execute(plan)
-        num_rounds = 0 if plan is None else len(plan.rounds)
-        problem = self._failing()
-        self._post(Tick(tuple(events), self._scheduler.load(), num_rounds, problem))
+        if plan is None:
+            self._report(events, 0)
+            return
+        if events:
+            # Admissions, refusals and ends do not wait for the engine.
+            self._report(events, 0)
+        self._report(self._execute(plan), len(plan.rounds))
 
     def _obey(self, command: Command, now: float) -> list[Event]:
         try:
@@ -236,6 +239,9 @@ class ModelRunner:
             self._engine.close()
         except EngineError:
             log.exception("the engine did not close")
+
+    def _report(self, events: list[Event], num_rounds: int) -> None:
+        self._post(Tick(tuple(events), self._scheduler.load(), num_rounds, self._failing()))
 
     def _post(self, tick: Tick) -> None:
         assert self._loop is not None

@@ -133,6 +133,15 @@ async def test_the_loop_goes_on_while_the_engine_works() -> None:
         assert isinstance(await it.end(1), Finished)
 
 
+async def test_an_admission_is_known_before_the_engine_has_answered() -> None:
+    async with _running(GatedEngine()) as it:
+        it.runner.open(_request(1))
+        it.runner.open(OpenRequest(session=2, prompt=(99,), sampling=SAMPLING))
+        await eventually(lambda: any(isinstance(event, Opened) for event in it.events))
+        assert it.last(1) is None
+        assert it.ticks[-1].num_rounds == 0
+
+
 async def test_an_idle_thread_makes_no_ticks() -> None:
     async with _running(FakeEngine()) as it:
         it.runner.open(_request(1))
