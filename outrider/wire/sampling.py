@@ -1,13 +1,6 @@
-"""Sampling values on the wire. An unset optional field means the default of SamplingParams.
-
-The wire has 32-bit floats. The committed text is a function of these values, so both ends must
-mean the same number: a received float is read as the shortest decimal that denotes it, which gives
-back 0.8 for 0.8 and is the identity for every value of at most six significant digits.
-"""
+"""Sampling values on the wire. An unset optional field means the default of SamplingParams."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
@@ -38,26 +31,20 @@ def to_proto(params: SamplingParams) -> common_pb2.Sampling:
 def from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
     """Raises InvalidSamplingError for values out of range; max_tokens 0 means 256."""
     return SamplingParams(
-        temperature=_decimal(sampling.temperature),
+        temperature=sampling.temperature,
         top_k=sampling.top_k,
-        top_p=_decimal(sampling.top_p) if sampling.HasField("top_p") else 1.0,
-        min_p=_decimal(sampling.min_p) if sampling.HasField("min_p") else 0.0,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        min_p=sampling.min_p if sampling.HasField("min_p") else 0.0,
         repetition_penalty=(
-            _decimal(sampling.repetition_penalty)
-            if sampling.HasField("repetition_penalty")
-            else 1.0
+            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
         ),
-        presence_penalty=_decimal(sampling.presence_penalty),
-        frequency_penalty=_decimal(sampling.frequency_penalty),
-        logit_bias={entry.id: _decimal(entry.bias) for entry in sampling.logit_bias},
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias={entry.id: entry.bias for entry in sampling.logit_bias},
         seed=sampling.seed,
         max_tokens=sampling.max_tokens or DEFAULT_MAX_TOKENS,
         stop=tuple(sampling.stop),
         stop_ids=tuple(sampling.stop_ids),
         ignore_eos=sampling.ignore_eos,
-        acceptance_threshold=_decimal(sampling.acceptance_threshold),
+        acceptance_threshold=sampling.acceptance_threshold,
     )
-
-
-def _decimal(narrow: float) -> float:
-    return float(np.format_float_positional(np.float32(narrow), unique=True))

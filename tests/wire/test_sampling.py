@@ -14,28 +14,23 @@ from outrider.v1 import common_pb2
 from outrider.wire.sampling import from_proto, to_proto
 
 
-def _decimals(low: int, high: int) -> st.SearchStrategy[float]:
-    """Values of at most five significant digits."""
-    return st.integers(low * 1000, high * 1000).map(lambda n: n / 1000)
-
-
 @given(
     st.builds(
         SamplingParams,
-        temperature=_decimals(0, 2),
+        temperature=st.floats(0, 2),
         top_k=st.integers(0, 2**31 - 1),
-        top_p=st.integers(1, 1000).map(lambda n: n / 1000),
-        min_p=_decimals(0, 1),
-        repetition_penalty=st.integers(1, 9999).map(lambda n: n / 1000),
-        presence_penalty=_decimals(-2, 2),
-        frequency_penalty=_decimals(-2, 2),
-        logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), _decimals(-99, 99), max_size=4),
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-99, 99), max_size=4),
         seed=st.integers(0, 2**64 - 1),
         max_tokens=st.integers(1, 2**31 - 1),
         stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
         stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
         ignore_eos=st.booleans(),
-        acceptance_threshold=_decimals(0, 1),
+        acceptance_threshold=st.floats(0, 1),
     )
 )
 def test_round_trip(params: SamplingParams) -> None:
