@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import grpc.aio
@@ -44,16 +45,18 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.EncodeResponse]:
         """Texts to ids."""
         stream = AnswerStream(request_iterator, self._encode, max_in_flight=self._max_in_flight)
-        async for answer in stream.answers():
-            yield answer
+        async with aclosing(stream.answers()) as answers:
+            async for answer in answers:
+                yield answer
 
     async def Decode(
         self, request_iterator: AsyncIterator[tokenizer_pb2.DecodeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.DecodeResponse]:
         """Ids to texts."""
         stream = AnswerStream(request_iterator, self._decode, max_in_flight=self._max_in_flight)
-        async for answer in stream.answers():
-            yield answer
+        async with aclosing(stream.answers()) as answers:
+            async for answer in answers:
+                yield answer
 
     async def GetVocabulary(
         self, request: tokenizer_pb2.GetVocabularyRequest, context: Context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 from outrider.rpc import Outbox
@@ -34,8 +34,8 @@ class AnswerStream(Generic[RequestT, AnswerT]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_read = False
 
-    async def answers(self) -> AsyncIterator[AnswerT]:
-        """Answers until the requests end; leaving early cancels what is under way."""
+    async def answers(self) -> AsyncGenerator[AnswerT, None]:
+        """Answers until the requests end; closing it early cancels what is under way."""
         reader = asyncio.create_task(self._read())
         try:
             async for answer in self._outbox:

@@ -1,0 +1,68 @@
+"""A tokenizer service with the real vocabulary, over real gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from outrider.models.vocabulary import Vocabulary
+from outrider.process import Ports
+from outrider.rpc import make_channel
+from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.app import serve
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.vocabularies import Served, Vocabularies
+
+MODEL = "smollm2-135m-instruct"
+
+
+class TokenizerUnderTest:
+    """A running service as its clients see it."""
+
+    def __init__(self, channel: grpc.aio.Channel, ports: Ports) -> None:
+        self.channel, self.ports = channel, ports
+        self.address = f"127.0.0.1:{ports.main}"
+        self.stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+        self.stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+
+    async def encode(
+        self, requests: Iterable[tokenizer_pb2.EncodeRequest]
+    ) -> dict[int, tokenizer_pb2.EncodeResponse]:
+        """Answers by number, of one stream."""
+        return {answer.number: answer async for answer in self.stub.Encode(iter(requests))}
+
+    async def decode(
+        self, requests: Iterable[tokenizer_pb2.DecodeRequest]
+    ) -> dict[int, tokenizer_pb2.DecodeResponse]:
+        """Answers by number, of one stream."""
+        return {answer.number: answer async for answer in self.stub.Decode(iter(requests))}
+
+
+@asynccontextmanager
+async def running_tokenizer(
+    vocabulary: Vocabulary, **settings: Any
+) -> AsyncIterator[TokenizerUnderTest]:
+    """A service through its own `serve`, stopped at the end."""
+    quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
+    config = TokenizerConfig(**(quick | settings))
+    served = Vocabularies([Served.of(MODEL, vocabulary)])
+    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(
+        serve(config, ready=ports.set_result, stop=stop, vocabularies=served)
+    )
+    serving.add_done_callback(lambda task: task.exception() and ports.cancel())
+    await asyncio.wait([ports])
+    if ports.cancelled():
+        await serving
+    address = f"127.0.0.1:{ports.result().main}"
+    async with make_channel(address, max_message_bytes=config.max_message_bytes) as channel:
+        try:
+            yield TokenizerUnderTest(channel, ports.result())
+        finally:
+            stop.set()
+            await serving
