@@ -52,15 +52,19 @@ def outrider(*arguments: str, check: bool = True) -> subprocess.CompletedProcess
 
 @contextlib.contextmanager
 def local_mesh(
-    *, settings: Sequence[str] = (), engine: str = "openvino", threads: int = 1
+    *,
+    settings: Sequence[str] = (),
+    engine: str = "openvino",
+    threads: int = 1,
+    regions: str = "us-east,eu-west",
 ) -> Iterator[LocalMesh]:
-    """Start a two-region mesh, and stop it whatever happens."""
+    """Start a mesh, of two regions by default, and stop it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         state_dir = Path(folder)
         where = ("--state-dir", folder)
         started = outrider(
-            *("up", "--detach", "--port", "0", "--engine", engine, "--threads", str(threads)),
-            *where,
+            *("up", "--detach", "--port", "0", "--regions", regions),
+            *("--engine", engine, "--threads", str(threads), *where),
             *(f"--set={setting}" for setting in settings),
             check=False,
         )

@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import grpc
+
 from outrider.codec.tokens import TokenCoder
-from outrider.rpc import make_channel
+from outrider.errors import UnavailableError
+from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
-from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.wire import errors as wire_errors
 from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
@@ -56,7 +59,7 @@ class RegionClient:
         self._via_router = via_router
         self._channel = make_channel(address)
         self._up: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
-        self._down: dict[int, asyncio.Queue[inference_pb2.SessionDown]] = {}
+        self._down: dict[int, asyncio.Queue[inference_pb2.SessionDown | Exception]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> RegionClient:
@@ -75,8 +78,17 @@ class RegionClient:
             yield await self._up.get()
 
     async def _read(self) -> None:
-        async for frame in self._route() if self._via_router else self._generate():
-            self._down[frame.session].put_nowait(frame)
+        try:
+            async for frame in self._route() if self._via_router else self._generate():
+                if frame.session in self._down:
+                    self._down[frame.session].put_nowait(frame)
+            self._fail(UnavailableError("the region ended the stream"))
+        except grpc.aio.AioRpcError as error:
+            self._fail(from_rpc_error(error))
+
+    def _fail(self, error: Exception) -> None:
+        for inbox in self._down.values():
+            inbox.put_nowait(error)
 
     async def _route(self) -> AsyncIterator[inference_pb2.SessionDown]:
         requests = (router_pb2.RouteRequest(frame=f) async for f in self._frames())
@@ -96,7 +108,7 @@ class RegionClient:
         sampling: SamplingParams,
         *,
         digest: bytes,
-        speculation: inference_pb2.OpenSession | int = 0,
+        speculation: common_pb2.Speculation.ValueType = common_pb2.SPECULATION_ON,
         drafter: Drafter | None = None,
     ) -> Reply:
         """Run one session to its end. Raises what the region answers as a typed error."""
@@ -109,7 +121,7 @@ class RegionClient:
                 tail=wire_tokens.to_proto(self._coder.encode(prompt)),
             ),
             sampling=wire_sampling.to_proto(sampling),
-            speculation=speculation,  # type: ignore[arg-type]
+            speculation=speculation,
             codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
         )
         state = _Session(session, self._coder, drafter)
@@ -135,8 +147,10 @@ class _Session:
         self._epoch = 0
         self._chains: dict[int, tuple[int, tuple[int, ...]]] = {}
 
-    def apply(self, frame: inference_pb2.SessionDown) -> bool:
-        """Take one frame; True when the session is over."""
+    def apply(self, frame: inference_pb2.SessionDown | Exception) -> bool:
+        """Take one frame; True when the session is over. Raises the stream's or session's error."""
+        if isinstance(frame, Exception):
+            raise frame
         kind = frame.WhichOneof("kind")
         if kind == "error":
             raise wire_errors.from_detail(frame.error)
