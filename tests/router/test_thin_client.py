@@ -1,0 +1,107 @@
+"""Sessions that bring messages: through a real tokenizer service with the real vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.codec.ranks import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import tokens as wire_tokens
+from tests.router.relay.mesh import commit, done, opening
+from tests.router.replica import CODECS, Replica, running_replicas, running_router
+from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
+
+
+@pytest.fixture
+async def tokenizer(vocabulary: Vocabulary) -> AsyncIterator[TokenizerUnderTest]:
+    async with running_tokenizer(vocabulary, max_text_bytes=2000) as tokenizer:
+        yield tokenizer
+
+
+@pytest.fixture
+async def replica(vocabulary: Vocabulary) -> AsyncIterator[Replica]:
+    replica = Replica("a")
+    replica.model, replica.digest = MODEL, vocabulary.digest
+    async with running_replicas(replica):
+        yield replica
+
+
+def chat(number: int, content: str, role: str = "user") -> inference_pb2.SessionUp:
+    turn = common_pb2.ChatMessage(role=role, content=content)
+    messages = inference_pb2.PromptMessages(messages=[turn])
+    return inference_pb2.SessionUp(
+        session=number, open=inference_pb2.OpenSession(messages=messages)
+    )
+
+
+async def test_messages_reach_the_replica_as_the_templates_ids(
+    tokenizer: TokenizerUnderTest, replica: Replica, vocabulary: Vocabulary
+) -> None:
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    async with running_router(
+        replica, tokenizers=(tokenizer.address,), default_model=MODEL
+    ) as router:
+        edge = router.edge()
+        await edge.send(chat(1, "Why is the sky blue?"))
+        sent = await replica.hear("open")
+        assert sent.open.WhichOneof("prompt") == "ids"
+        assert sent.open.vocabulary_digest == vocabulary.digest
+        assert sent.open.ids.tail.codec == CODECS[0], "a codec that the replica reads"
+        ids = coder.decode(wire_tokens.from_proto(sent.open.ids.tail), max_count=1000)
+        assert list(ids) == vocabulary.encode_chat([Message("user", "Why is the sky blue?")])
+        replica.say(commit(sent.session))
+        replica.say(done(sent.session))
+        assert (await edge.hear("commit")).session == 1
+        await edge.hear("done")
+
+
+async def test_bad_messages_fail_alone_with_the_tokenizers_reason(
+    tokenizer: TokenizerUnderTest, replica: Replica
+) -> None:
+    async with running_router(
+        replica, tokenizers=(tokenizer.address,), default_model=MODEL
+    ) as router:
+        edge = router.edge()
+        expected = {1: "EMPTY_PROMPT", 2: "FRAME_TOO_LARGE", 3: "INVALID_REQUEST"}
+        await edge.send(chat(1, ""))
+        await edge.send(chat(2, "long " * 1000))
+        await edge.send(chat(3, "hi", role="wizard"))
+        unknown = chat(4, "hi")
+        unknown.open.model = "x"
+        await edge.send(unknown)
+        errors = [await edge.hear("error") for _ in range(4)]
+        expected[4] = "UNKNOWN_MODEL"
+        assert {frame.session: frame.error.reason for frame in errors} == expected
+        await edge.send(chat(5, "hi"))
+        await replica.hear("open")
+
+
+async def test_a_tokenizer_of_another_vocabulary_is_a_mismatch_that_names_both(
+    tokenizer: TokenizerUnderTest, replica: Replica, vocabulary: Vocabulary
+) -> None:
+    replica.digest = b"\x09" * 32
+    async with running_router(
+        replica, tokenizers=(tokenizer.address,), default_model=MODEL
+    ) as router:
+        edge = router.edge()
+        await edge.send(chat(1, "hi"))
+        refusal = (await edge.hear("error")).error
+        assert refusal.reason == "VOCABULARY_MISMATCH"
+        assert vocabulary.digest.hex() in refusal.message
+        assert replica.digest.hex() in refusal.message
+
+
+async def test_without_a_tokenizer_ids_are_served_and_messages_refused(replica: Replica) -> None:
+    async with running_router(replica, default_model=MODEL) as router:
+        edge = router.edge()
+        await edge.send(chat(1, "hi"))
+        refusal = (await edge.hear("error")).error
+        assert refusal.reason == "UNAVAILABLE"
+        assert "send token ids" in refusal.message
+        await edge.send(opening(2, model=MODEL, vocabulary_digest=replica.digest))
+        await replica.hear("open")

@@ -1,0 +1,186 @@
+"""Tokenizers as the router uses them: numbers, failover, limits. Scripted tokenizers, real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from outrider.errors import OutriderError, OverloadedError, UnavailableError, UnknownModelError
+from outrider.rpc import bind, make_server
+from outrider.testing import eventually, free_tcp_port, leak_check
+from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from outrider.wire.errors import to_detail
+from services.router.upstream.tokenizers import TokenizerPool, TokenizerStream
+
+Request = tokenizer_pb2.EncodeRequest
+Response = tokenizer_pb2.EncodeResponse
+
+
+class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
+    """Holds requests until told to answer; a text's ids are its length."""
+
+    def __init__(self) -> None:
+        self.held: list[Request] = []
+        self.error: OutriderError | None = None
+        self.is_holding = False
+        self.address = ""
+        self._release = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    def release(self) -> None:
+        self._release.set()
+
+    async def Encode(
+        self, request_iterator: AsyncIterator[Request], context: Any
+    ) -> AsyncIterator[Response]:
+        async for request in request_iterator:
+            self.held.append(request)
+            if self.is_holding and not self._release.is_set():
+                continue
+            # What was held comes out last first.
+            while self.held:
+                yield self._answer(self.held.pop())
+
+    def _answer(self, request: Request) -> Response:
+        if self.error is not None:
+            return Response(number=request.number, error=to_detail(self.error))
+        ids = common_pb2.TokenBlock(count=len(request.text))
+        return Response(number=request.number, ids=ids, vocabulary_digest=b"d")
+
+    async def start(self, port: int = 0) -> None:
+        self._server = make_server()
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', port)}"
+        await self._server.start()
+
+    async def kill(self) -> None:
+        assert self._server is not None
+        await self._server.stop(grace=None)
+
+
+@asynccontextmanager
+async def running(count: int) -> AsyncIterator[list[Scripted]]:
+    tokenizers = [Scripted() for _ in range(count)]  # type: ignore[abstract]
+    for tokenizer in tokenizers:
+        await tokenizer.start()
+    try:
+        yield tokenizers
+    finally:
+        for tokenizer in tokenizers:
+            await tokenizer.kill()
+
+
+@asynccontextmanager
+async def pool_of(*addresses: str, **settings: Any) -> AsyncIterator[TokenizerPool]:
+    values: dict[str, Any] = {"timeout_s": 5.0, "max_waiting": 100, "max_message_bytes": 1 << 20}
+    pool = TokenizerPool(addresses, **(values | settings))
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def test_answers_find_their_requests_in_any_order() -> None:
+    async with leak_check(), running(1) as (tokenizer,), pool_of(tokenizer.address) as pool:
+        tokenizer.is_holding = True
+        asked = [asyncio.create_task(pool.encode(Request(text="x" * n))) for n in range(1, 6)]
+        await eventually(lambda: len(tokenizer.held) == 5)
+        tokenizer.release()
+        last = await pool.encode(Request(text="x" * 6))
+        assert [(await task).ids.count for task in asked] == [1, 2, 3, 4, 5]
+        assert (last.ids.count, last.vocabulary_digest) == (6, b"d")
+
+
+async def test_what_a_tokenizer_says_of_the_request_is_final() -> None:
+    async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
+        first.error = UnknownModelError("no such model")
+        with pytest.raises(UnknownModelError, match="no such model"):
+            await pool.encode(Request(text="x"))
+
+
+async def test_an_overloaded_tokenizer_is_passed_over() -> None:
+    async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
+        first.error = OverloadedError("busy", retry_delay_ms=7)
+        assert (await pool.encode(Request(text="xx"))).ids.count == 2
+        second.error = first.error
+        with pytest.raises(OverloadedError) as caught:
+            await pool.encode(Request(text="xx"))
+        assert caught.value.retry_delay_ms == 7
+
+
+async def test_an_absent_tokenizer_is_passed_over_and_then_asked_last() -> None:
+    absent = f"127.0.0.1:{free_tcp_port()}"
+    async with leak_check(), running(1) as (there,), pool_of(absent, there.address) as pool:
+        for text in ("x", "xx"):
+            assert (await pool.encode(Request(text=text))).ids.count == len(text)
+    async with pool_of(absent) as pool:
+        with pytest.raises(UnavailableError, match=f"No tokenizer answers.*{absent}"):
+            await pool.encode(Request(text="x"))
+
+
+async def test_a_silent_tokenizer_costs_its_share_of_the_time_once() -> None:
+    async with running(2) as (silent, there):
+        silent.is_holding = True
+        async with pool_of(silent.address, there.address, timeout_s=0.2) as pool:
+            for text in ("x", "xx", "xxx"):
+                assert (await pool.encode(Request(text=text))).ids.count == len(text)
+            assert len(silent.held) == 1
+
+
+async def test_a_tokenizer_that_dies_fails_over_and_is_found_again() -> None:
+    async with leak_check(), running(2) as (first, second):
+        first.is_holding = True
+        async with pool_of(first.address, second.address) as pool:
+            waiting = asyncio.create_task(pool.encode(Request(text="xxx")))
+            await eventually(lambda: len(first.held) == 1)
+            await first.kill()
+            assert (await waiting).ids.count == 3
+            await second.kill()
+            with pytest.raises(UnavailableError):
+                await pool.encode(Request(text="x"))
+            await second.start(int(second.address.split(":")[1]))
+            async with asyncio.timeout(5):
+                while True:
+                    try:
+                        answer = await pool.encode(Request(text="xxxx"))
+                    except UnavailableError:
+                        continue
+                    break
+            assert answer.ids.count == 4
+
+
+async def test_without_tokenizers_messages_are_refused_clearly() -> None:
+    async with pool_of() as pool:
+        with pytest.raises(UnavailableError, match="none is configured"):
+            await pool.encode(Request(text="x"))
+
+
+async def test_the_number_of_waiting_prompts_is_bounded() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        tokenizer.is_holding = True
+        async with pool_of(tokenizer.address, max_waiting=2) as pool:
+            waiting = [asyncio.create_task(pool.encode(Request(text="x"))) for _ in range(2)]
+            await eventually(lambda: len(tokenizer.held) == 2)
+            with pytest.raises(OverloadedError, match="2 prompts wait"):
+                await pool.encode(Request(text="x"))
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            tokenizer.release()
+            assert (await pool.encode(Request(text="x"))).ids.count == 1
+
+
+async def test_closing_a_stream_fails_what_waits() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        tokenizer.is_holding = True
+        stream = TokenizerStream(tokenizer.address, max_message_bytes=1 << 20)
+        waiting = asyncio.create_task(stream.encode(Request(text="x")))
+        await eventually(lambda: len(tokenizer.held) == 1)
+        await stream.close()
+        with pytest.raises(UnavailableError):
+            await waiting
