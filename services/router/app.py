@@ -20,6 +20,7 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.config import RouterConfig
 from services.router.geography import initial_rtt_ms
+from services.router.placement import PlacementPolicy
 from services.router.registry import Registry, ReplicaState
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
@@ -49,7 +50,13 @@ class Router:
         self.intake = Intake(_pool(config), self.registry, clock=self.clock)
         self.switch = Switch(
             self.table,
-            Dispatch(self.table, self.registry, self.journal, rng=self.rng, near_ms=config.near_ms),
+            Dispatch(
+                self.table,
+                self.registry,
+                self.journal,
+                rng=self.rng,
+                policy=PlacementPolicy(config.near_ms, config.max_queued),
+            ),
             self.journal,
             default_model=config.default_model,
             tokenize=lambda session: self.intake.start(self.switch, session),

@@ -73,6 +73,8 @@ class RouterConfig:
     """RTT assumed for another region until coordinates or a probe say better."""
     near_ms: float = 5.0
     """Replicas whose predicted wait lies this close to the best one share the load."""
+    max_queued: int = 128
+    """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""
     max_sessions: int = 4096
@@ -121,7 +123,7 @@ class RouterConfig:
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
-        for field in ("near_ms", "default_rtt_ms", "drain_s"):
+        for field in ("near_ms", "max_queued", "default_rtt_ms", "drain_s"):
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
 

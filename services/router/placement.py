@@ -23,6 +23,9 @@ from services.router.registry import Load, Replica, ReplicaState
 CHUNK_TOKENS = 256
 """Prompt tokens assumed per engine call while a prompt is prefilled."""
 
+REPLY_TOKENS = 128
+"""Length assumed of the replies that have to end before a full replica has a place."""
+
 ROWS_PER_SESSION = 2
 """Rows a running session adds to every call (the two-row rule of bit-exactness)."""
 
@@ -30,6 +33,16 @@ UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
 """Assumed of a replica that has not reported yet: a small CPU engine, idle."""
 
 RETRY_DELAY_MS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """What the operator decides."""
+
+    near_ms: float
+    """Replicas whose predicted wait lies this close to the best one share the load."""
+    max_queued: int
+    """Sessions that may wait for a place on one replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,8 @@ class Wait:
     """The predicted time to the first token on one replica, term by term."""
 
     rtt_ms: float
+    place_ms: float
+    """Until enough running sessions have ended, on a replica whose places are all taken."""
     queue_ms: float
     """Until the prompts ahead are prefilled."""
     prefill_ms: float
@@ -58,7 +73,7 @@ class Wait:
     @property
     def total_ms(self) -> float:
         """The sum."""
-        return self.rtt_ms + self.queue_ms + self.prefill_ms
+        return self.rtt_ms + self.place_ms + self.queue_ms + self.prefill_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +90,20 @@ def predict(replica: Replica, prompt_tokens: int) -> Wait:
     """The wait of a session with that many prompt tokens, were it placed there now."""
     load = replica.load or UNREPORTED
     ahead = load.queued_prompt_tokens + replica.placed_tokens
-    call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * replica.num_sessions
+    num_running = min(replica.num_sessions, load.max_sessions or replica.num_sessions)
+    call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * num_running
+    # Places come free one by one, over the time of a reply for all of them.
+    share = replica.num_excess / load.max_sessions if replica.num_excess else 0.0
     return Wait(
         rtt_ms=replica.rtt.smoothed_ms,
+        place_ms=share * REPLY_TOKENS * call_ms,
         queue_ms=ahead * load.row_ms + _num_calls(ahead) * call_ms,
         prefill_ms=prompt_tokens * load.row_ms + max(1, _num_calls(prompt_tokens)) * call_ms,
     )
 
 
 def place(
-    request: Request, replicas: Iterable[Replica], rng: Random, *, near_ms: float
+    request: Request, replicas: Iterable[Replica], rng: Random, policy: PlacementPolicy
 ) -> Decision:
     """Choose a replica.
 
@@ -92,10 +111,13 @@ def place(
     message says which replicas stood where.
     """
     waits = sorted(
-        ((predict(able, request.prompt_tokens), able.name) for able in _able(request, replicas)),
+        (
+            (predict(able, request.prompt_tokens), able.name)
+            for able in _able(request, replicas, policy)
+        ),
         key=lambda pair: pair[0].total_ms,
     )
-    limit_ms = waits[0][0].total_ms + near_ms
+    limit_ms = waits[0][0].total_ms + policy.near_ms
     num_near = sum(wait.total_ms <= limit_ms for wait, _ in waits)
     # Sorted by wait, so the better of two random ones is the one with the lower index.
     best = min(rng.sample(range(num_near), 2)) if num_near > 2 else 0
@@ -107,7 +129,7 @@ def _num_calls(tokens: int) -> int:
     return -(-tokens // CHUNK_TOKENS)
 
 
-def _able(request: Request, replicas: Iterable[Replica]) -> list[Replica]:
+def _able(request: Request, replicas: Iterable[Replica], policy: PlacementPolicy) -> list[Replica]:
     """The replicas that meet every constraint, checked in the order that explains best."""
     found = _of_model(request, list(replicas))
     found = _of_vocabulary(request, found)
@@ -123,7 +145,7 @@ def _able(request: Request, replicas: Iterable[Replica]) -> list[Replica]:
             "try again in a moment.",
             retry_delay_ms=RETRY_DELAY_MS,
         )
-    free = [replica for replica in ready if not replica.is_full]
+    free = [replica for replica in ready if replica.num_excess <= policy.max_queued]
     if not free:
         raise OverloadedError(
             f"Every replica of model {request.model} is full ({_fill(ready)}): try again later.",

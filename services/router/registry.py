@@ -82,7 +82,7 @@ class Load:
     fixed_ms: float = 0.0
     row_ms: float = 0.0
     max_sessions: int = 0
-    """0: no limit stated."""
+    """Sessions that run at once, further ones wait; 0: no limit stated."""
     draining: bool = False
 
 
@@ -148,10 +148,10 @@ class Replica:
         return load.running_sessions + load.queued_sessions + len(self._placed)
 
     @property
-    def is_full(self) -> bool:
-        """Whether it would refuse one more session."""
+    def num_excess(self) -> int:
+        """Sessions that have to end before one more could start, 0 with a place free."""
         limit = self.load.max_sessions if self.load else 0
-        return limit > 0 and self.num_sessions >= limit
+        return max(0, self.num_sessions + 1 - limit) if limit else 0
 
     def place(self, session: int, prompt_tokens: int, now: float) -> None:
         """Count a session sent to it."""

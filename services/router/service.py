@@ -10,6 +10,7 @@ import grpc.aio
 import structlog
 
 from outrider.errors import OutriderError, OverloadedError
+from outrider.rpc import incoming
 from outrider.telemetry import names
 from outrider.telemetry.tracing import span
 from outrider.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2
@@ -63,7 +64,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def _read(self, edge: int, requests: AsyncIterator[Up], outlet: Outlet[Down]) -> None:
         try:
-            async for request in requests:
+            async for request in incoming(requests):
                 self._switch.from_edge(edge, request, self._clock())
         except BaseException:
             outlet.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
-from outrider.rpc import Outbox
+from outrider.rpc import Outbox, incoming
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
@@ -49,7 +49,7 @@ class AnswerStream(Generic[RequestT, AnswerT]):
 
     async def _read(self) -> None:
         try:
-            async for request in self._requests:
+            async for request in incoming(self._requests):
                 await self._slots.acquire()
                 task = asyncio.create_task(self._answer_one(request))
                 self._tasks.add(task)

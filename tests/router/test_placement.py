@@ -16,7 +16,7 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from services.router.placement import Decision, Request, place, predict
+from services.router.placement import Decision, PlacementPolicy, Request, place, predict
 from services.router.registry import Load, Model, Replica, ReplicaState, RoundTrip
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
@@ -45,8 +45,14 @@ def replica(
     )
 
 
-def choose(request: Request, *replicas: Replica, seed: int = 1, near_ms: float = 0.0) -> Decision:
-    return place(request, replicas, Random(seed), near_ms=near_ms)
+def choose(
+    request: Request,
+    *replicas: Replica,
+    seed: int = 1,
+    near_ms: float = 0.0,
+    max_queued: int = 0,
+) -> Decision:
+    return place(request, replicas, Random(seed), PlacementPolicy(near_ms, max_queued))
 
 
 ASK = Request("m", DIGEST, prompt_tokens=100)
@@ -121,7 +127,7 @@ def test_near_equals_share_by_the_better_of_two_random_ones() -> None:
     replicas = [replica(f"r{n}", rtt_ms=1.0 + n / 10) for n in range(5)]
     replicas.append(replica("out", rtt_ms=50.0))
     rng = Random(7)
-    got = Counter(place(ASK, replicas, rng, near_ms=5.0).replica for _ in range(2000))
+    got = Counter(place(ASK, replicas, rng, PlacementPolicy(5.0, 0)).replica for _ in range(2000))
     assert got["out"] == 0
     assert got["r4"] == 0, "the worst of the near-equals never wins a comparison"
     # P(index i is the lower of two of five) = (4 - i) / 10.
@@ -204,6 +210,24 @@ def test_full_replicas_are_overload_not_absence() -> None:
     assert caught.value.retry_delay_ms > 0
 
 
+def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
+    def queued(count: int) -> Replica:
+        load = Load(4, count, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
+        return replica("a", rtt_ms=0.0, load=load)
+
+    wait = choose(ASK, queued(0), max_queued=2).wait
+    # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
+    assert wait.place_ms == 128 * 18.0 / 4
+    assert choose(ASK, queued(1), max_queued=2).wait.place_ms == 2 * wait.place_ms
+    with pytest.raises(OverloadedError):
+        choose(ASK, queued(2), max_queued=2)
+
+
+def test_a_far_replica_with_a_place_beats_a_near_full_one() -> None:
+    full = replica("near", load=Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
+    assert choose(ASK, full, replica("far", rtt_ms=200.0), max_queued=9).replica == "far"
+
+
 def test_a_router_without_replicas_says_so() -> None:
     with pytest.raises(NoReplicaError, match="no replicas"):
         choose(ASK)
@@ -241,7 +265,7 @@ def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
         if r.state is ReplicaState.READY
         and r.model == Model(request.model, request.vocabulary_digest)
         and (not request.residency or r.region in request.residency)
-        and not r.is_full
+        and r.num_excess == 0
     }
     try:
         decision = choose(request, *replicas, near_ms=5.0)

@@ -140,11 +140,13 @@ def test_a_session_that_ends_before_the_report_is_uncounted() -> None:
 def test_full_is_reported_and_placed_together() -> None:
     table = registry()
     replica = table["a"]
-    assert not replica.is_full
+    assert replica.num_excess == 0
     table.report("a", Load(running_sessions=2, queued_sessions=1, max_sessions=4), now=0.0)
-    assert not replica.is_full
+    assert replica.num_excess == 0
     replica.place(1, 10, now=1.0)
-    assert replica.is_full
+    assert replica.num_excess == 1
+    table.report("a", Load(running_sessions=4, queued_sessions=3, max_sessions=4), now=2.0)
+    assert replica.num_excess == 4
 
 
 @given(

@@ -271,9 +271,10 @@ async def test_bytes_that_are_no_frame_end_their_stream_alone(
     route = router.channel.stream_stream("/outrider.v1.RouterService/Route")
     raw = route()
     await raw.write(b"\xff\xff\xff")
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
         while await raw.read() is not grpc.aio.EOF:
             pass
+    assert isinstance(from_rpc_error(caught.value), MalformedFrameError)
     await started(good, near, 2)
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.errors import ConfigError, UnknownModelError
+from outrider.errors import ConfigError, MalformedFrameError, UnknownModelError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error
@@ -206,8 +206,9 @@ async def test_invalid_utf8_ends_its_stream_alone(service: TokenizerUnderTest) -
     encode = service.channel.stream_stream("/outrider.v1.TokenizerService/Encode")
     call = encode()
     await call.write(b"\x08\x01\x1a\x02\xff\xfe")  # number 1, text of two bytes that are no UTF-8
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
+    assert isinstance(from_rpc_error(caught.value), MalformedFrameError)
     request = tokenizer_pb2.EncodeRequest(number=1, text="still here")
     assert (await service.encode([request]))[1].ids.count > 0
 

@@ -27,13 +27,13 @@ class Dispatch:
         journal: Journal,
         *,
         rng: Random,
-        near_ms: float,
+        policy: placement.PlacementPolicy,
     ) -> None:
         self._table = table
         self._registry = registry
         self._journal = journal
         self._rng = rng
-        self._near_ms = near_ms
+        self._policy = policy
         self._outlets: dict[int, Outlet[Up]] = {}
         self._stream_of: dict[str, int] = {}
 
@@ -86,7 +86,7 @@ class Dispatch:
     def _try(self, session: Session[Up], request: placement.Request, now: float) -> str:
         """Place once: "" if the open is on its way, else the replica that could not take it."""
         started_s = self._journal.clock()
-        decision = placement.place(request, self._registry, self._rng, near_ms=self._near_ms)
+        decision = placement.place(request, self._registry, self._rng, self._policy)
         decided_ms = (self._journal.clock() - started_s) * 1000.0
         name = decision.replica
         stream = self._stream_of[name]

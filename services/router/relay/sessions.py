@@ -52,6 +52,8 @@ class Session(Generic[FrameT]):
     state: State = State.PLACING
     stream: int | None = None
     """The replica stream that has it."""
+    is_announced: bool = False
+    """Whether its edge was told that it is opened."""
     tried: list[str] = field(default_factory=list)
     """Replicas it was sent to, the present one last."""
 
@@ -135,6 +137,12 @@ class SessionTable(Generic[FrameT]):
         session.tried.append(replica)
         self._streams[stream][session.relayed] = session
         return action
+
+    def announce(self, session: Session[FrameT]) -> bool:
+        """A replica opened it; whether that is news to its edge, which is told once."""
+        is_news = not session.is_announced
+        session.is_announced = True
+        return is_news
 
     def keep(self, session: Session[FrameT], frame: FrameT, num_bytes: int) -> bool:
         """Keep a draft for a replay, if the bounds allow it; a lost draft costs only its speed."""

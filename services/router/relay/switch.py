@@ -195,6 +195,8 @@ class Switch:
         event = _DOWN_INPUTS.get(frame.WhichOneof("kind") or "")
         if session is None or event is None:
             return
+        if event is Input.OPENED and not self._table.announce(session):
+            return  # it moved before its first commit, which its edge need not know
         frame.session = session.number
         error = None
         if event is Input.ERROR:

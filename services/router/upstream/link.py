@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, UnavailableError
 from outrider.rpc import from_rpc_error, make_channel
@@ -21,6 +22,9 @@ from services.router.upstream import watches
 
 _GENERATE: Final = "/outrider.v1.InferenceService/Generate"
 _FIRST_BACKOFF_S: Final = 0.1
+
+_LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
+"""How a replica can be lost, bytes that are no frame included."""
 
 _log = structlog.get_logger()
 
@@ -52,7 +56,7 @@ class ReplicaLink:
         while True:
             try:
                 await self._connect()
-            except (OutriderError, grpc.aio.AioRpcError, TimeoutError) as error:
+            except _LOSSES as error:
                 self._lose(_reason(error))
             await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
             self._backoff_s = min(2.0 * self._backoff_s, self._config.max_backoff_s)
@@ -91,7 +95,7 @@ class ReplicaLink:
                 self._watch_health(channel),
                 self._probe(channel),
             )
-        except (OutriderError, grpc.aio.AioRpcError) as error:
+        except _LOSSES as error:
             self._lose(_reason(error))
             raise
         finally:

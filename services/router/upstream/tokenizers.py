@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
 from outrider.rpc import from_rpc_error, make_channel
@@ -79,6 +80,9 @@ class TokenizerStream:
                 self._settle(response)
         except grpc.aio.AioRpcError as error:
             lost = from_rpc_error(error)
+        except DecodeError:
+            lost = UnavailableError(f"Tokenizer {self.address} sent bytes that are no answer.")
+            call.cancel()
         finally:
             self._call = None
             for answer in self._waiting.values():

@@ -11,6 +11,7 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.config import ReplicaConfig
+from services.router.placement import PlacementPolicy
 from services.router.registry import Model, Registry, Signal
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
@@ -37,7 +38,9 @@ class Mesh:
         self.table: SessionTable[Up] = SessionTable(LIMITS)
         self.journal = Journal(self.metrics, self.clock)
         self.texts: list[RelayedSession] = []
-        dispatch = Dispatch(self.table, self.registry, self.journal, rng=Random(1), near_ms=1.0)
+        dispatch = Dispatch(
+            self.table, self.registry, self.journal, rng=Random(1), policy=PlacementPolicy(1.0, 0)
+        )
         self.switch = Switch(
             self.table, dispatch, self.journal, default_model="m", tokenize=self.texts.append
         )
