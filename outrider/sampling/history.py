@@ -26,7 +26,9 @@ class History:
 
     def add(self, token: int) -> None:
         """Count one more token of the reply."""
-        self._counts[self._slot(token)] += 1.0
+        # First the slot: making one may move the counts.
+        slot = self._slot(token)
+        self._counts[slot] += 1.0
 
     def penalize(self, scores: Floats, params: SamplingParams, ids: Ids | None) -> None:
         """Apply repetition, presence and frequency penalties to `scores` [c] in place.
