@@ -82,25 +82,30 @@ class Edge:
             num_workers=config.tokenizer_workers,
             max_queued=config.tokenizer_queue,
         )
-        parts = EdgeParts(
+        parts = self._parts(model, vocabulary)
+        self.listener = Listener(parts, config.listener_limits())
+        self._admin = AdminServer(
+            config.admin_host, config.admin_port, ready=self._ready, registry=metrics.registry
+        )
+
+    def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
+        config = self._config
+        policy = SessionPolicy(
+            vocabulary_digest=vocabulary.digest,
+            max_context_tokens=config.max_context_tokens,
+            request_timeout_s=config.request_timeout_s,
+            reply=config.reply_policy(),
+        )
+        return EdgeParts(
             name=config.name,
             region=config.region,
             offer=Offer(model, vocabulary.size),
-            policy=SessionPolicy(
-                vocabulary_digest=vocabulary.digest,
-                max_context_tokens=config.max_context_tokens,
-                request_timeout_s=config.request_timeout_s,
-                reply=config.reply_policy(),
-            ),
+            policy=policy,
             tools=reply_tools(vocabulary, config.max_context_tokens),
             coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
             tokenization=self._tokenization,
             upstream=self.upstream,
             telemetry=self.telemetry,
-        )
-        self.listener = Listener(parts, config.listener_limits())
-        self._admin = AdminServer(
-            config.admin_host, config.admin_port, ready=self._ready, registry=metrics.registry
         )
 
     async def start(self) -> Ports:

@@ -67,7 +67,7 @@ async def running(
         edge = Edge(settings, "small", vocabulary, metrics)
         ports = await edge.start()
         try:
-            await eventually(lambda: edge.upstream.ready)
+            await eventually(lambda: edge.upstream.ready and bool(region.calls))
             yield Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
             await eventually(lambda: edge.telemetry.num_connections == 0)
         finally:

@@ -72,7 +72,7 @@ async def test_provisional_text_comes_before_the_region_says_anything(
             async for event in chat:
                 if isinstance(event, Provisional):
                     break
-            assert mesh.region.live
+            assert mesh.region.finished == []
             mesh.region.gate.set()
             result = await chat.result()
         assert result.text == REPLY

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
 
 import pytest
 
 from outrider.errors import (
-    DeadlineError,
     MalformedFrameError,
     NoReplicaError,
     OverloadedError,
-    PromptTooLongError,
-    UnavailableError,
-    VocabularyMismatchError,
 )
 from outrider.sampling.params import SamplingParams
 from services.edge.session.actions import (
@@ -47,11 +42,18 @@ from services.edge.session.inputs import (
     Tick,
     Usage,
 )
-from services.edge.session.machine import TABLE, ChatSession, State
-from tests.edge.session.toolkit import DIGEST, EOS, ScriptedDrafter, request, session
+from services.edge.session.machine import TABLE, State
+from tests.edge.session.toolkit import (
+    DIGEST,
+    EOS,
+    OPENED,
+    PROMPT,
+    ScriptedDrafter,
+    in_state,
+    request,
+    session,
+)
 
-PROMPT = (1, 2, 3)
-OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
 INPUTS: dict[type[Input], Input] = {
     ChatAsked: ChatAsked(request()),
     CancelAsked: CancelAsked(),
@@ -65,21 +67,6 @@ INPUTS: dict[type[Input], Input] = {
     RegionFailed: RegionFailed(NoReplicaError("none")),
     Tick: Tick(),
 }
-
-
-def in_state(state: State, drafter: ScriptedDrafter | None = None) -> ChatSession:
-    chat = session(drafter)
-    steps: dict[State, list[Input]] = {
-        State.AWAITING: [],
-        State.TOKENIZING: [ChatAsked(request())],
-        State.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
-        State.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
-        State.CLOSED: [ClientGone()],
-    }
-    for step in steps[state]:
-        chat.handle(step, 0.0)
-    assert chat.state is state
-    return chat
 
 
 # What comes of each input in each state: the state after it, and the kinds of actions.
@@ -153,6 +140,7 @@ def test_a_whole_chat() -> None:
     assert chat.handle(OPENED, 1.2) == []
     assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [Commit(" the cat", (1, 2), 2)]
     assert chat.handle(RegionCommit(0, 2, 2, (), 4), 1.26) == [Commit(" sat", (3, EOS), 4)]
+
     usage = Usage(3, 0, 4, 4, 4)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)
     assert isinstance(done, Done)
@@ -227,83 +215,6 @@ def test_a_thin_chat_is_tokenized_by_the_region() -> None:
     assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
     opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
     assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17)]
-
-
-def failure(chat: ChatSession, *inputs: Input, now: float = 0.0) -> type[Exception]:
-    actions = [action for item in inputs for action in chat.handle(item, now)]
-    errors = [action.error for action in actions if isinstance(action, Failed)]
-    assert len(errors) == 1
-    assert chat.error is errors[0]
-    assert actions[-1] == Finish()
-    return type(errors[0])
-
-
-def too_long() -> type[Exception]:
-    return failure(in_state(State.TOKENIZING), PromptReady((1,) * 64))
-
-
-def wrong_vocabulary() -> type[Exception]:
-    chat = in_state(State.OPENING)
-    kind = failure(chat, RegionOpened(3, 0, "r", "us", b"\xff" * 32))
-    assert DIGEST.hex() in str(chat.error)
-    assert "ff" * 32 in str(chat.error)
-    return kind
-
-
-def no_request() -> type[Exception]:
-    return failure(in_state(State.AWAITING), Tick(), now=10.0)
-
-
-def deadline_while_tokenizing() -> type[Exception]:
-    chat = session()
-    chat.handle(ChatAsked(request(deadline_ms=100)), 0.0)
-    return failure(chat, PromptReady(PROMPT), now=0.2)
-
-
-def region_misses_deadline() -> type[Exception]:
-    chat = session()
-    chat.handle(ChatAsked(request(deadline_ms=100)), 0.0)
-    opening = chat.handle(PromptReady(PROMPT), 0.04)[0]
-    assert isinstance(opening, OpenRegion)
-    assert opening.deadline_ms == 60
-    return failure(chat, Tick(), now=1.1)
-
-
-def wrong_upto() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
-
-
-def wrong_end() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionDone(FinishReason.STOP, 5))
-
-
-def past_the_end() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
-
-
-def region_lost() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionFailed(UnavailableError("lost")))
-
-
-@pytest.mark.parametrize(
-    ("scene", "error"),
-    [
-        (too_long, PromptTooLongError),
-        (wrong_vocabulary, VocabularyMismatchError),
-        (no_request, DeadlineError),
-        (deadline_while_tokenizing, DeadlineError),
-        (region_misses_deadline, DeadlineError),
-        (wrong_upto, MalformedFrameError),
-        (wrong_end, MalformedFrameError),
-        (past_the_end, MalformedFrameError),
-        (region_lost, UnavailableError),
-    ],
-    ids=lambda value: value.__name__,
-)
-def test_what_goes_wrong_ends_in_a_typed_error(
-    scene: Callable[[], type[Exception]], error: type[Exception]
-) -> None:
-    assert scene() is error
 
 
 def test_a_cancelled_chat_ends_with_what_is_final() -> None:

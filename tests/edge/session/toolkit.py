@@ -10,8 +10,16 @@ from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from services.edge.session.drafting import DraftLimits
-from services.edge.session.inputs import ChatRequest, Speculation
-from services.edge.session.machine import ChatSession
+from services.edge.session.inputs import (
+    ChatAsked,
+    ChatRequest,
+    ClientGone,
+    Input,
+    PromptReady,
+    RegionOpened,
+    Speculation,
+)
+from services.edge.session.machine import ChatSession, State
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 
@@ -23,6 +31,8 @@ TABLE = [
     *(b" S", b"ST", b"OP", b"!", b" a", b"b"),
 ]
 DIGEST = bytes(range(32))
+PROMPT = (1, 2, 3)
+OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,21 @@ def policy(**limits: float) -> SessionPolicy:
 
 def session(drafter: ScriptedDrafter | None = None, now: float = 0.0) -> ChatSession:
     return ChatSession(policy(), tools(drafter), now)
+
+
+def in_state(state: State, drafter: ScriptedDrafter | None = None) -> ChatSession:
+    chat = session(drafter)
+    steps: dict[State, list[Input]] = {
+        State.AWAITING: [],
+        State.TOKENIZING: [ChatAsked(request())],
+        State.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
+        State.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
+        State.CLOSED: [ClientGone()],
+    }
+    for step in steps[state]:
+        chat.handle(step, 0.0)
+    assert chat.state is state
+    return chat
 
 
 def reference_text(ids: Sequence[int], params: SamplingParams | None = None) -> str:
