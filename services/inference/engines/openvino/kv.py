@@ -49,6 +49,18 @@ class KvTensors:
         for name, tensor in self._tensors.items():
             request.set_tensor(name, tensor)
 
+    def mark(self, slot: tuple[int, int]) -> None:
+        """Put a NaN where the last layer writes the values of a token: (block, slot in block)."""
+        block, token = slot
+        last = self._words[-1]
+        last[block, 0, token, 0] = np.iinfo(last.dtype).max
+
+    def is_marked(self, slot: tuple[int, int]) -> bool:
+        """Whether the mark is still there."""
+        block, token = slot
+        last = self._words[-1]
+        return bool(last[block, 0, token, 0] == np.iinfo(last.dtype).max)
+
     def release(self) -> None:
         """Give the memory back."""
         self._tensors.clear()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import openvino as ov
+import openvino.opset13 as ops
 import pytest
 
+from outrider.errors import EngineError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from services.inference.engines.openvino.convert import converted
@@ -36,6 +39,12 @@ def graph(request: pytest.FixtureRequest, model_store: ModelStore) -> tuple[Any,
     return model, request.param
 
 
+def _gathers(model: Any, parameter: str) -> list[Any]:
+    """The Gather nodes that a parameter indexes."""
+    port = next(port for port in model.inputs if port.get_any_name() == parameter)
+    return [consumer.get_node() for consumer in port.get_target_inputs()]
+
+
 def test_inputs_and_outputs_are_named(graph: tuple[Any, bool]) -> None:
     model, duplicating = graph
     expected = PLAIN | ({"attention_rows", "kept_rows"} if duplicating else set())
@@ -44,15 +53,27 @@ def test_inputs_and_outputs_are_named(graph: tuple[Any, bool]) -> None:
     assert model.outputs[0].get_partial_shape().to_string() == "[?,1,49152]"
 
 
-def test_only_attention_sees_gathered_rows(graph: tuple[Any, bool]) -> None:
+def test_rows_are_duplicated_from_the_fused_product_to_the_one_behind(
+    graph: tuple[Any, bool],
+) -> None:
     model, duplicating = graph
-    nodes = [n for n in model.get_ordered_ops() if n.get_type_name() == "PagedAttentionExtension"]
-    assert len(nodes) == LAYERS
-    for node in nodes:
-        before = [node.input_value(index).get_node().get_type_name() for index in range(3)]
-        after = [port.get_node().get_type_name() for port in node.output(0).get_target_inputs()]
-        assert (set(before) == {"Gather"}) == duplicating
-        assert (after == ["Gather"]) == duplicating
+    if not duplicating:
+        assert not {"attention_rows", "kept_rows"} & {p.get_any_name() for p in model.inputs}
+        return
+    entering, kept = _gathers(model, "attention_rows"), _gathers(model, "kept_rows")
+    sources = [node.input_value(0).get_node().get_type_name() for node in entering]
+    assert sorted(sources) == ["MatMul"] * LAYERS + ["Parameter"]
+    targets = [next(iter(node.output(0).get_target_inputs())).get_node() for node in kept]
+    assert [node.get_type_name() for node in targets] == ["MatMul"] * LAYERS
+
+
+def test_queries_keys_and_values_come_from_one_product(graph: tuple[Any, bool]) -> None:
+    splits = [n for n in graph[0].get_ordered_ops() if n.get_type_name() == "VariadicSplit"]
+    assert len(splits) == LAYERS
+    assert {
+        tuple(port.get_partial_shape()[2].get_length() for port in split.outputs())
+        for split in splits
+    } == {(576, 192, 192)}
 
 
 def test_the_head_computes_the_asked_rows_only(graph: tuple[Any, bool]) -> None:
@@ -60,3 +81,10 @@ def test_the_head_computes_the_asked_rows_only(graph: tuple[Any, bool]) -> None:
     gather = head.input_value(0).get_node()
     assert (head.get_type_name(), gather.get_type_name()) == ("MatMul", "Gather")
     assert gather.input_value(1).get_node().get_friendly_name() == "logit_rows"
+
+
+def test_a_graph_that_is_no_language_model_is_refused() -> None:
+    data = ops.parameter(ov.PartialShape([-1, 4]), np.float32, name="data")
+    model = ov.Model([ops.relu(data)], [data])
+    with pytest.raises(EngineError, match="no attention over a state"):
+        make_paged(model, duplicate_rows=True)
