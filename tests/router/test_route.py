@@ -195,6 +195,20 @@ async def test_a_replica_that_does_not_serve_gets_no_new_sessions_and_keeps_its_
     await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
 
 
+async def test_a_replica_that_shuts_down_ends_its_own_sessions(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    number = await started(edge, near)
+    assert near.health is not None
+    near.health.close()
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    near.say(commit(number, upto=2))
+    near.say(done(number))
+    await edge.hear("commit")
+    await edge.hear("done")
+
+
 async def test_the_replica_list_shows_what_placement_sees(
     router: RouterUnderTest, near: Replica
 ) -> None:

@@ -129,16 +129,16 @@ class ReplicaLink:
             self._switch.from_replica(stream, response, self._clock())
         raise UnavailableError("it ended its stream")
 
-    async def _watch_load(self, channel: grpc.aio.Channel) -> NoReturn:
+    async def _watch_load(self, channel: grpc.aio.Channel) -> None:
         async for load in watches.loads(channel, self._config.load_interval_ms):
             self._note(self._registry.report(self._name, load, self._clock()))
-        raise UnavailableError("it ended its load reports")
 
-    async def _watch_health(self, channel: grpc.aio.Channel) -> NoReturn:
+    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
         async for is_serving in watches.health(channel):
             signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
             self._note(self._registry.signal(self._name, signal, self._clock()))
-        raise UnavailableError("it ended its health reports")
+        # It is stopping; what it still has to say of its sessions comes on their stream.
+        self._note(self._registry.signal(self._name, Signal.NOT_SERVING, self._clock()))
 
     async def _probe(self, channel: grpc.aio.Channel) -> NoReturn:
         """Measure the round trip; give the replica up once the registry has."""
@@ -173,20 +173,20 @@ def log_transition(transition: Transition, why: str = "") -> None:
     )
 
 
-async def _until_one_fails(*jobs: Coroutine[Any, Any, NoReturn]) -> NoReturn:
-    """Run endless jobs until one raises, and raise that.
+async def _until_one_fails(*jobs: Coroutine[Any, Any, None]) -> NoReturn:
+    """Run jobs until one raises, and raise that; at least one has to be endless.
 
     Not asyncio.TaskGroup: in Python 3.11 and 3.12 it swallows a cancellation that arrives while
     a failed job makes it stop the others.
     """
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    raise next(error for task in done if (error := task.exception()))
+    raise next(error for task in done if (error := task.exception()) is not None)
 
 
 def _reason(error: Exception) -> str:
