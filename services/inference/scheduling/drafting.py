@@ -28,20 +28,20 @@ class EdgeChain:
         """The guess for the next uncommitted token, and those after it."""
         self._max_lead = max_lead
 
-    def receive(self, drafts: Drafts, reply: Sequence[int]) -> None:
-        """Add a frame, given the committed reply. Frames of an epoch extend each other; one that
-        leaves a gap (the lead limit cut what came before it) is dropped."""
+    def receive(self, drafts: Drafts, ids: Sequence[int], num_prompt: int = 0) -> None:
+        """Add a frame, given prompt and committed reply. Frames of an epoch extend each other; one
+        that leaves a gap (the lead limit cut what came before it) is dropped."""
         if drafts.epoch < self.epoch:
             return
         if drafts.epoch > self.epoch:
             self.epoch, self.dead, self.ids = drafts.epoch, False, []
         if self.dead:
             return
-        overlap = max(0, len(reply) - drafts.base)
-        offset = max(0, drafts.base - len(reply))
+        begin = num_prompt + drafts.base
+        overlap, offset = max(0, len(ids) - begin), max(0, begin - len(ids))
         old, new = drafts.ids[:overlap], drafts.ids[overlap:]
         known = tuple(self.ids[offset : offset + len(new)])
-        if old != tuple(reply[drafts.base : drafts.base + len(old)]) or known != new[: len(known)]:
+        if old != tuple(ids[begin : begin + len(old)]) or known != new[: len(known)]:
             self._die()
         elif offset <= len(self.ids):
             room = self._max_lead - len(self.ids)
@@ -100,18 +100,29 @@ class DraftSources:
         self._drafter = drafter
         self._average = average
         self._edge = Acceptance(average.rate)
+        self._num_taught = 0
+        self._ready = False
 
-    def extend(self, ids: Sequence[int]) -> None:
-        """Tokens of the prompt or the reply became final."""
+    def num_untaught(self, ids: Sequence[int]) -> int:
+        """How many of the session's `ids` the suffix drafter has yet to see."""
+        return 0 if self._drafter is None else len(ids) - self._num_taught
+
+    def teach(self, ids: Sequence[int], max_tokens: int) -> int:
+        """Show the suffix drafter at most max_tokens more of the session's `ids`; returns how many
+        that were. It drafts only when it has seen them all."""
+        count = min(self.num_untaught(ids), max_tokens)
         if self._drafter is not None:
-            self._drafter.extend(ids)
+            self._drafter.extend(ids[self._num_taught : self._num_taught + count])
+        self._num_taught += count
+        self._ready = self.num_untaught(ids) == 0
+        return count
 
     def propose(self, max_tokens: int) -> Proposal:
         """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess."""
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
         survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
         wanted = max_tokens - len(edge)
-        if wanted <= 0 or self._drafter is None:
+        if wanted <= 0 or self._drafter is None or not self._ready:
             return Proposal(edge, survival, len(edge))
         if not edge:
             guess = self._drafter.draft(wanted)
@@ -126,4 +137,3 @@ class DraftSources:
             tried, right = min(verdict.accepted + 1, num_edge), min(verdict.accepted, num_edge)
             self._edge.observe(tried, right)
             self._average.observe(tried, right)
-        self.extend(verdict.ids)

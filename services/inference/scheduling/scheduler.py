@@ -110,7 +110,7 @@ class Scheduler:
         self._check_ids("a draft", drafts.ids)
         live = self._roster.sessions.get(session)
         if live is not None and live.sources.chain is not None:
-            live.sources.chain.receive(drafts, live.reply_ids)
+            live.sources.chain.receive(drafts, live.ids, len(live.request.prompt))
 
     def cancel(self, session: int, now: float) -> list[Event]:
         """End a session at once; nothing for one that is gone already."""

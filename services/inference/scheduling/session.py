@@ -129,15 +129,10 @@ class Session:
                 )
             self._sampler.observe(token)
             self._push(token)
-        self.sources.extend(self.ids)
-
-    @property
-    def reply_ids(self) -> list[int]:
-        """The committed tokens of the reply, resumed ones included."""
-        return self.ids[len(self.request.prompt) :]
 
     @property
     def num_reply(self) -> int:
+        """Committed tokens of the reply, resumed ones included."""
         return len(self.ids) - len(self.request.prompt)
 
     @property

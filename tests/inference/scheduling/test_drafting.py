@@ -51,6 +51,14 @@ def test_drafts_wholly_behind_the_commits_are_agreed_or_fatal() -> None:
     assert edge.dead
 
 
+def test_the_prompt_is_not_part_of_the_reply() -> None:
+    edge = chain()
+    edge.receive(Drafts(1, 0, (1, 2, 3, 4)), [8, 9, 1, 2], 2)
+    assert edge.ids == [3, 4]
+    edge.receive(Drafts(1, 1, (9,)), [8, 9, 1, 2], 2)
+    assert edge.dead
+
+
 def test_an_overlap_that_disagrees_kills_the_epoch() -> None:
     edge = chain()
     edge.receive(Drafts(1, 0, (1, 9, 3)), [1, 2])
@@ -138,7 +146,7 @@ def test_acceptance_follows_what_happens() -> None:
 
 def sources(edge: EdgeChain | None, drafter: SuffixDrafter | None) -> DraftSources:
     made = DraftSources(edge, drafter, Acceptance(0.5))
-    made.extend([1, 2, 3, 4, 1, 2])
+    made.teach([1, 2, 3, 4, 1, 2], 100)
     return made
 
 
@@ -159,6 +167,21 @@ def test_sources_that_are_off_give_nothing() -> None:
     assert sources(None, None).propose(4).ids == ()
     assert sources(chain(9, 8, 7), None).propose(2).ids == (9, 8)
     assert sources(chain(9), SuffixDrafter()).propose(0).ids == ()
+
+
+def test_the_region_drafts_only_when_it_has_seen_everything() -> None:
+    made = DraftSources(chain(), SuffixDrafter(), Acceptance(0.5))
+    ids = [1, 2, 3, 4, 1, 2]
+    assert made.propose(2).ids == ()
+    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [4, 2, ()]
+    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [2, 0, (3, 4)]
+    assert [made.teach([*ids, 3], 0), made.propose(2).ids] == [0, ()]
+    assert [made.teach([*ids, 3], 9), made.propose(2).ids] == [1, (4, 1)]
+
+
+def test_there_is_nothing_to_teach_without_a_drafter() -> None:
+    made = DraftSources(chain(), None, Acceptance(0.5))
+    assert (made.num_untaught([1, 2]), made.teach([1, 2], 9)) == (0, 0)
 
 
 def test_a_new_session_is_believed_to_be_like_the_others() -> None:

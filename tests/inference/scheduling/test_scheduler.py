@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -116,6 +118,26 @@ def test_those_who_decode_do_not_stall_a_long_prompt() -> None:
     for _ in range(10):
         driver.tick()
     assert driver.peers[9].commits
+
+
+def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies() -> None:
+    prompt = tuple(3 + n % 50 for n in range(1500))
+    options = FakeOptions(block_tokens=4, num_blocks=2048, repetition=1.0)
+    driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
+    driver.open(request(1, region_drafts=True))
+    driver.tick()
+    peer = driver.open(request(2, prompt, region_drafts=True))
+    untaught = [1500]
+    while not peer.commits:
+        plan = driver.decide()
+        assert plan is not None
+        short, long = (part.session for part in plan.parts)
+        assert short.sources.num_untaught(short.ids) == 0
+        untaught.append(long.sources.num_untaught(long.ids))
+        driver.run(plan)
+    assert max(before - after for before, after in pairwise(untaught)) <= 512
+    assert untaught[1] > 0 == untaught[-1]
+    driver.finish()
 
 
 def test_alone_a_prompt_takes_the_largest_chunks() -> None:

@@ -95,7 +95,7 @@ def test_commits_what_the_drafts_got_right_and_one_more() -> None:
     live.sources.chain.receive(Drafts(0, 0, (7, 8, 9)), [])  # type: ignore[union-attr]
     event = commit(live, rows(7, 8, 30, 31), (7, 8, 9))
     assert (event.base, event.accepted, event.ids, event.upto) == (0, 2, (30,), 3)
-    assert live.reply_ids == [7, 8, 30]
+    assert live.ids[3:] == [7, 8, 30]
     assert (live.computed, live.num_missing) == (5, 1)
     assert event.row_ms == 1.5
     assert event.commit_interval_ms == pytest.approx(500.0)
@@ -169,7 +169,7 @@ def test_lossy_tokens_are_named_by_their_number_in_the_reply() -> None:
     live = session(resume=(20,), sampling=SamplingParams(max_tokens=9, acceptance_threshold=1e-4))
     live.admit(1, 0, 10.0)
     event = commit(live, rows(7, 8, 9), (7, 33))
-    assert live.reply_ids == [20, 7, 33, 9]
+    assert live.ids[3:] == [20, 7, 33, 9]
     assert event.lossy == (2,)
 
 
