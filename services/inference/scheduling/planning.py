@@ -16,6 +16,8 @@ from services.inference.scheduling.session import Session, State
 
 _LEAST_CHUNK = 16
 """A prefill moves at least this much per call, whatever the call already costs."""
+_OVERTAKING_SHARE = 4
+"""One part in so many of a call's prompt tokens is for prompts that much shorter than the first."""
 _TAUGHT_TOKENS = 512
 """Tokens shown to suffix drafters per call, over all sessions: about a millisecond, where a whole
 long prompt would hold everybody up."""
@@ -102,19 +104,47 @@ class Planner:
     def _turns(self) -> list[_Turn]:
         """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
         turns: list[_Turn] = []
-        budget = self._prefill_budget()
+        chunks = self._chunks()
         for session in list(self._roster.running):
             if session.state is State.WAITING:
                 continue
-            count = session.num_missing
-            if session.state is State.PREFILLING:
-                session.reuse(self._pool.reuse(session.sequence, session.ids))
-                count = chunk_tokens(session.num_missing, budget, self._min_rows)
+            count = chunks.get(session.sequence, session.num_missing)
             fill = max(0, self._min_rows - count)
             if count and self._roster.grow(session, session.computed + count + fill):
                 turns.append(_Turn(session, count, fill, count == session.num_missing))
-                budget -= count if session.state is State.PREFILLING else 0
         return turns
+
+    def _chunks(self) -> dict[int, int]:
+        """Prompt tokens of this call by sequence: in order of rank, after those who overtake."""
+        prompts = [s for s in self._roster.running if s.state is State.PREFILLING]
+        for session in prompts:
+            session.reuse(self._pool.reuse(session.sequence, session.ids))
+        budget = self._prefill_budget()
+        share, chunks = budget // _OVERTAKING_SHARE, dict[int, int]()
+        for session in self._overtaking(prompts, budget):
+            chunk = chunk_tokens(session.num_missing, share, self._min_rows)
+            chunks[session.sequence] = chunk
+            share, budget = share - chunk, budget - chunk
+        for session in prompts:
+            if session.sequence not in chunks:
+                chunk = chunk_tokens(session.num_missing, budget, self._min_rows)
+                chunks[session.sequence] = chunk
+                budget -= chunk
+        return chunks
+
+    def _overtaking(self, prompts: list[Session], budget: int) -> list[Session]:
+        """Prompts far shorter than what the first still lacks, unless that fits this call: they
+        would wait for it out of all proportion. The shortest comes first."""
+        if not prompts or prompts[0].num_missing <= budget:
+            return []
+        first = prompts[0]
+        short = [
+            session
+            for session in prompts
+            if session.num_missing * _OVERTAKING_SHARE <= first.num_missing
+            and session.request.priority >= first.request.priority
+        ]
+        return sorted(short, key=lambda session: session.num_missing)
 
     def _prefill_budget(self) -> int:
         """Prompt tokens of this call: bounded in time while others decode, never nothing."""

@@ -11,7 +11,7 @@ from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from services.inference.engines.base import Rows
 from services.inference.engines.fake import FakeOptions
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest
+from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
@@ -118,6 +118,46 @@ def test_those_who_decode_do_not_stall_a_long_prompt() -> None:
     for _ in range(10):
         driver.tick()
     assert driver.peers[9].commits
+
+
+def long_and_short(short: OpenRequest, **changes: object) -> Driver:
+    """A long prompt is being computed when a short one comes."""
+    options = FakeOptions(block_tokens=4, num_blocks=2048, fixed_ms=8.0, row_ms=1.0)
+    driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
+    driver.open(request(1, tuple(3 + n % 50 for n in range(1500)), **changes))
+    driver.tick()
+    driver.open(short)
+    return driver
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    driver = long_and_short(request(2))
+    driver.tick()
+    assert driver.peers[2].commits
+    assert driver.plans[-1].num_tokens == 100
+    while not driver.peers[1].commits:
+        driver.tick()
+    driver.finish()
+
+
+def test_short_prompts_take_a_quarter_from_a_long_one_and_no_more() -> None:
+    driver = long_and_short(request(2, (9, *PROMPT)))
+    for number in range(3, 9):
+        driver.open(request(number, (9, number, *PROMPT)))
+    driver.tick()
+    tokens = {part.session.number: part.num_tokens for part in driver.plans[-1].parts}
+    assert tokens == {1: 75, 2: 21, 3: 4}
+    driver.finish()
+
+
+@pytest.mark.parametrize(
+    "late", [request(2, (9,) * 351), request(2, priority=Priority.LOW, sampling=LONG)]
+)
+def test_neither_a_long_prompt_nor_a_lower_priority_overtakes(late: OpenRequest) -> None:
+    driver = long_and_short(late)
+    driver.tick()
+    assert [part.session.number for part in driver.plans[-1].parts] == [1]
+    driver.finish()
 
 
 def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies() -> None:
