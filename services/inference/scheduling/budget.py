@@ -10,7 +10,7 @@ _FORGETTING = 0.98
 _PRIOR_ROWS = (2.0, 64.0)
 _RIDGE = 4.0
 """Pull of the last slope, rows^2: keeps it while all calls have the same number of rows."""
-_MAX_SURPRISE = 4.0
+_MAX_SURPRISE = 2.0
 """A call longer than this times the prediction was held up by something else."""
 _MIN_ROW_MS = 1e-4
 

@@ -44,6 +44,23 @@ def test_calls_of_one_size_keep_the_slope() -> None:
     assert cost.predict_ms(2) == pytest.approx(10.4, rel=0.01)
 
 
+def test_a_first_call_that_was_held_up_is_soon_forgotten() -> None:
+    cost = CostModel(8.0, 1.2)
+    cost.observe(39, 500.0)
+    for _ in range(20):
+        cost.observe(2, 10.4)
+    assert cost.row_ms < 1.5 * 1.2
+    assert cost.predict_ms(2) < 1.5 * 10.4
+
+
+def test_an_engine_ten_times_slower_than_guessed_is_soon_known() -> None:
+    cost = CostModel(8.0, 1.2)
+    for step in range(40):
+        rows = 2 + step % 30
+        cost.observe(rows, 10 * (8.0 + 1.2 * rows))
+    assert cost.predict_ms(10) == pytest.approx(200.0, rel=0.2)
+
+
 def test_one_held_up_call_changes_little() -> None:
     cost = CostModel(8.0, 1.0)
     for step in range(100):
