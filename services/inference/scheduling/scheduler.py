@@ -126,11 +126,6 @@ class Scheduler:
         ]
         return [self._finish(session, FinishReason.DEADLINE, now) for session in late]
 
-    def next_deadline(self) -> float | None:
-        """When expire() has something to do next."""
-        deadlines = (session.request.deadline for session in self._roster.sessions.values())
-        return min((at for at in deadlines if at is not None), default=None)
-
     def decide(self, now: float) -> Plan | None:
         """The next engine call; None when there is nothing to do."""
         if self._in_flight is not None:
