@@ -37,7 +37,6 @@ def kept(
     """Ascending columns of `scores` [c] that may be sampled, at least one, and their scaled
     scores. `top` is the largest score.
     """
-    columns = np.arange(len(scores))
     if 0 < params.top_k < len(scores):
         columns = _top_k(scores, params.top_k)
     elif params.min_p > 0.0:
@@ -45,6 +44,8 @@ def kept(
         columns = np.flatnonzero(scores >= cut)
     elif params.top_p < 1.0:
         return _nucleus_of_row(scores, top, temperature, params.top_p)
+    else:
+        columns = np.arange(len(scores))
     values = scaled(scores[columns], top, temperature)
     if params.min_p > 0.0:
         likely = values >= math.log(params.min_p)
