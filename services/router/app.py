@@ -48,19 +48,7 @@ class Router:
         self.rng = Random(config.seed or None)
         self.journal = Journal(self.metrics, time.perf_counter)
         self.intake = Intake(_pool(config), self.registry, clock=self.clock)
-        self.switch = Switch(
-            self.table,
-            Dispatch(
-                self.table,
-                self.registry,
-                self.journal,
-                rng=self.rng,
-                policy=PlacementPolicy(config.near_ms, config.max_queued),
-            ),
-            self.journal,
-            default_model=config.default_model,
-            tokenize=lambda session: self.intake.start(self.switch, session),
-        )
+        self.switch = self._make_switch()
         self.settled = asyncio.Event()
         """Set once every replica was reached, or tried in vain."""
         self.idle = asyncio.Event()
@@ -69,6 +57,16 @@ class Router:
             ReplicaLink(r, config, self.registry, self.switch, clock=self.clock, rng=self.rng)
             for r in config.replicas
         ]
+
+    def _make_switch(self) -> Switch:
+        policy = PlacementPolicy(self.config.near_ms, self.config.max_queued)
+        return Switch(
+            self.table,
+            Dispatch(self.table, self.registry, self.journal, rng=self.rng, policy=policy),
+            self.journal,
+            default_model=self.config.default_model,
+            tokenize=lambda session: self.intake.start(self.switch, session),
+        )
 
     def readiness(self) -> tuple[bool, str]:
         """For the admin port: ready while one replica is."""
@@ -209,5 +207,6 @@ def _pool(config: RouterConfig) -> TokenizerPool:
         config.tokenizers,
         timeout_s=config.tokenize_timeout_s,
         max_waiting=config.max_tokenizing,
-        max_message_bytes=config.max_message_bytes,
+        # An edge's largest open has to fit into the request made of it.
+        max_message_bytes=config.max_message_bytes + (1 << 16),
     )

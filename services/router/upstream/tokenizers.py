@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.errors import OverloadedError, UnavailableError
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import from_detail
@@ -49,9 +49,8 @@ class TokenizerStream:
             async with self._writing:
                 await call.write(request)
             return await answer
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        except asyncio.InvalidStateError as error:  # grpc.aio's word for an ended call
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            # Only the write raises these: the call ended, whatever status gRPC makes of it.
             raise UnavailableError(f"Tokenizer {self.address} ended its stream.") from error
         finally:
             self._waiting.pop(number, None)
@@ -74,20 +73,20 @@ class TokenizerStream:
         return self._call
 
     async def _read(self, call: _EncodeCall) -> None:
-        lost: OutriderError = UnavailableError(f"Tokenizer {self.address} ended its stream.")
+        lost = "ended its stream"
         try:
             async for response in call:
                 self._settle(response)
         except grpc.aio.AioRpcError as error:
-            lost = from_rpc_error(error)
+            lost = f"broke its stream: {from_rpc_error(error).message}"
         except DecodeError:
-            lost = UnavailableError(f"Tokenizer {self.address} sent bytes that are no answer.")
+            lost = "sent bytes that are no answer"
             call.cancel()
         finally:
             self._call = None
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(lost)
+                    answer.set_exception(UnavailableError(f"Tokenizer {self.address} {lost}."))
 
     def _settle(self, response: tokenizer_pb2.EncodeResponse) -> None:
         answer = self._waiting.get(response.number)
