@@ -361,11 +361,13 @@ async def test_the_admin_port_tells_readiness_and_metrics(near: Replica) -> None
     unreachable = ReplicaConfig("gone", "us", f"127.0.0.1:{free_tcp_port()}")
     async with running_router(near) as router:
         await started(router.edge(), near)
-        await asyncio.sleep(0.15)  # one tick
         assert "1 READY" in await _get(router.ports.admin, "/ready")
+        async with asyncio.timeout(5):  # the next tick brings gauges up to date
+            while "outrider_router_sessions 1.0" not in await _get(router.ports.admin, "/metrics"):
+                pass
         metrics = await _get(router.ports.admin, "/metrics")
         assert "outrider_router_placements_total" in metrics
-        assert "outrider_router_sessions 1.0" in metrics
+        assert "outrider_router_replicas_ready 1.0" in metrics
     async with running_router(replicas=(unreachable,)) as router:
         assert "503" in await _get(router.ports.admin, "/ready")
 
