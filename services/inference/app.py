@@ -27,6 +27,7 @@ from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.engines.base import Engine
 from services.inference.engines.factory import create_engine
+from services.inference.engines.warmup import warm_up
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit
 from services.inference.scheduling.scheduler import Scheduler
@@ -63,6 +64,7 @@ def load_model(config: InferenceConfig) -> LoadedModel:
             f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of {spec.name} "
             f"has {vocabulary.size}; their files do not belong together"
         )
+    warm_up(engine, config.warm_up_rows)
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
 

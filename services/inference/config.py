@@ -47,6 +47,8 @@ class InferenceConfig:
     """bf16 or f32: arithmetic between the weight products, and the KV."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
+    warm_up_rows: int = 48
+    """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     max_sessions: int = _LIMITS.max_sessions
     """Sessions that hold KV and share engine calls."""
     max_queue: int = _LIMITS.max_queue
@@ -81,6 +83,8 @@ class InferenceConfig:
         for name in ("max_message_bytes", "max_outbox_frames", "max_stream_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
+        if self.warm_up_rows < 0:
+            raise ConfigError(f"warm_up_rows is {self.warm_up_rows}: it cannot be negative")
         if not self.drain_s >= 0:
             raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative")
         self.limits()

@@ -1,0 +1,37 @@
+"""Warming up: every number of rows once, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from services.inference.engines.base import Round, Rows
+from services.inference.engines.fake import FakeEngine, FakeOptions
+from services.inference.engines.warmup import warm_up
+
+
+class Recorder(FakeEngine):
+    """Notes the sizes of its calls."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        super().__init__(options)
+        self.sizes: list[int] = []
+
+    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+        self.sizes.append(sum(len(part.tokens) for part in rounds))
+        return super().step(rounds)
+
+
+@pytest.mark.parametrize(("max_rows", "num_blocks", "most"), [(0, 64, 0), (5, 64, 5), (999, 2, 31)])
+def test_every_number_of_rows_that_fits_once(max_rows: int, num_blocks: int, most: int) -> None:
+    engine = Recorder(FakeOptions(num_blocks=num_blocks, block_tokens=16, scratch_tokens=1))
+    warm_up(engine, max_rows)
+    assert engine.sizes == list(range(1, most + 1))
+
+
+def test_the_engine_is_free_afterwards() -> None:
+    engine = FakeEngine(FakeOptions())
+    warm_up(engine, 4)
+    engine.open(0, np.zeros(1, np.int32))
