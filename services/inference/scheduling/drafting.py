@@ -18,7 +18,8 @@ class EdgeChain:
     """The edge's guesses beyond the committed reply, of its newest epoch.
 
     An epoch is dead once its chain proved wrong; the edge then starts the next one, and what
-    still arrives of the dead one is dropped.
+    still arrives of the dead one is dropped. A gap kills it too: had a lost guess proved wrong,
+    the edge would have left the epoch, and could not tell what an accepted one behind it was.
     """
 
     def __init__(self, epoch: int, max_lead: int) -> None:
@@ -27,25 +28,33 @@ class EdgeChain:
         self.ids: list[int] = []
         """The guess for the next uncommitted token, and those after it."""
         self._max_lead = max_lead
+        self._end: int | None = None
+        """Number of the reply's token behind the last guess of the epoch; None before the first."""
 
     def receive(self, drafts: Drafts, ids: Sequence[int], num_prompt: int = 0) -> None:
-        """Add a frame, given prompt and committed reply. Frames of an epoch extend each other; one
-        that leaves a gap (the lead limit cut what came before it) is dropped."""
-        if drafts.epoch < self.epoch:
-            return
+        """Add a frame, given prompt and committed reply. Frames of an epoch extend each other;
+        guesses beyond the lead limit are cut."""
         if drafts.epoch > self.epoch:
-            self.epoch, self.dead, self.ids = drafts.epoch, False, []
-        if self.dead:
+            self.epoch, self.dead, self.ids, self._end = drafts.epoch, False, [], None
+        if drafts.epoch < self.epoch or self.dead:
             return
-        begin = num_prompt + drafts.base
+        num_reply = len(ids) - num_prompt
+        end = min(drafts.base, num_reply) if self._end is None else self._end
+        if drafts.base > end or not self._add(drafts, ids, num_prompt + drafts.base):
+            self._die()
+            return
+        self._end = max(end, min(drafts.base + len(drafts.ids), num_reply + len(self.ids)))
+
+    def _add(self, drafts: Drafts, ids: Sequence[int], begin: int) -> bool:
+        """False if the frame, from place `begin` of `ids` on, contradicts what is known."""
         overlap, offset = max(0, len(ids) - begin), max(0, begin - len(ids))
         old, new = drafts.ids[:overlap], drafts.ids[overlap:]
         known = tuple(self.ids[offset : offset + len(new)])
         if old != tuple(ids[begin : begin + len(old)]) or known != new[: len(known)]:
-            self._die()
-        elif offset <= len(self.ids):
-            room = self._max_lead - len(self.ids)
-            self.ids.extend(new[len(known) : len(known) + max(0, room)])
+            return False
+        room = self._max_lead - len(self.ids)
+        self.ids.extend(new[len(known) : len(known) + max(0, room)])
+        return True
 
     def advance(self, committed: Sequence[int]) -> int:
         """Tokens were committed; returns how many of them, from the first on, the chain had."""

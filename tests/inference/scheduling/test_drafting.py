@@ -75,14 +75,30 @@ def test_an_epoch_that_contradicts_itself_dies() -> None:
     assert edge.dead
 
 
-def test_the_lead_is_cut_and_a_gap_is_dropped() -> None:
+def test_the_lead_is_cut() -> None:
     edge = chain(1, 2, 3, 4, max_lead=3)
-    assert edge.ids == [1, 2, 3]
-    edge.receive(Drafts(1, 4, (5,)), [])
     assert edge.ids == [1, 2, 3]
     edge.advance([1, 2])
     edge.receive(Drafts(1, 3, (4, 5)), [1, 2])
     assert edge.ids == [3, 4, 5]
+
+
+def test_a_gap_ends_the_epoch() -> None:
+    edge = chain(1, 2, 3, 4, max_lead=3)
+    edge.receive(Drafts(1, 4, (5,)), [])
+    assert (edge.ids, edge.dead) == ([], True)
+    edge = chain()
+    edge.receive(Drafts(1, 1, (5,)), [])
+    assert edge.dead
+
+
+def test_a_gap_that_commits_have_filled_ends_the_epoch_all_the_same() -> None:
+    """The guess that was cut was wrong: the edge is in its next epoch and cannot resolve this."""
+    edge = chain(1, 2, 3, 4, max_lead=3)
+    assert edge.advance([1, 2, 3, 9]) == 3
+    edge.receive(Drafts(1, 4, (5, 6)), [1, 2, 3, 9, 5])
+    assert (edge.ids, edge.dead) == ([], True)
+    assert edge.advance([6]) == 0
 
 
 def test_commits_consume_the_chain_or_kill_it() -> None:
@@ -114,15 +130,17 @@ def test_a_chain_is_what_the_newest_epoch_said(
 ) -> None:
     """Against a naive map of positions, for an edge that keeps the rules."""
     edge, said, epoch, dead = EdgeChain(0, 100), dict[int, int](), 0, False
+    end: int | None = None
     for number, base, ids in frames:
         known = {} if number > epoch else said
         agrees = all(known.get(base + i, token) == token for i, token in enumerate(ids))
-        if number >= epoch and not (agrees and base <= len(reply) + len(known)):
+        behind = end if end is not None and number == epoch else min(base, len(reply))
+        if number >= epoch and not (agrees and base <= behind):
             continue
         edge.receive(Drafts(number, base, tuple(ids)), reply)
         if number < epoch:
             continue
-        dead = dead and number == epoch
+        dead, end = dead and number == epoch, max(behind, base + len(ids))
         epoch, said = number, known
         wrong = any(reply[base + i : base + i + 1] not in ([], [t]) for i, t in enumerate(ids))
         dead = dead or wrong
