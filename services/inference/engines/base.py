@@ -38,7 +38,7 @@ class EngineInfo:
     """KV bytes of one block over all layers."""
     max_context_tokens: int
     min_rows: int = 1
-    """Fewest tokens a round may have; the scheduler pads with a guess (FACTS: the two-row rule)."""
+    """Fewest tokens a round may have; the scheduler pads with a guess (decision 0002)."""
     scratch_tokens: int = 0
     """KV slots past a round's last token that the engine may write garbage to; the round's
     blocks must cover them."""
