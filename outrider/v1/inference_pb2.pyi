@@ -334,8 +334,13 @@ class Draft(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    CONTINUES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
+    continues: _builtins.bool
+    """An earlier frame began the chain. Frames may be lost on the way (drafts are guesses); who lacks
+    the beginning of an epoch drops the rest of it.
+    """
     @_builtins.property
     def ids(self) -> _common_pb2.TokenBlock: ...
     def __init__(
@@ -344,10 +349,11 @@ class Draft(_message.Message):
         epoch: _builtins.int = ...,
         base: _builtins.int = ...,
         ids: _common_pb2.TokenBlock | None = ...,
+        continues: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "continues", b"continues", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,8 @@ class SendDraft:
     epoch: int
     base: int
     ids: tuple[int, ...]
+    continues: bool = False
+    """An earlier frame of the epoch began its chain."""
 
 
 @dataclass(frozen=True, slots=True)

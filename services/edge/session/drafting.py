@@ -145,10 +145,12 @@ class DraftChain:
         ids = tuple(self._ids[self.num_sent :])
         if not ids:
             return None
-        if self._sent_to != start:
+        joins = self._sent_to == start
+        if not joins:
             self.epoch += 1
         self._sent_to = start + len(ids)
-        return SendDraft(self.epoch, start, ids)
+        # Epoch 0 begins with the reply, before anything was sent.
+        return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
 
     def _grow(self, room: int) -> None:
         before = self._survival[-1] if self._survival else 1.0

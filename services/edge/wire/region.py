@@ -62,7 +62,9 @@ class RegionWire:
     def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
         """A frame of drafts."""
         ids = self._block(action.ids)
-        draft = inference_pb2.Draft(epoch=action.epoch, base=action.base, ids=ids)
+        draft = inference_pb2.Draft(
+            epoch=action.epoch, base=action.base, ids=ids, continues=action.continues
+        )
         return inference_pb2.SessionUp(draft=draft)
 
     def read(self, frame: inference_pb2.SessionDown) -> RegionInput:

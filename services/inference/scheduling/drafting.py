@@ -38,6 +38,9 @@ class EdgeChain:
             self.epoch, self.dead, self.ids, self._end = drafts.epoch, False, [], None
         if drafts.epoch < self.epoch or self.dead:
             return
+        if drafts.continues and self._end is None:
+            self._die()  # the frame with the chain's beginning was lost
+            return
         num_reply = len(ids) - num_prompt
         end = min(drafts.base, num_reply) if self._end is None else self._end
         if drafts.base > end or not self._add(drafts, ids, num_prompt + drafts.base):

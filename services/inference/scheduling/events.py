@@ -34,6 +34,8 @@ class Drafts:
     epoch: int
     base: int
     ids: tuple[int, ...]
+    continues: bool = False
+    """An earlier frame of the epoch began its chain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,8 @@ def _prompt(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
     """Guesses of the edge. Raises BadTokenBlockError."""
-    return Drafts(frame.epoch, frame.base, _ids(frame.ids, contract, contract.context_limit))
+    ids = _ids(frame.ids, contract, contract.context_limit)
+    return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
 
 def _ids(block: common_pb2.TokenBlock, contract: Contract, max_count: int) -> tuple[int, ...]:

@@ -56,9 +56,9 @@ def test_drafts_use_the_codec_the_region_named_if_we_can(named: int, used: Token
     opened = inference_pb2.SessionOpened(vocabulary_digest=DIGEST)
     opened.codec = common_pb2.TokenCodec.ValueType(named)
     assert isinstance(wire.read(inference_pb2.SessionDown(opened=opened)), RegionOpened)
-    draft = wire.draft(SendDraft(2, 5, (7, 8))).draft
+    draft = wire.draft(SendDraft(2, 5, (7, 8), continues=True)).draft
     assert int(draft.ids.codec) == used
-    assert (draft.epoch, draft.base) == (2, 5)
+    assert (draft.epoch, draft.base, draft.continues) == (2, 5, True)
 
 
 def test_commits_with_and_without_ids() -> None:

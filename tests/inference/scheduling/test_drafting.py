@@ -92,6 +92,15 @@ def test_a_gap_ends_the_epoch() -> None:
     assert edge.dead
 
 
+def test_an_epoch_without_its_beginning_is_dropped() -> None:
+    """The first frame was lost and its tokens are committed: whether it was right is unknown."""
+    edge = chain()
+    edge.receive(Drafts(2, 2, (3, 4), continues=True), [1, 2])
+    assert (edge.ids, edge.dead) == ([], True)
+    edge.receive(Drafts(3, 2, (3, 4)), [1, 2])
+    assert edge.ids == [3, 4]
+
+
 def test_a_gap_that_commits_have_filled_ends_the_epoch_all_the_same() -> None:
     """The guess that was cut was wrong: the edge is in its next epoch and cannot resolve this."""
     edge = chain(1, 2, 3, 4, max_lead=3)
