@@ -65,7 +65,7 @@ def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contigu
     drafts.take_unsent()
     assert drafts.commit(0, 0, 4, [5, 6]).diverged is False
     drafts.advance()
-    assert drafts.take_unsent() == SendDraft(1, 6, (7, 8, 9, 10), continues=True)
+    assert drafts.take_unsent() == SendDraft(1, 6, (7, 8, 9, 10))
 
 
 def test_unsent_drafts_that_the_region_found_itself_leave_no_gap_in_an_epoch() -> None:
