@@ -20,6 +20,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from services.inference.engines.sizing import NO_SIZING, SizingRule
+
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logits: TypeAlias = npt.NDArray[np.float32]
 
@@ -42,6 +44,8 @@ class EngineInfo:
     scratch_tokens: int = 0
     """KV slots past a round's last token that the engine may write garbage to; the round's
     blocks must cover them."""
+    sizing: SizingRule = NO_SIZING
+    """How the number of rows of a call is rounded; rows up to there are nearly free."""
     exact: bool = True
     """Whether the contract's bit-exactness holds in this configuration."""
 

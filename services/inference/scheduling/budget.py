@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from services.inference.engines.sizing import NO_SIZING, CallSize, SizingRule
+
 _FORGETTING = 0.98
 """Weight of an observation against the next one: the last 50 calls count."""
 _PRIOR_ROWS = (2.0, 64.0)
@@ -18,21 +20,26 @@ _MIN_ROW_MS = 1e-4
 
 class CostModel:
     """Duration of an engine call, fixed_ms + row_ms * rows, by least squares that forget
-    exponentially (Haykin, Adaptive Filter Theory, chapter 10)."""
+    exponentially (Haykin, Adaptive Filter Theory, chapter 10). Rows are those that the engine
+    computes, and what a change of their number costs; so it must see every call."""
 
-    def __init__(self, fixed_ms: float, row_ms: float) -> None:
+    def __init__(self, fixed_ms: float, row_ms: float, sizing: SizingRule = NO_SIZING) -> None:
+        self._size = CallSize(sizing)
         self.fixed_ms = fixed_ms
         self.row_ms = row_ms
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         for rows in _PRIOR_ROWS:
             self._add(rows, fixed_ms + row_ms * rows)
 
-    def predict_ms(self, rows: float) -> float:
-        return self.fixed_ms + self.row_ms * rows
+    def predict_ms(self, rows: int) -> float:
+        """Of the next call."""
+        return self.fixed_ms + self.row_ms * self._size.cost_rows(rows)
 
     def observe(self, rows: int, duration_ms: float) -> None:
         """One call of this many rows took this long."""
-        self._add(float(rows), min(duration_ms, _MAX_SURPRISE * self.predict_ms(rows)))
+        cost_rows = float(self._size.cost_rows(rows))
+        self._add(cost_rows, min(duration_ms, _MAX_SURPRISE * self.predict_ms(rows)))
+        self._size.take(rows)
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx - self._x * mean_x
         covariance = self._xy - self._x * mean_y

@@ -75,7 +75,7 @@ class Scheduler:
         )
         self._min_rows = max(1, info.min_rows)
         self._roster = Roster(self._pool, limits.max_sessions, self._min_rows)
-        self._cost = CostModel(limits.fixed_ms, limits.row_ms)
+        self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._planner = Planner(info, limits, self._pool, self._roster, self._cost)
         self._edge_average = Acceptance(_EDGE_PRIOR)
         self._num_opened = 0

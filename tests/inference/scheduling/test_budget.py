@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.inference.engines.sizing import SizingRule
 from services.inference.scheduling.budget import Bid, CostModel, admit_drafts
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0), max_size=4).map(lambda s: sorted(s, reverse=True))
@@ -127,3 +128,11 @@ def test_stays_within_the_rows(survivals: list[list[float]], max_rows: int) -> N
     bids = [Bid(survival) for survival in survivals]
     counts = admit_drafts(bids, len(bids), max_rows, CostModel(50.0, 0.001))
     assert sum(counts) <= max(0, max_rows - len(bids))
+
+
+def test_drafts_fill_a_size_the_engine_has_and_do_not_force_another() -> None:
+    """Rows up to the last call's size are free, a resize costs: a weak fourth draft is taken
+    along, the fifth is not worth another size."""
+    cost = CostModel(10.0, 0.5, SizingRule(quantum=4, resize_rows=8))
+    cost.observe(4, cost.predict_ms(4))
+    assert admit_drafts([Bid((0.5, 0.1, 0.01, 0.009, 0.008))], 1, 64, cost) == [3]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from services.inference.engines.base import Round
 from services.inference.engines.openvino.graph import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
 
-Inputs: TypeAlias = dict[str, npt.NDArray[np.int64] | npt.NDArray[np.int32]]
+_Array: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+Inputs: TypeAlias = dict[str, _Array]
 
 
 def lay_out(rounds: Sequence[Round]) -> Inputs:
@@ -57,6 +58,40 @@ def duplicate_single_rows(inputs: Inputs) -> Inputs:
             np.max(inputs["past_lens"] + np.where(counts == 1, 2, counts)), np.int32
         ),
     }
+
+
+def pad_products(inputs: Inputs, num_rows: int) -> Inputs:
+    """Add rows up to `num_rows` that no attention sees: they pass through the products alone."""
+    missing = num_rows - len(inputs["input_ids"])
+    padded: Inputs = dict(inputs)
+    for name in ("input_ids", "position_ids", KEPT_ROWS):
+        padded[name] = _extended(inputs[name], missing)
+    return padded
+
+
+def pad_attention(inputs: Inputs, num_rows: int, spare_block: int) -> Inputs:
+    """Add rows up to `num_rows` in attention, copies of the first, as a sequence that nobody asks
+    for and whose KV lands in a block that nobody else has."""
+    missing = num_rows - len(inputs[ATTENTION_ROWS])
+    if not missing:
+        return inputs
+    blocks = inputs["block_indices"]
+    return inputs | {
+        ATTENTION_ROWS: _extended(inputs[ATTENTION_ROWS], missing),
+        "past_lens": _extended(inputs["past_lens"], 1),
+        "subsequence_begins": _followed(inputs["subsequence_begins"], num_rows),
+        "block_indices": _followed(blocks, spare_block),
+        "block_indices_begins": _followed(inputs["block_indices_begins"], len(blocks) + 1),
+        "max_context_len": np.array(max(int(inputs["max_context_len"]), missing), np.int32),
+    }
+
+
+def _extended(array: _Array, num_zeros: int) -> _Array:
+    return np.concatenate((array, np.zeros(num_zeros, array.dtype)))
+
+
+def _followed(array: _Array, value: int) -> _Array:
+    return np.concatenate((array, np.array([value], array.dtype)))
 
 
 def _ranges(starts: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -7,10 +7,21 @@ from collections.abc import Sequence
 from outrider.errors import EngineError
 from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 from services.inference.engines.config import EngineConfig
-from services.inference.engines.openvino.batch import duplicate_single_rows, lay_out
+from services.inference.engines.openvino.batch import (
+    Inputs,
+    duplicate_single_rows,
+    lay_out,
+    pad_attention,
+    pad_products,
+)
 from services.inference.engines.openvino.convert import ConvertedModel
+from services.inference.engines.openvino.graph import ATTENTION_ROWS
 from services.inference.engines.openvino.model import PagedModel
+from services.inference.engines.sizing import NO_SIZING, CallSize, SizingRule
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
+
+_SIZING = SizingRule(quantum=4, resize_rows=8)
+"""Decision 0004: a change of the number of rows costs 4.5 ms, a row 0.3 to 0.6 ms."""
 
 
 class OpenVinoEngine:
@@ -33,8 +44,11 @@ class OpenVinoEngine:
             max_context_tokens=model.facts.max_context_tokens,
             min_rows=1,
             scratch_tokens=1 if config.exact else 0,
+            sizing=_SIZING if config.exact else NO_SIZING,
             exact=config.exact,
         )
+        self._rows = CallSize(self._info.sizing)
+        self._attention_rows = CallSize(self._info.sizing)
         self._opened: set[int] = set()
         self._closed = False
 
@@ -58,7 +72,7 @@ class OpenVinoEngine:
             return []
         inputs = lay_out(rounds)
         if self._info.exact:
-            inputs = duplicate_single_rows(inputs)
+            inputs = self._sized(duplicate_single_rows(inputs))
         num_rows = sum(part.num_rows for part in rounds)
         logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows)
         answers, begin = [], 0
@@ -82,6 +96,13 @@ class OpenVinoEngine:
             self._closed = True
             self._opened.clear()
             self._model.release()
+
+    def _sized(self, inputs: Inputs) -> Inputs:
+        """Keep the numbers of rows that the kernels were last prepared for, where it pays."""
+        num_rows = self._rows.take(len(inputs["input_ids"]))
+        num_attention_rows = self._attention_rows.take(len(inputs[ATTENTION_ROWS]))
+        padded = pad_products(inputs, num_rows)
+        return pad_attention(padded, num_attention_rows, self._model.spare_block)
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -33,7 +33,9 @@ class PagedModel:
         self.num_blocks = config.num_blocks or config.kv_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise EngineError(f"kv_bytes is {config.kv_bytes}; one block takes {self.block_bytes}")
-        self.kv = KvTensors(compiled, self.num_blocks)
+        self.spare_block = self.num_blocks
+        """A block beyond the pool, for rows that nobody asked for."""
+        self.kv = KvTensors(compiled, self.num_blocks + 1)
         self._request: Any = compiled.create_infer_request()
         self.kv.bind(self._request)
         self._failure = ""
