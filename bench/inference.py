@@ -1,8 +1,9 @@
 """Tokens per second of the inference service and of OpenVINO's own pipeline on the same model.
 
 Every contender runs in its own process with the same threads, IR, prompts and limits; rounds are
-interleaved and ratios are medians of the ratios within a round. Each round's prompts begin with
-other words, so no prefix cache helps anyone.
+interleaved and ratios are medians of the ratios within a round: on a shared machine a short run
+next to another says more than a long one. Every round asks other chats, and each begins with words
+of its own, so no prefix cache helps anyone. Documents are asked for their first token alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from outrider.models.vocabulary import Vocabulary
 from services.inference.engines.openvino.convert import converted
 
 CONCURRENCIES = (1, 4, 8, 16)
+DOCUMENT = 0
+"""In place of a concurrency: one prompt of 1,000 to 1,700 tokens alone."""
+MAX_TOKENS = 96
 LOOKUP_TOKENS = 4
 OURS = "outrider, drafts off"
 OURS_SPEC = "outrider, drafts on"
@@ -35,13 +39,13 @@ PEER_SPEC = "OpenVINO pipeline, prompt lookup"
 NAMES = (OURS, OURS_SPEC, FAST, FAST_SPEC, PEER, PEER_SPEC)
 
 Outcomes = dict[tuple[int, int], dict[str, Outcome]]
-"""By round and concurrency, then by contender."""
+"""By round and concurrency (or DOCUMENT), then by contender."""
 
 
 def main() -> int:
     flags = parser("inference", __doc__ or "")
     flags.add_argument("--threads", type=int, default=1, help="threads of every engine")
-    flags.add_argument("--rounds", type=int, help="default 5, quick 1")
+    flags.add_argument("--rounds", type=int, help="default 10, quick 2")
     arguments = flags.parse_args()
     run = start("inference", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
@@ -54,17 +58,17 @@ def main() -> int:
 
 
 async def _compete(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
-    rounds = arguments.rounds or (1 if run.quick else 5)
+    rounds = arguments.rounds or (2 if run.quick else 10)
     outcomes: Outcomes = {}
     async with contextlib.AsyncExitStack() as stack:
         contenders = await _start_all(stack, vocabulary, arguments.threads)
         for contender in contenders.values():
-            await contender.run(_work(vocabulary, "warm", 2, 2, 8))
-        for turn, concurrency in itertools.product(range(rounds), CONCURRENCIES):
-            size, limit = (max(6, concurrency), 48) if run.quick else (max(14, concurrency * 2), 96)
-            work = _work(vocabulary, f"{turn}-{concurrency}", size, concurrency, limit)
+            await contender.run(_work(vocabulary, -1, 8))
+        for turn, concurrency in itertools.product(range(rounds), (*CONCURRENCIES, DOCUMENT)):
+            work = _work(vocabulary, turn, concurrency)
             names = _rotated([*contenders], turn)
             outcomes[turn, concurrency] = {name: await contenders[name].run(work) for name in names}
+            print(f"round {turn + 1} of {rounds}, {concurrency or 'document'}", file=sys.stderr)
     return outcomes
 
 
@@ -93,13 +97,16 @@ async def _start_all(
     return contenders
 
 
-def _work(vocabulary: Vocabulary, nonce: str, size: int, concurrency: int, max_tokens: int) -> Work:
-    """The first `size` prompts of all kinds in turn, behind a system message with a nonce."""
-    system = Message("system", f"Conversation {nonce}. You are a helpful assistant.")
-    prompts = interleaved(load_prompts())[:size]
-    chats = ([system, Message("user", prompt.text)] for prompt in prompts)
+def _work(vocabulary: Vocabulary, turn: int, concurrency: int) -> Work:
+    """Other prompts every round, all kinds in turn, behind a system message of their own."""
+    is_document = concurrency == DOCUMENT
+    prompts = [p for p in interleaved(load_prompts()) if (p.kind == "document") == is_document]
+    size = 1 if is_document else max(4, concurrency)
+    chosen = [prompts[(turn * size + number) % len(prompts)] for number in range(size)]
+    system = Message("system", f"Conversation {turn}-{concurrency}. You are a helpful assistant.")
+    chats = ([system, Message("user", prompt.text)] for prompt in chosen)
     ids = tuple(tuple(vocabulary.encode_chat(chat)) for chat in chats)
-    return Work(ids, concurrency, max_tokens)
+    return Work(ids, max(1, concurrency), 1 if is_document else MAX_TOKENS)
 
 
 def _throughput(run: Run, outcomes: Outcomes) -> None:
@@ -131,18 +138,19 @@ def _ratio(outcomes: Outcomes, name: str, peer: str, concurrency: int) -> float:
 
 
 def _first_tokens(run: Run, outcomes: Outcomes) -> None:
-    """Time to the first token with one chat at a time, prompts of all lengths."""
-    table = run.table("Time to first token, one chat, ms", "system", "p50", "p95")
-    alone = [by_name for (_, concurrency), by_name in outcomes.items() if concurrency == 1]
+    """Time to the first token with one request at a time."""
+    columns = ("chat p50", "chat p95", "document p50")
+    table = run.table("Time to first token, one at a time, ms", "system", *columns)
     for name in NAMES:
-        times = spread([ms for by_name in alone for ms in by_name[name].ttft_ms])
-        table.add(name, times.p50, times.p95)
-    added = [
-        ours - theirs
-        for by_name in alone
-        for ours, theirs in zip(by_name[OURS].ttft_ms, by_name[PEER].ttft_ms, strict=True)
-    ]
-    run.figures["added_ttft_ms"] = round(median(added), 2)
+        chats = spread(_ttft(outcomes, name, 1))
+        table.add(name, chats.p50, chats.p95, median(_ttft(outcomes, name, DOCUMENT)))
+    pairs = zip(_ttft(outcomes, OURS, 1), _ttft(outcomes, PEER, 1), strict=True)
+    run.figures["added_ttft_ms"] = round(median([ours - theirs for ours, theirs in pairs]), 2)
+
+
+def _ttft(outcomes: Outcomes, name: str, concurrency: int) -> list[float]:
+    cells = [by_name[name] for (_, c), by_name in outcomes.items() if c == concurrency]
+    return [ms for outcome in cells for ms in outcome.ttft_ms]
 
 
 def _exactness(run: Run, outcomes: Outcomes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.errors import EngineError
 from services.inference.engines.base import EngineInfo, Ids, Round, Rows
@@ -48,7 +49,7 @@ class OpenVinoEngine:
             exact=config.exact,
         )
         self._rows = CallSize(self._info.sizing)
-        self._attention_rows = CallSize(self._info.sizing)
+        self._attention_rows = CallSize(replace(self._info.sizing, quantum=2))
         self._opened: set[int] = set()
         self._closed = False
 
