@@ -6,8 +6,8 @@ import argparse
 import subprocess
 import sys
 
-from bench.figures import RESULTS
-from bench.readme import README, regenerated, shown
+from bench.harness.figures import RESULTS
+from bench.harness.readme import README, regenerated, shown
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.figures import Run, median, parser, start, time_us
-from bench.prompts import load_prompts
+from bench.harness.figures import Run, median, parser, start, time_us
+from bench.harness.prompts import load_prompts
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.figures import Run, Table, parser, start
-from bench.local_mesh import LocalMesh, local_mesh, outrider
-from bench.prompts import Prompt, as_prompt_file, interleaved, load_prompts
-from bench.region_client import Drafter, RegionClient
+from bench.harness.figures import Run, Table, parser, start
+from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from bench.harness.prompts import Prompt, as_prompt_file, interleaved, load_prompts
+from bench.harness.region_client import Drafter, RegionClient
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL

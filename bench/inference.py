@@ -15,9 +15,9 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench.contenders import Contender, Outcome, Work, pipeline, replica
-from bench.figures import Run, median, parser, spread, start
-from bench.prompts import interleaved, load_prompts
+from bench.harness.contenders import Contender, Outcome, Work, pipeline, replica
+from bench.harness.figures import Run, median, parser, spread, start
+from bench.harness.prompts import interleaved, load_prompts
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.loading import load_vocabulary

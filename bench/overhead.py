@@ -12,9 +12,9 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from bench.figures import Run, parser, spread, start
-from bench.local_mesh import LocalMesh, local_mesh
-from bench.region_client import RegionClient
+from bench.harness.figures import Run, parser, spread, start
+from bench.harness.local_mesh import LocalMesh, local_mesh
+from bench.harness.region_client import RegionClient
 from outrider.client import Client, Committed, connect
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bench.figures import Spread, parser, spread, start, time_us
+from bench.harness.figures import Spread, parser, spread, start, time_us
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Run, Table, quantile, show, spread, time_us
-from bench.readme import regenerated, shown
+from bench.harness.figures import Run, Table, quantile, show, spread, time_us
+from bench.harness.readme import regenerated, shown
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from bench.prompts import as_prompt_file, interleaved, load_prompts
+from bench.harness.prompts import as_prompt_file, interleaved, load_prompts
 from outrider.models.vocabulary import Vocabulary
 
 KINDS = {"chat_short", "chat_long", "code", "languages", "structured", "math", "document"}

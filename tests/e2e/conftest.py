@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.local_mesh import LocalMesh, local_mesh
+from bench.harness.local_mesh import LocalMesh, local_mesh
 
 
 @pytest.fixture(scope="session")

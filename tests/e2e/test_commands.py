@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.local_mesh import LocalMesh, local_mesh, outrider
+from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -1,7 +1,7 @@
 """What every bench shares: spreads, tables, and the record of a run.
 
 A bench prints its tables and, last, one line of JSON. A full run also writes
-`bench/results/NAME.json`, from which `bench.readme` makes the README's tables; a `--quick` run
+`bench/results/NAME.json`, from which `bench.harness.readme` makes the README's tables; a `--quick` run
 writes nothing.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TypeAlias
 
-from bench.machine import Facts, machine_facts
+from bench.harness.machine import Facts, machine_facts
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 Cell: TypeAlias = str | int | float
 Figure: TypeAlias = str | int | float | bool | Sequence["Figure"] | Mapping[str, "Figure"] | None

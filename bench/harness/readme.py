@@ -13,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from bench.figures import RESULTS, Table
+from bench.harness.figures import RESULTS, Table
 
-README = Path(__file__).parent.parent / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+) -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
 
 
@@ -44,7 +44,7 @@ def _section(path: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.harness.readme", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     arguments = parser.parse_args()
     old = README.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.region_client import RegionClient
+from bench.harness.region_client import RegionClient
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary

@@ -1,0 +1,1 @@
+"""What benches share: figures and tables, prompts, meshes and clients under measurement."""
