@@ -1,8 +1,8 @@
 """What every bench shares: spreads, tables, and the record of a run.
 
 A bench prints its tables and, last, one line of JSON. A full run also writes
-`bench/results/NAME.json`, from which `bench.harness.readme` makes the README's tables; a `--quick` run
-writes nothing.
+`bench/results/NAME.json`, from which `bench.harness.readme` makes the README's tables; a `--quick`
+run writes nothing.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bench.exactness import Answer, Variant, Work, reference, stages, works
-from bench.local_mesh import LocalMesh
-from bench.prompts import interleaved, load_prompts
+from bench.harness.local_mesh import LocalMesh
+from bench.harness.prompts import interleaved, load_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
