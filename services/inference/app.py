@@ -97,6 +97,8 @@ class Replica:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
         self._health = add_health(self._server, SERVICE)
         self.port = bind(self._server, config.host, config.port)
+        self.broken = asyncio.Event()
+        """Set when the model cannot serve any more: only a new process can."""
 
     def readiness(self) -> tuple[bool, str]:
         """For the admin port."""
@@ -124,6 +126,8 @@ class Replica:
 
     def _on_tick(self, tick: Tick) -> None:
         self.table.on_tick(tick)
+        if tick.problem:
+            self.broken.set()
         serving = self.readiness()[0]
         if serving != self._health.serving:
             self._health.set_serving(serving)
@@ -136,8 +140,9 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` hears of the bound ports once the model is
-    loaded. The admin port answers from the start. Raises what `load_model` raises, and
-    ConfigError when a port is taken."""
+    loaded. The admin port answers from the start. Raises what `load_model` raises, ConfigError
+    when a port is taken, and EngineError, after draining, when the model broke down: whoever
+    supervises the process starts another."""
     configure_logging("inference", config.log_level)
     configure_tracing("inference")
     metrics = Metrics("inference")
@@ -169,9 +174,21 @@ async def _run(
         _log.info("replica_ready", port=replica.port, admin_port=admin_port)
         if ready:
             ready(Ports(replica.port, admin_port))
-        await stop.wait()
+        if not await _first_of(stop, replica.broken):
+            raise EngineError(replica.runner.problem)
     finally:
         await replica.stop()
+
+
+async def _first_of(stop: asyncio.Event, broken: asyncio.Event) -> bool:
+    """Wait for either; whether it was `stop`."""
+    waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return stop.is_set()
 
 
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:

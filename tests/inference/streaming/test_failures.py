@@ -13,16 +13,19 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import errors
-from outrider.rpc import from_rpc_error
+from outrider.process import Ports
+from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry import tracing
-from outrider.testing import eventually
+from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from services.inference import app
 from services.inference.app import SERVICE
+from services.inference.config import InferenceConfig
 from services.inference.engines.base import Round, Rows
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.runner import MAX_FAILURES
-from tests.inference.harness import GatedEngine, Peer, Running, reference, running
+from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -151,6 +154,7 @@ async def test_an_engine_that_keeps_failing_makes_the_replica_not_ready() -> Non
         ready, why = it.replica.readiness()
         assert not ready
         assert "restart the replica" in why
+        assert it.replica.broken.is_set()
         await peer.open(9, [5])
         assert type((await peer.finish(9)).error) is errors.UnavailableError
         health = health_pb2_grpc.HealthStub(it.channel)
@@ -171,10 +175,28 @@ async def test_a_crash_of_the_model_thread_ends_every_session() -> None:
             assert type(reply.error) is errors.EngineError
             assert "ZeroDivisionError" in reply.error.message
         assert not it.replica.readiness()[0]
+        assert it.replica.broken.is_set()
         await peers[0].open(2, [5])
         assert type((await peers[0].finish(2)).error) is errors.UnavailableError
         assert len(it.replica.table) == 0
         it.crashed = True
+
+
+async def test_a_replica_whose_model_broke_down_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Breaking()
+    engine.error = ZeroDivisionError("a defect")
+    monkeypatch.setattr(app, "load_model", lambda config: loaded(engine))
+    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    async with leak_check():
+        serving = asyncio.create_task(app.serve(InferenceConfig(), ready=ports.set_result))
+        channel = make_channel(f"127.0.0.1:{(await ports).main}")
+        peer = Peer(inference_pb2_grpc.InferenceServiceStub(channel))
+        await peer.open(1, [5])
+        with pytest.raises(errors.EngineError, match="ZeroDivisionError"):
+            await serving
+        await channel.close()
 
 
 async def test_stopping_lets_sessions_finish() -> None:
