@@ -49,10 +49,11 @@ RESERVED = range(3, 17)
 
 
 class Borrowed:
-    """The session's shared engine, which the replica must not close."""
+    """The session's shared engine: closing it gives back what was opened, and it lives on."""
 
     def __init__(self, engine: OpenVinoEngine) -> None:
         self._engine = engine
+        self._opened: set[int] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -60,12 +61,14 @@ class Borrowed:
 
     def open(self, sequence: int, prompt: Ids) -> None:
         self._engine.open(sequence, prompt)
+        self._opened.add(sequence)
 
     def step(self, rounds: Sequence[Round]) -> list[Rows]:
         return self._engine.step(rounds)
 
     def close_sequence(self, sequence: int) -> None:
         self._engine.close_sequence(sequence)
+        self._opened.discard(sequence)
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         return self._engine.export_blocks(blocks)
@@ -74,7 +77,8 @@ class Borrowed:
         self._engine.import_blocks(blocks, data)
 
     def close(self) -> None:
-        pass
+        for sequence in list(self._opened):
+            self.close_sequence(sequence)
 
 
 def _sampling(number: int) -> SamplingParams:
