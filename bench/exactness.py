@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,7 @@ def _row(
     equal = sum(a == b for a, b in zip(got, truth, strict=True))
     tokens = sum(len(answer.ids) for answer in truth)
     table.add(name, work.name, len(truth), tokens, f"{equal} of {len(truth)}")
+    print(f"{name}, {work.name}: {equal} of {len(truth)} equal", file=sys.stderr)
     for prompt, a, b in zip(work.prompts, got, truth, strict=True):
         if a != b:
             print(f"DIFFERS {name}, {work.name}, {prompt.id}:\n  mesh {a}\n  reference {b}")
