@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import uvloop
+
 C = TypeVar("C", contravariant=True)
 
 
@@ -38,7 +40,9 @@ class Serve(Protocol[C]):
 
 def run(serve: Serve[C], config: C, *, ready_file: Path | None = None) -> None:
     """Run a service until SIGINT or SIGTERM, then let it drain. A second signal ends at once."""
-    asyncio.run(_run(serve, config, ready_file))
+    # Datagrams and streams cost a tenth to a fifth less on libuv than on asyncio's own loop.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(serve, config, ready_file))
 
 
 async def _run(serve: Serve[C], config: C, ready_file: Path | None) -> None:
