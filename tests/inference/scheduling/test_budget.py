@@ -131,8 +131,8 @@ def test_stays_within_the_rows(survivals: list[list[float]], max_rows: int) -> N
 
 
 def test_drafts_fill_a_size_the_engine_has_and_do_not_force_another() -> None:
-    """Rows up to the last call's size are free, a resize costs: a weak fourth draft is taken
-    along, the fifth is not worth another size."""
+    """Rows up to the last call's size are free, a resize costs: a weak third draft is taken
+    along, the fourth is not worth another size."""
     cost = CostModel(10.0, 0.5, SizingRule(quantum=4, resize_rows=8))
     cost.observe(4, cost.predict_ms(4))
     assert admit_drafts([Bid((0.5, 0.1, 0.01, 0.009, 0.008))], 1, 64, cost) == [3]
