@@ -70,6 +70,9 @@ class Borrowed:
         self._engine.close_sequence(sequence)
         self._opened.discard(sequence)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._engine.copy_block(source, target)
+
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         return self._engine.export_blocks(blocks)
 

@@ -94,6 +94,14 @@ class Engine(Protocol):
         """Forget a sequence. Unknown numbers are ignored."""
         ...
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Make block `target` hold what `source` holds. Raises EngineError.
+
+        How a sequence takes over the first tokens of another's block: a shared block cannot be
+        written behind them, a copy can. Engines that keep KV themselves do nothing.
+        """
+        ...
+
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         """The raw KV of these blocks, readable by import_blocks of an equal engine."""
         ...

@@ -109,6 +109,12 @@ class FakeEngine:
             self._write_values(part, table)
         return [Rows(self._logits(part, table)) for part, table in zip(rounds, slots, strict=True)]
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, (source, target))
+        for words in (self._paged(self._keys), self._paged(self._values)):
+            words[target] = words[source]
+
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         self._check_not_closed()
         check_block_ids(self._info, blocks)

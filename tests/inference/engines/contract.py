@@ -168,6 +168,36 @@ class EngineContract:
                 for rows, answer in zip(expected, answers, strict=True):
                     assert_same(answer.logits, rows[past : past + 1])
 
+    @pytest.mark.parametrize("shared", [1, 2, 7, 15])
+    def test_a_copied_block_serves_whoever_shares_its_beginning(
+        self, engine: Engine, shared: int
+    ) -> None:
+        size = engine.info.block_tokens
+        kept = size + shared
+        ids = [random_ids(engine, 2 * size + 9, seed) for seed in (1, 2)]
+        ids[1][:kept] = ids[0][:kept]
+        blocks = table(engine, len(ids[0]) + 3 * size)
+        per = len(table(engine, len(ids[0])))
+        own = np.concatenate([blocks[:1], blocks[per:]])[:per]
+        expected = [all_rows(engine, each, blocks[:per]) for each in reversed(ids)]
+        engine.copy_block(int(blocks[1]), int(own[1]))
+        with opened(engine, *ids) as sequences:
+            # Both go on behind what they share: neither writes into the other's block.
+            rounds = [
+                Round(sequences[0], ids[0][-9:], len(ids[0]) - 9, blocks[:per], 9),
+                Round(sequences[1], ids[1][kept:], kept, own, len(ids[1]) - kept),
+            ]
+            rows = engine.step(rounds)
+        assert_same(rows[0].logits, expected[1][-9:])
+        assert_same(rows[1].logits, expected[0][kept:])
+
+    def test_a_copied_block_has_the_same_bits(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 20), table(engine, 80)
+        all_rows(engine, ids, blocks)
+        source, target = int(blocks[0]), int(blocks[-1])
+        engine.copy_block(source, target)
+        assert engine.export_blocks([source]) == engine.export_blocks([target])
+
     def test_a_cached_prompt_needs_its_last_token_only(self, engine: Engine) -> None:
         length = engine.info.block_tokens * 2
         ids, blocks = random_ids(engine, length), table(engine, length)
@@ -257,6 +287,9 @@ class EngineContract:
         for blocks in ([-1], [engine.info.num_blocks]):
             with pytest.raises(EngineError, match="outside the pool"):
                 engine.export_blocks(blocks)
+            for pair in ((blocks[0], 0), (0, blocks[0])):
+                with pytest.raises(EngineError, match="outside the pool"):
+                    engine.copy_block(*pair)
             with pytest.raises(EngineError, match="outside the pool"):
                 engine.import_blocks(blocks, bytes(block))
         for size in (0, block - 1, block + 1, 2 * block):
@@ -274,6 +307,7 @@ class EngineContract:
             lambda: spare.open(2, ids),
             lambda: spare.step([Round(1, ids, 0, blocks, 1)]),
             lambda: spare.close_sequence(1),
+            lambda: spare.copy_block(0, 0),
             lambda: spare.export_blocks([0]),
             lambda: spare.import_blocks([0], b""),
         ):

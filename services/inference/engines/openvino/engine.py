@@ -82,6 +82,11 @@ class OpenVinoEngine:
             begin += part.num_rows
         return answers
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, (source, target))
+        self._model.kv.copy(source, target)
+
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
         self._check_not_closed()
         check_block_ids(self._info, blocks)

@@ -66,6 +66,11 @@ class KvTensors:
         self._tensors.clear()
         self._words.clear()
 
+    def copy(self, source: int, target: int) -> None:
+        """Copy one block."""
+        for words in self._words:
+            words[target] = words[source]
+
     def export(self, blocks: Sequence[int]) -> bytes:
         """Block by block: layer 0's keys, its values, layer 1's keys, ..."""
         index = np.asarray(blocks, np.intp)
