@@ -1,13 +1,19 @@
 """Traces that follow a chat across QUIC and gRPC, with W3C Trace Context in our own frames.
 
 Sessions are multiplexed on long-lived streams, so the context travels in messages, not in HTTP
-metadata: `current_context()` on the sending side, `parent=` on the receiving side. Spans are
-no-ops until `configure_tracing`. They carry error types, never messages: those could quote users.
+metadata: `current_context()` on the sending side, `parent=` on the receiving side. Spans carry
+error types, never messages: those could quote users.
+
+A span is recorded where someone takes it: `configure_tracing` was given a processor or found an
+endpoint. Elsewhere it only hands its parent's context on, and begins a trace where there is none,
+so that the tiers behind it and the logs still agree on an id; recording costs many times as much.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -30,38 +36,51 @@ TraceParent = tuple[str, str]
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-_NO_TRACER: trace.Tracer = trace.NoOpTracer()
-_tracer = _NO_TRACER
+_PLAIN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_NONE: TraceParent = ("", "")
+_tracer: trace.Tracer | None = None
+"""None: nobody takes spans."""
 _provider: TracerProvider | None = None
+_begins_traces = False
+"""Whether a span without a parent gets a trace id though nobody takes it."""
 
 
 def configure_tracing(service: str, *processors: SpanProcessor) -> None:
     """Record spans in this process under `service`; a later call replaces an earlier one.
 
-    Spans go to `processors`, and by OTLP over HTTP when OTEL_EXPORTER_OTLP_ENDPOINT is set.
-    Raises ConfigError when it is set and the extra `otlp` is not installed.
+    Spans go to `processors`, and by OTLP over HTTP when OTEL_EXPORTER_OTLP_ENDPOINT is set; with
+    neither they are not recorded. Raises ConfigError when it is set and the extra `otlp` is not
+    installed.
     """
+    global _tracer, _provider, _begins_traces
+    shutdown_tracing()
+    takers = list(processors)
+    if os.environ.get(OTLP_ENDPOINT):
+        takers.append(_otlp_processor())
+    if takers:
+        _provider = _make_provider(service, takers)
+        _tracer = _provider.get_tracer("outrider")
+    _begins_traces = True
+
+
+def shutdown_tracing() -> None:
+    """Send what is pending; from now on spans only hand contexts on."""
+    global _tracer, _provider, _begins_traces
+    if _provider is not None:
+        _provider.shutdown()
+    _provider, _tracer, _begins_traces = None, None, False
+
+
+def _make_provider(service: str, processors: list[SpanProcessor]) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
-    global _tracer, _provider
-    shutdown_tracing()
     provider = TracerProvider(
         resource=Resource.create({"service.name": service}), shutdown_on_exit=False
     )
     for processor in processors:
         provider.add_span_processor(processor)
-    if os.environ.get(OTLP_ENDPOINT):
-        provider.add_span_processor(_otlp_processor())
-    _provider, _tracer = provider, provider.get_tracer("outrider")
-
-
-def shutdown_tracing() -> None:
-    """Send what is pending and go back to no-op spans."""
-    global _tracer, _provider
-    if _provider is not None:
-        _provider.shutdown()
-    _provider, _tracer = None, _NO_TRACER
+    return provider
 
 
 def _otlp_processor() -> SpanProcessor:
@@ -77,22 +96,43 @@ def _otlp_processor() -> SpanProcessor:
 
 
 class Span:
-    """A span being recorded. End it exactly once, wherever that is."""
+    """A span nobody takes: its context is its parent's. End it exactly once, wherever that is."""
 
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
+    def __init__(self, context: TraceParent) -> None:
+        self._context = context
 
     @property
     def context(self) -> TraceParent:
         """What the next tier gets as its parent."""
-        return _inject(trace.set_span_in_context(self._span, Context()))
+        return self._context
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits; empty where there is no trace."""
+        return self.context[0][3:35]
 
     def set(self, **attributes: AttributeValue) -> None:
         """Add attributes; write `**{"dotted.name": value}` for dotted names."""
-        self._span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None, *, end_ns: int | None = None) -> None:
         """Close it, with the type of the error that ended it, at `end_ns` (Unix) or now."""
+
+    def enter(self) -> Context:
+        """The context with this span as the current one."""
+        return extract(self._context) if self._context[0] else otel_context.get_current()
+
+
+class _RecordedSpan(Span):
+    """A span for the processors."""
+
+    def __init__(self, span: trace.Span) -> None:
+        super().__init__(_inject(trace.set_span_in_context(span, Context())))
+        self._span = span
+
+    def set(self, **attributes: AttributeValue) -> None:
+        self._span.set_attributes(attributes)
+
+    def end(self, error: BaseException | None = None, *, end_ns: int | None = None) -> None:
         if error is not None:
             kind = error.reason if isinstance(error, OutriderError) else type(error).__name__
             self._span.set_attribute(names.ERROR_TYPE, kind)
@@ -100,7 +140,6 @@ class Span:
         self._span.end(end_ns)
 
     def enter(self) -> Context:
-        """The context with this span as the current one."""
         return trace.set_span_in_context(self._span)
 
 
@@ -139,15 +178,30 @@ def _start(
     start_ns: int | None,
     attributes: Mapping[str, AttributeValue],
 ) -> Span:
+    if _tracer is None:
+        return Span(_passed_on(current_context() if parent is None else parent))
     context = None if parent is None else extract(parent)
-    return Span(
+    return _RecordedSpan(
         _tracer.start_span(name, context=context, attributes=attributes, start_time=start_ns)
     )
 
 
+def _passed_on(parent: TraceParent) -> TraceParent:
+    """The context of a span that is not recorded. What a peer sent goes on only if it is valid."""
+    if parent[0]:
+        if not parent[1] and _PLAIN.fullmatch(parent[0]):
+            return parent
+        parent = _inject(extract(parent))
+    if parent[0] or not _begins_traces:
+        return parent
+    # Sampled: a tier behind this one may have someone who takes spans.
+    return f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-01", ""
+
+
 def current_context() -> TraceParent:
     """The current span as a parent for another process."""
-    return _inject(otel_context.get_current())
+    context = otel_context.get_current()
+    return _inject(context) if context else _NONE
 
 
 def extract(parent: TraceParent) -> Context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,42 @@ def test_without_configuration_contexts_pass_through() -> None:
     assert tracing.current_context() == ("", "")
     with tracing.span("work", parent=PARENT):
         assert tracing.current_context() == PARENT
+
+
+@pytest.fixture
+def untaken() -> Iterator[None]:
+    tracing.configure_tracing("test")
+    yield
+    tracing.shutdown_tracing()
+
+
+@pytest.mark.usefixtures("untaken")
+def test_a_span_that_nobody_takes_hands_its_parent_on() -> None:
+    span = tracing.start_span("work", parent=PARENT)
+    span.set(answer=42)
+    assert span.context == PARENT
+    assert span.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    with tracing.span("inner", parent=span.context):
+        assert tracing.current_context() == PARENT
+        assert tracing.start_span("inmost").context == PARENT
+    span.end(DeadlineError("late"))
+    assert tracing.current_context() == ("", "")
+
+
+@pytest.mark.usefixtures("untaken")
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(("", ""), ("garbage", "x"), ("00-0-0-01", "")),
+        ("00-00000000000000000000000000000000-b7ad6b7169203331-01", ""),
+        ("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", ""),
+    ],
+)
+def test_without_a_valid_parent_a_trace_begins_though_nobody_takes_it(bad: tuple[str, str]) -> None:
+    span, other = (tracing.start_span("work", parent=bad) for _ in range(2))
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", span.context[0])
+    assert span.trace_id != other.trace_id
+    assert tracing.start_span("next", parent=span.context).context == span.context
 
 
 def test_an_endpoint_without_the_exporter_is_a_config_error(
