@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import NetworkAddress, QuicConnection
 from aioquic.quic.events import (
     ConnectionTerminated,
     HandshakeCompleted,
@@ -33,6 +33,14 @@ class EdgeConnection(QuicConnectionProtocol):
         self.listener = listener
         self._chats: dict[int, ChatStream] = {}
         self._counted = False
+
+    def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
+        """A datagram came. What it made the chats ask of a region goes out before the answer to
+        the client, and datagrams that came together are answered together."""
+        assert isinstance(data, bytes)
+        self._quic.receive_datagram(data, addr, now=self._loop.time())
+        self._process_events()
+        self._transmit_soon()
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""
