@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from outrider.errors import EngineError
 from outrider.sampling.sampler import Sampler
 
@@ -32,11 +31,12 @@ def verify(
     position: int,
     reply_push: Callable[[int], bool],
 ) -> Verdict:
-    """Go down the rows [len(drafts) + 1, c]; row i is for absolute position `position + i`.
+    """Go down the rows [r, c]; row i is for absolute position `position + i`.
 
     At each row the sampler chooses. A draft equal to the choice is accepted and the next row
     counts; otherwise the choice is committed and the rest is void. The row after the last
-    draft gives one token more. Every committed id is observed and pushed; `reply_push` returns
+    draft gives one token more. There are len(drafts) + 1 rows, or only the first of them: the
+    drafts without a row are void. Every committed id is observed and pushed; `reply_push` returns
     whether the reply is over, which ends the round. With shared noise (arXiv 2408.07978) this
     keeps the committed text that of the model alone for any drafts whatsoever, at any
     temperature.
@@ -44,9 +44,9 @@ def verify(
     Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
     another was chosen. Raises EngineError when rows are missing or not valid.
     """
-    if len(logits_rows) != len(drafts) + 1:
+    if not 1 <= len(logits_rows) <= len(drafts) + 1:
         raise EngineError(
-            f"{len(drafts)} drafts need {len(drafts) + 1} rows, the engine gave {len(logits_rows)}"
+            f"{len(drafts)} drafts have 1 to {len(drafts) + 1} rows, not {len(logits_rows)}"
         )
     ids: list[int] = []
     lossy: list[int] = []

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import structlog
-
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
-from services.inference.engines.base import Engine, Rows
 from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
+
+from services.inference.engines.base import Engine, Rows
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
 
@@ -225,8 +225,8 @@ class ModelRunner:
     def _call_engine(self, plan: Plan) -> list[Rows]:
         for sequence in plan.closed:
             self._engine.close_sequence(sequence)
-        for sequence, ids in plan.opened:
-            self._engine.open(sequence, ids)
+        for new in plan.opened:
+            self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         return self._engine.step(plan.rounds) if plan.rounds else []
 
     def _failing(self) -> str:

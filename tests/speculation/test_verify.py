@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+
 from outrider.speculation.verify import Verdict, verify
 
 VOCABULARY = 9
@@ -148,7 +148,20 @@ def test_lossy_mode_refuses_what_the_filters_drop() -> None:
     assert verify(greedy(acceptance_threshold=0.1), rows, None, [99], 3, never).accepted == 0
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(
+    ("winners", "expected"),
+    [
+        ([1], Verdict((1,), 1, ())),
+        ([3], Verdict((3,), 0, ())),
+        ([1, 2], Verdict((1, 2), 2, ())),
+        ([1, 2, 3], Verdict((1, 2, 3), 3, ())),
+    ],
+)
+def test_the_first_rows_alone_void_the_drafts_behind(winners: list[int], expected: Verdict) -> None:
+    assert verify(greedy(), one_hot(*winners), None, [1, 2, 3], 3, never) == expected
+
+
+@pytest.mark.parametrize("num_rows", [0, 3])
 def test_rows_must_match_the_drafts(num_rows: int) -> None:
-    with pytest.raises(EngineError, match="2 rows"):
+    with pytest.raises(EngineError, match="1 to 2 rows"):
         verify(greedy(), one_hot(*[1] * num_rows), None, [1], 3, never)

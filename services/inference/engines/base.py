@@ -19,7 +19,6 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
 from services.inference.engines.sizing import NO_SIZING, SizingRule
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -48,6 +47,30 @@ class EngineInfo:
     """How the number of rows of a call is rounded; rows up to there are nearly free."""
     exact: bool = True
     """Whether the contract's bit-exactness holds in this configuration."""
+    num_candidates: int = 0
+    """Columns of a row: the likeliest ids alone; 0: the whole vocabulary."""
+    truncates_sampling: bool = False
+    """Whether requests whose choice may lie outside the candidates are served from these all the
+    same; otherwise they are refused. Not exact."""
+    partial_rows: bool = False
+    """Whether a round may be answered with fewer rows than asked, see Rows."""
+    keeps_kv: bool = False
+    """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
+    nothing, exports and imports are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A sequence to be announced."""
+
+    sequence: int
+    """The caller's number, not open."""
+    ids: Ids
+    """[n] all its tokens so far."""
+    salt: bytes = b""
+    """Sequences of different salts never share KV."""
+    num_candidates: int = 0
+    """Candidates a row needs for this sequence's choices; 0: all the engine gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +91,16 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Candidates for the token after each asked position."""
+    """Candidates for the token after each asked position.
+
+    Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
+    those of the first r asked positions. What is missing may be asked for again.
+    """
 
     logits: Logits
-    """[num_rows, c] raw scores, before any temperature or filter."""
+    """[r, c] raw scores, before any temperature or filter; log probabilities with candidates."""
     ids: Ids | None = None
-    """[num_rows, c] the ids the columns stand for; None: column j is id j."""
+    """[r, c] the ids the columns stand for; None: column j is id j."""
 
 
 class Engine(Protocol):
@@ -82,8 +109,8 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def open(self, sequence: int, prompt: Ids) -> None:
-        """Announce a sequence. Engines that keep KV themselves start their request here."""
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        """Announce a sequence; the fields of Opening. Raises EngineError."""
         ...
 
     def step(self, rounds: Sequence[Round]) -> list[Rows]:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from outrider.errors import EngineError
-from services.inference.engines.base import EngineInfo, Ids, Logits, Round, Rows
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
+
+from services.inference.engines.base import EngineInfo, Ids, Logits, Round, Rows
 
 Words = npt.NDArray[np.uint64]
 
@@ -86,7 +86,7 @@ class FakeEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def open(self, sequence: int, prompt: Ids) -> None:
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
         self._check_not_closed()
         check_opening(self._info, self._opened, sequence, prompt)
         self._opened.add(sequence)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from services.inference.engines.base import EngineInfo, Ids, Round
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import Bid, CostModel, admit_drafts
 from services.inference.scheduling.drafting import Proposal
 from services.inference.scheduling.limits import SchedulerLimits
+
+from services.inference.engines.base import EngineInfo, Opening, Round
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session, State
 
@@ -42,8 +42,7 @@ class Plan:
     """One engine call: close `closed`, open `opened`, step `rounds` (if any), then apply."""
 
     rounds: tuple[Round, ...]
-    opened: tuple[tuple[int, Ids], ...]
-    """(sequence, ids) for Engine.open."""
+    opened: tuple[Opening, ...]
     closed: tuple[int, ...]
     """Sequences for Engine.close_sequence."""
     parts: tuple[Part, ...]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import insort
 
 import numpy as np
-
-from services.inference.engines.base import Ids
+from services.inference.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
+
+from services.inference.engines.base import Opening
 from services.inference.scheduling.session import Input, Session, State
 
 
@@ -32,7 +33,7 @@ class Roster:
         self._max_sessions = max_sessions
         self._min_rows = min_rows
         self._next_sequence = 0
-        self._opened: list[tuple[int, Ids]] = []
+        self._opened: list[Opening] = []
         self._closed: list[int] = []
         self._in_flight: frozenset[int] = frozenset()
         self._leaving: list[int] = []
@@ -78,7 +79,9 @@ class Roster:
         self.waiting.pop(0)
         session.admit(sequence, cached, now)
         insort(self.running, session, key=_rank)
-        self._opened.append((sequence, np.array(session.ids, dtype=np.int32)))
+        ids = np.array(session.ids, dtype=np.int32)
+        salt, candidates = session.request.cache_salt, num_candidates(session.request.sampling)
+        self._opened.append(Opening(sequence, ids, salt, candidates))
         return True
 
     def _yields(self, session: Session) -> bool:
@@ -121,12 +124,12 @@ class Roster:
         else:
             self._pool.release(sequence)
 
-    def take_news(self) -> tuple[tuple[tuple[int, Ids], ...], tuple[int, ...]]:
+    def take_news(self) -> tuple[tuple[Opening, ...], tuple[int, ...]]:
         """Sequences opened and closed since the last call; what came and went in between is
         in neither."""
         closed = set(self._closed)
-        opened = tuple((number, ids) for number, ids in self._opened if number not in closed)
-        unheard = {number for number, _ in self._opened} & closed
+        opened = tuple(new for new in self._opened if new.sequence not in closed)
+        unheard = {new.sequence for new in self._opened} & closed
         gone = tuple(number for number in self._closed if number not in unheard)
         self._opened, self._closed = [], []
         return opened, gone

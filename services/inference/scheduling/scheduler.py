@@ -24,7 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.suffix import SuffixDrafter
-from services.inference.engines.base import EngineInfo, Rows
+from services.inference.engines.candidates import check_sampling
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
 from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
@@ -39,6 +39,8 @@ from services.inference.scheduling.events import (
     OpenRequest,
 )
 from services.inference.scheduling.limits import SchedulerLimits, context_limit
+
+from services.inference.engines.base import EngineInfo, Rows
 from services.inference.scheduling.planning import Part, Plan, Planner
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session
@@ -154,7 +156,7 @@ class Scheduler:
         """The engine call failed: the sessions in it, and those it was to open, end with this
         error; the others go on."""
         self._land(plan)
-        lost = {round.sequence for round in plan.rounds} | {number for number, _ in plan.opened}
+        lost = {round.sequence for round in plan.rounds} | {new.sequence for new in plan.opened}
         doomed = [session for session in self._roster.running if session.sequence in lost]
         return [self._fail(session, error) for session in doomed]
 
@@ -186,6 +188,7 @@ class Scheduler:
         self._check_ids("resume", request.resume)
         if request.drafts is not None:
             self._check_ids("a draft", request.drafts.ids)
+        check_sampling(request.sampling, self.info)
         if len(request.prompt) >= self._context_limit:
             raise PromptTooLongError(
                 f"the prompt has {len(request.prompt)} tokens, but prompt and reply together have "

@@ -8,8 +8,6 @@ from enum import Enum, auto
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.speculation.verify import Verdict, verify
-from services.inference.engines.base import Rows
 from services.inference.scheduling.drafting import DraftSources
 from services.inference.scheduling.events import (
     Committed,
@@ -18,6 +16,9 @@ from services.inference.scheduling.events import (
     Timings,
     Usage,
 )
+
+from outrider.speculation.verify import Verdict, verify
+from services.inference.engines.base import Rows
 
 _SMOOTHING = 0.25
 
@@ -200,7 +201,7 @@ class Session:
         self.computed = min(position + verdict.accepted, len(self.ids) - 1)
         self._draft_tokens += num_guessed
         self._accepted_tokens += min(verdict.accepted, num_guessed)
-        self.sources.learn(num_edge, verdict)
+        self.sources.learn(min(num_edge, len(rows.logits)), verdict)
         self._times.committed(started_at, now)
         return self._committed(base, verdict, row_ms)
 

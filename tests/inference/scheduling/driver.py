@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.reference import generate
 from services.inference.scheduling.events import (
     Committed,
@@ -17,9 +16,11 @@ from services.inference.scheduling.events import (
     OpenRequest,
 )
 from services.inference.scheduling.limits import SchedulerLimits
+from tests.inference.letters import new_reply
+
+from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
-from tests.inference.letters import new_reply
 
 PROMPT = tuple(range(3, 23))
 
@@ -111,8 +112,8 @@ class Driver:
         """The engine's turn, and the answer's way back."""
         for sequence in plan.closed:
             self.engine.close_sequence(sequence)
-        for sequence, ids in plan.opened:
-            self.engine.open(sequence, ids)
+        for new in plan.opened:
+            self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         rows = self.engine.step(plan.rounds) if plan.rounds else []
         self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
         self.take(self.scheduler.apply(plan, rows, self.now))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -15,9 +14,10 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
+
+from services.inference.engines.fake import FakeOptions
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -105,7 +105,7 @@ def test_the_oldest_keeps_its_memory() -> None:
     for number in range(5):
         driver.open(request(number, (3 + number, *PROMPT[:9])))
     driver.finish()
-    first = driver.plans[0].opened[0][0]
+    first = driver.plans[0].opened[0].sequence
     closings = [sequence for plan in driver.plans for sequence in plan.closed]
     total_ms = [peer.finished.timings.total_ms for peer in driver.peers.values() if peer.finished]
     assert total_ms == sorted(total_ms)

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.base import Rows
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
+
+from services.inference.engines.base import Rows
+from services.inference.engines.fake import FakeOptions
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -285,8 +285,8 @@ def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:
     hit, spared = driver.open(request(1)), driver.open(request(2, prompts(1)[0]))
     plan = driver.decide()
     assert plan is not None
-    for sequence, ids in plan.opened:
-        driver.engine.open(sequence, ids)
+    for new in plan.opened:
+        driver.engine.open(new.sequence, new.ids)
     rows = driver.engine.step(plan.rounds)
     rows[0] = Rows(np.full_like(rows[0].logits, np.nan))
     driver.take(driver.scheduler.apply(plan, rows, driver.now))

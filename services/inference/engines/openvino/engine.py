@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.errors import EngineError
-from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.batch import (
     Inputs,
@@ -20,6 +19,8 @@ from services.inference.engines.openvino.graph import ATTENTION_ROWS
 from services.inference.engines.openvino.model import PagedModel
 from services.inference.engines.sizing import NO_SIZING, CallSize, SizingRule
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
+
+from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 
 _SIZING = SizingRule(quantum=4, resize_rows=8)
 """Decision 0004: a change of the number of rows costs 4.5 ms, a row 0.3 to 0.6 ms."""
@@ -57,7 +58,7 @@ class OpenVinoEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def open(self, sequence: int, prompt: Ids) -> None:
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
         self._check_not_closed()
         check_opening(self._info, self._opened, sequence, prompt)
         self._opened.add(sequence)
