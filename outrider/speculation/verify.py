@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from outrider.errors import EngineError
 from outrider.sampling.sampler import Sampler
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-
 from outrider.speculation.verify import Verdict, verify
 
 VOCABULARY = 9

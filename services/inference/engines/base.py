@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
 from services.inference.engines.sizing import NO_SIZING, SizingRule
 
 Ids: TypeAlias = npt.NDArray[np.int32]

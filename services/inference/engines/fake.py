@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from outrider.errors import EngineError
-from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
+from outrider.errors import EngineError
 from services.inference.engines.base import EngineInfo, Ids, Logits, Round, Rows
+from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
 Words = npt.NDArray[np.uint64]
 

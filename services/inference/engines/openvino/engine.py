@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.errors import EngineError
+from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.batch import (
     Inputs,
@@ -19,8 +20,6 @@ from services.inference.engines.openvino.graph import ATTENTION_ROWS
 from services.inference.engines.openvino.model import PagedModel
 from services.inference.engines.sizing import NO_SIZING, CallSize, SizingRule
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
-
-from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 
 _SIZING = SizingRule(quantum=4, resize_rows=8)
 """Decision 0004: a change of the number of rows costs 4.5 ms, a row 0.3 to 0.6 ms."""
