@@ -227,6 +227,8 @@ class ModelRunner:
             self._engine.close_sequence(sequence)
         for new in plan.opened:
             self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
+        for copy in plan.copies:
+            self._engine.copy_block(copy.source, copy.target)
         return self._engine.step(plan.rounds) if plan.rounds else []
 
     def _failing(self) -> str:

@@ -2,6 +2,9 @@
 
 A session's table is a shared prefix (blocks of the prefix tree, full, verified, never written
 again) followed by private blocks. Only verified tokens whose KV is computed are ever published.
+
+Of a published block that agrees with a session's ids in its first tokens only, the session gets a
+private copy: it writes behind these tokens, and the engine may spoil all that lies there.
 """
 
 from __future__ import annotations
@@ -14,7 +17,17 @@ import numpy as np
 
 from services.inference.engines.base import Ids
 from services.inference.kv.allocator import BlockAllocator
+from services.inference.kv.events import BlockEvent, BlockRecorder
 from services.inference.kv.prefix_tree import Key, Node, PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The engine is to copy block `source` to `target`, which is `session`'s."""
+
+    session: int
+    source: int
+    target: int
 
 
 @dataclass(slots=True)
@@ -44,6 +57,8 @@ class KvPool:
         self._allocator = BlockAllocator(num_blocks)
         self._tree = PrefixTree(self._allocator)
         self._tables: dict[int, _Table] = {}
+        self._copies: list[BlockCopy] = []
+        self._recorder: BlockRecorder | None = None
 
     @property
     def num_free(self) -> int:
@@ -60,26 +75,52 @@ class KvPool:
         return -(-(num_tokens + self._scratch_tokens) // self.block_tokens)
 
     def match(self, ids: Sequence[int], salt: bytes) -> int:
-        """Leading tokens of `ids` that open() would find cached now."""
-        return self._tree.match(salt, self._keys(ids, 0)) * self.block_tokens
+        """Leading tokens of `ids` that open() would find cached now, memory permitting."""
+        node, num_shared = self._tree.match(salt, self._keys(ids, 0))
+        if node is None:
+            return 0
+        num_same = self._tree.closest(node, self._rest(ids, num_shared))[1]
+        return num_shared * self.block_tokens + num_same
 
     def open(self, session: int, ids: Sequence[int], salt: bytes) -> int:
         """A table for a session that will compute `ids`; returns how many are cached already."""
         if session in self._tables:
             raise RuntimeError(f"session {session} already has a KV table")
         self._tables[session] = _Table([self._tree.enter(salt)])
-        return self.reuse(session, ids)
+        return self.reuse(session, ids, 0)
 
-    def reuse(self, session: int, ids: Sequence[int]) -> int:
-        """Take over what others published of `ids` meanwhile; returns the tokens now shared.
+    def reuse(self, session: int, ids: Sequence[int], num_computed: int) -> int:
+        """Take over what others published of `ids` meanwhile; returns the tokens whose KV the
+        session has now, of which it had `num_computed`.
 
-        Private blocks that hold the same tokens are given back.
+        Private blocks that hold the same tokens are given back. What the last block's beginning
+        brings is there once the copies that take_copies() tells of are made.
         """
         table = self._tables[session]
         for key in self._keys(ids, table.num_shared):
             if not self._share(table, key):
                 break
-        return table.num_shared * self.block_tokens
+        num_computed = max(num_computed, table.num_shared * self.block_tokens)
+        return self._copy_beginning(session, ids, num_computed)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies that open() and reuse() have counted on since the last take.
+
+        The engine has to make them, in this order, before anything is written to any block: a
+        source is not held, and may be the room of another session in the same engine call.
+        """
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def record(self) -> None:
+        """From now on take_events() tells what is published and what evicted, beginning with
+        what is published already."""
+        self._recorder = BlockRecorder()
+        self._tree.record(self._recorder)
+
+    def take_events(self) -> tuple[BlockEvent, ...]:
+        """What changed in the prefix cache since the last take; nothing unless recorded."""
+        return self._recorder.take() if self._recorder is not None else ()
 
     def can_grow(self, session: int, num_tokens: int) -> bool:
         """Whether grow() would succeed."""
@@ -93,9 +134,7 @@ class KvPool:
             raise RuntimeError(f"the KV pool cannot grow session {session} to {num_tokens} tokens")
         blocks = self._tables[session].blocks
         for _ in range(self.blocks_for(num_tokens) - len(blocks)):
-            if self._allocator.num_free == 0:
-                self._tree.evict()
-            blocks.append(self._allocator.allocate())
+            blocks.append(self._take_block())
 
     def blocks(self, session: int) -> Ids:
         """A copy of the session's table, [n] physical blocks in order."""
@@ -121,9 +160,34 @@ class KvPool:
     def release(self, session: int) -> None:
         """Forget the session. What it published stays cached until its room is needed."""
         table = self._tables.pop(session)
+        self._copies = [copy for copy in self._copies if copy.session != session]
         for block in reversed(table.blocks[table.num_shared :]):
             self._allocator.release(block)
         self._tree.leave(table.path)
+
+    def _take_block(self) -> int:
+        """A free block, evicting an idle one if need be. The caller checks num_free first."""
+        if self._allocator.num_free == 0:
+            self._tree.evict()
+        return self._allocator.allocate()
+
+    def _copy_beginning(self, session: int, ids: Sequence[int], num_computed: int) -> int:
+        """Copy the published block that begins most like the session's first private one, if that
+        brings more tokens than are computed; returns the tokens computed then."""
+        table = self._tables[session]
+        begin = table.num_shared * self.block_tokens
+        node, num_same = self._tree.closest(table.path[-1], self._rest(ids, table.num_shared))
+        if begin + num_same <= num_computed:
+            return num_computed
+        self._tree.touch(node)
+        if len(table.blocks) == table.num_shared:
+            if self.num_free == 0:
+                return num_computed
+            table.blocks.append(self._take_block())
+        target = table.blocks[table.num_shared]
+        if target != node.block:  # equal if nothing else was idle: then its room is ours now
+            self._copies.append(BlockCopy(session, node.block, target))
+        return begin + num_same
 
     def _share(self, table: _Table, key: Key) -> bool:
         node = self._tree.descend(table.path[-1], key)
@@ -140,6 +204,12 @@ class KvPool:
 
     def _key(self, ids: Sequence[int], index: int) -> Key:
         return tuple(ids[index * self.block_tokens : (index + 1) * self.block_tokens])
+
+    def _rest(self, ids: Sequence[int], index: int) -> Key:
+        """The reusable ids of block `index`; fewer than a block's at the end of the prompt."""
+        begin = index * self.block_tokens
+        end = min(begin + self.block_tokens, len(ids) - self._min_rows)
+        return tuple(ids[begin : max(begin, end)])
 
     def _keys(self, ids: Sequence[int], first: int) -> Iterator[Key]:
         """Keys of the reusable full blocks of `ids` from block `first` on."""
@@ -160,4 +230,7 @@ class KvPool:
         assert len(set(private)) == len(private), "a private block is in two tables"
         assert published.isdisjoint(private), "a published block is private to a session"
         assert all(self._allocator.num_holders(block) == 1 for block in private)
+        for copy in self._copies:
+            table = self._tables[copy.session]
+            assert copy.target in table.blocks[table.num_shared :], "a copy into a shared block"
         assert self._allocator.num_free + len(published) + len(private) == self.num_blocks

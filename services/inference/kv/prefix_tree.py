@@ -8,11 +8,14 @@ section 3, with vLLM's full-block granularity.)
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from outrider.codec.block_hashes import block_hash, root_hash
 from services.inference.kv.allocator import BlockAllocator
+from services.inference.kv.events import BlockRecorder
 
 Key: TypeAlias = tuple[int, ...]
 _NO_BLOCK = -1
@@ -21,14 +24,17 @@ _NO_BLOCK = -1
 class Node:
     """One published block. `num_users` counts the sessions whose path runs through it."""
 
-    __slots__ = ("block", "children", "key", "num_users", "parent", "salt")
+    __slots__ = ("block", "children", "hash", "key", "num_users", "ordered", "parent", "salt")
 
     def __init__(self, parent: Node | None, key: Key, block: int, salt: bytes) -> None:
         self.parent = parent
         self.key = key
         self.block = block
         self.salt = salt
+        self.hash: bytes = root_hash(salt) if parent is None else block_hash(parent.hash, key)
         self.children: dict[Key, Node] = {}
+        self.ordered: list[Key] = []
+        """The children's keys, sorted."""
         self.num_users = 0
 
 
@@ -44,6 +50,7 @@ class PrefixTree:
         self._allocator = allocator
         self._roots: dict[bytes, Node] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
+        self._recorder: BlockRecorder | None = None
         self.num_nodes = 0
 
     @property
@@ -51,16 +58,42 @@ class PrefixTree:
         """Blocks that evict() can free, one per call."""
         return len(self._idle)
 
-    def match(self, salt: bytes, keys: Iterator[Key]) -> int:
-        """Number of leading keys that are published. Takes no hold of them."""
+    def record(self, recorder: BlockRecorder) -> None:
+        """Tell the recorder what is published, and from now on what comes and goes."""
+        self._recorder = recorder
+        for node in self.nodes():
+            if node.parent is not None:
+                recorder.stored(node.parent.hash, node.hash)
+
+    def match(self, salt: bytes, keys: Iterator[Key]) -> tuple[Node | None, int]:
+        """The last node along the leading keys that are published, and their number. Takes no
+        hold of them. None if nothing is known of the salt."""
         node = self._roots.get(salt)
         count = 0
         for key in keys:
-            node = node.children.get(key) if node is not None else None
-            if node is None:
+            child = node.children.get(key) if node is not None else None
+            if child is None:
                 break
+            node = child
             count += 1
-        return count
+        return node, count
+
+    def closest(self, node: Node, ids: Key) -> tuple[Node, int]:
+        """The child whose ids begin most like `ids`, and how many are the same; `node` itself
+        and 0 if none begins so."""
+        # Of sorted sequences, a neighbour of the place of `ids` shares the longest prefix with it.
+        at = bisect_left(node.ordered, ids)
+        best, most = node, 0
+        for key in node.ordered[max(0, at - 1) : at + 1]:
+            num_same = _num_same(key, ids)
+            if num_same > most:
+                best, most = node.children[key], num_same
+        return best, most
+
+    def touch(self, node: Node) -> None:
+        """The node was of use to somebody who keeps no hold of it."""
+        if node in self._idle:
+            self._idle.move_to_end(node)
 
     def enter(self, salt: bytes) -> Node:
         """The root of a salt, with the caller as a user."""
@@ -83,6 +116,9 @@ class PrefixTree:
         """A new child of `node` for a block the caller holds; the caller is its first user."""
         child = Node(node, key, block, node.salt)
         node.children[key] = child
+        insort(node.ordered, key)
+        if self._recorder is not None:
+            self._recorder.stored(node.hash, child.hash)
         child.num_users = 1
         self._allocator.retain(block)
         self.num_nodes += 1
@@ -105,6 +141,9 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None and not node.children, "an idle inner node was to be evicted"
         del parent.children[node.key]
+        del parent.ordered[bisect_left(parent.ordered, node.key)]
+        if self._recorder is not None:
+            self._recorder.removed(node.hash)
         self._allocator.release(node.block)
         self.num_nodes -= 1
         self._forget_empty(parent)
@@ -114,7 +153,7 @@ class PrefixTree:
             del self._roots[node.salt]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node with a block, in no particular order."""
+        """Every node with a block, parents before their children."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -135,5 +174,16 @@ class PrefixTree:
             assert node.num_users >= below, "a child has users that its parent lacks"
             if node in order:
                 assert all(order[child] < order[node] for child in node.children.values())
+            assert node.ordered == sorted(node.children)
         for root in self._roots.values():
             assert root.children or root.num_users, "an empty root was kept"
+
+
+def _num_same(one: Key, other: Key) -> int:
+    """Leading ids that both have."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from services.inference.kv.pool import KvPool
+from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import Bid, CostModel, admit_drafts
 from services.inference.scheduling.drafting import Proposal
 from services.inference.scheduling.limits import SchedulerLimits
@@ -39,12 +39,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One engine call: close `closed`, open `opened`, step `rounds` (if any), then apply."""
+    """One engine call: close `closed`, open `opened`, copy the blocks of `copies` in order, step
+    `rounds` (if any), then apply."""
 
     rounds: tuple[Round, ...]
     opened: tuple[Opening, ...]
     closed: tuple[int, ...]
     """Sequences for Engine.close_sequence."""
+    copies: tuple[BlockCopy, ...]
+    """For Engine.copy_block; their sessions are sequences."""
     parts: tuple[Part, ...]
     """What each round is for; the scheduler's own."""
     decided_at: float
@@ -98,7 +101,7 @@ class Planner:
             return None
         opened, closed = self._roster.take_news()
         rounds = tuple(self._round(part) for part in parts)
-        return Plan(rounds, opened, closed, tuple(parts), now)
+        return Plan(rounds, opened, closed, self._pool.take_copies(), tuple(parts), now)
 
     def _turns(self) -> list[_Turn]:
         """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
@@ -117,7 +120,7 @@ class Planner:
         """Prompt tokens of this call by sequence: in order of rank, after those who overtake."""
         prompts = [s for s in self._roster.running if s.state is State.PREFILLING]
         for session in prompts:
-            session.reuse(self._pool.reuse(session.sequence, session.ids))
+            session.reuse(self._pool.reuse(session.sequence, session.ids, session.computed))
         budget = self._prefill_budget()
         share, chunks = budget // _OVERTAKING_SHARE, dict[int, int]()
         for session in self._overtaking(prompts, budget):

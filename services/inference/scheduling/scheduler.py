@@ -153,10 +153,11 @@ class Scheduler:
         return events
 
     def fail(self, plan: Plan, error: OutriderError) -> list[Event]:
-        """The engine call failed: the sessions in it, and those it was to open, end with this
-        error; the others go on."""
+        """The engine call failed: the sessions in it, and those it was to open or to copy blocks
+        for, end with this error; the others go on."""
         self._land(plan)
         lost = {round.sequence for round in plan.rounds} | {new.sequence for new in plan.opened}
+        lost |= {copy.session for copy in plan.copies}
         doomed = [session for session in self._roster.running if session.sequence in lost]
         return [self._fail(session, error) for session in doomed]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.inference.kv.allocator import BlockAllocator
 from services.inference.kv.prefix_tree import Key, Node, PrefixTree
@@ -37,7 +39,7 @@ def publish(
 
 
 def matched(tree: PrefixTree, *keys: Key, salt: bytes = b"") -> int:
-    return tree.match(salt, iter(keys))
+    return tree.match(salt, iter(keys))[1]
 
 
 def test_matches_the_longest_published_prefix(tree: PrefixTree, allocator: BlockAllocator) -> None:
@@ -86,3 +88,33 @@ def test_an_empty_root_is_forgotten(tree: PrefixTree, allocator: BlockAllocator)
     tree.evict()
     tree.check_invariants()
     assert matched(tree, (1,), salt=b"x") == 0
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 2)] * 4), unique=True, max_size=20),
+    st.lists(st.integers(0, 2), max_size=4),
+)
+def test_finds_whoever_begins_most_alike(keys: list[Key], wanted: list[int]) -> None:
+    allocator = BlockAllocator(20)
+    tree = PrefixTree(allocator)
+    paths = [publish(tree, allocator, key) for key in keys]
+    root = paths[0][0] if paths else tree.enter(b"")
+    node, num_same = tree.closest(root, tuple(wanted))
+    same = [next((n for n, id_ in enumerate(wanted) if key[n] != id_), len(wanted)) for key in keys]
+    assert num_same == max(same, default=0)
+    assert (node is root) == (num_same == 0)
+    assert node.key[:num_same] == tuple(wanted[:num_same])
+    for path in paths:
+        tree.leave(path)
+    for _ in keys:
+        tree.evict()
+    tree.check_invariants()
+
+
+def test_what_was_of_use_is_evicted_later(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    for key in ((1,), (2,), (3,)):
+        tree.leave(publish(tree, allocator, key))
+    root = tree.enter(b"")
+    tree.touch(tree.closest(root, (1,))[0])
+    tree.evict()
+    assert [matched(tree, key) for key in ((1,), (2,), (3,))] == [1, 0, 1]

@@ -196,10 +196,10 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     driver.finish()
     second = driver.open(request(2))
     other = driver.open(request(3, cache_salt=b"another tenant"))
-    assert second.opened is not None and second.opened.cached_tokens == 16
+    assert second.opened is not None and second.opened.cached_tokens == 18
     assert other.opened is not None and other.opened.cached_tokens == 0
     driver.finish()
-    assert second.finished is not None and second.finished.usage.cached_tokens == 16
+    assert second.finished is not None and second.finished.usage.cached_tokens == 18
     assert first.reply == second.reply == other.reply
 
 

@@ -1,0 +1,136 @@
+"""What becomes of the prefix cache, as numbered events that routers can follow (pure).
+
+The model thread's pool records, the event loop's ledger numbers and keeps. A follower remembers
+the number of the next event it wants. The ledger holds a bounded number of events, so one that
+fell behind finds a gap, and takes a snapshot instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias
+
+MAX_EVENT_BLOCKS = 256
+"""Blocks of one event; a longer chain goes on in the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A chain of blocks can be reused from now on: each one's parent is the one before it."""
+
+    parent: bytes
+    """Hash of the block, or root, that the first one follows (outrider.codec.block_hashes)."""
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """These blocks cannot be reused any more."""
+
+    hashes: tuple[bytes, ...]
+
+
+BlockEvent: TypeAlias = Stored | Removed
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is stored before event number `next_number`; parents come before children."""
+
+    next_number: int
+    chains: tuple[Stored, ...]
+
+
+class BlockRecorder:
+    """Gathers events between two takes; neighbours that belong together become one."""
+
+    def __init__(self) -> None:
+        self._events: list[BlockEvent] = []
+
+    def stored(self, parent: bytes, block: bytes) -> None:
+        """A block was published behind `parent`."""
+        _append(self._events, parent, block)
+
+    def removed(self, block: bytes) -> None:
+        """A block was evicted."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Removed) and len(last.hashes) < MAX_EVENT_BLOCKS:
+            self._events[-1] = Removed((*last.hashes, block))
+        else:
+            self._events.append(Removed((block,)))
+
+    def take(self) -> tuple[BlockEvent, ...]:
+        """The events since the last take, in order."""
+        events, self._events = tuple(self._events), []
+        return events
+
+
+class BlockLedger:
+    """The latest events by number, from 1 on, and what they add up to.
+
+    Keeps events of up to `max_blocks` blocks, and always the last one.
+    """
+
+    def __init__(self, max_blocks: int = 8192) -> None:
+        self.next_number = 1
+        """The number of the next event to come."""
+        self._max_blocks = max_blocks
+        self._events: deque[BlockEvent] = deque()
+        self._num_blocks = 0
+        # In order of storing: a parent is stored before its children, and removed after them.
+        self._parents: dict[bytes, bytes] = {}
+
+    @property
+    def num_stored(self) -> int:
+        """Blocks that can be reused now."""
+        return len(self._parents)
+
+    def add(self, events: Sequence[BlockEvent]) -> None:
+        """Number these events and keep them, dropping the oldest beyond the bound."""
+        for event in events:
+            self._replay(event)
+            self._events.append(event)
+            self._num_blocks += len(event.hashes)
+            self.next_number += 1
+        while self._num_blocks > self._max_blocks and len(self._events) > 1:
+            self._num_blocks -= len(self._events.popleft().hashes)
+
+    def since(self, number: int, max_events: int) -> tuple[BlockEvent, ...] | None:
+        """Events from `number` on, at most so many; none if it is still to come.
+
+        None if they are not all here any more, or if `number` is none that this ledger gave.
+        """
+        first = self.next_number - len(self._events)
+        if not first <= number <= self.next_number:
+            return None
+        return tuple(islice(self._events, number - first, number - first + max_events))
+
+    def snapshot(self) -> Snapshot:
+        """All that is stored now."""
+        chains: list[BlockEvent] = []
+        for block, parent in self._parents.items():
+            _append(chains, parent, block)
+        return Snapshot(self.next_number, tuple(c for c in chains if isinstance(c, Stored)))
+
+    def _replay(self, event: BlockEvent) -> None:
+        if isinstance(event, Removed):
+            for block in event.hashes:
+                del self._parents[block]
+            return
+        parent = event.parent
+        for block in event.hashes:
+            self._parents[block] = parent
+            parent = block
+
+
+def _append(events: list[BlockEvent], parent: bytes, block: bytes) -> None:
+    """Extend the last chain if the block follows it, else begin another."""
+    last = events[-1] if events else None
+    fits = isinstance(last, Stored) and len(last.hashes) < MAX_EVENT_BLOCKS
+    if isinstance(last, Stored) and fits and last.hashes[-1] == parent:
+        events[-1] = Stored(last.parent, (*last.hashes, block))
+    else:
+        events.append(Stored(parent, (block,)))
