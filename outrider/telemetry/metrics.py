@@ -71,6 +71,9 @@ class Metrics:
     def _make_histograms(self) -> None:
         self._ttft_ms = self._histogram(names.TTFT_MS, "", names.MS_BOUNDARIES)
         self._token_ms = self._histogram(names.TOKEN_LATENCY_MS, "", names.MS_BOUNDARIES)
+        self._overhead_ms = self._histogram(
+            names.TICK_OVERHEAD_MS, "", names.OVERHEAD_MS_BOUNDARIES
+        )
         self._ttft_s = self._histogram(names.GEN_AI_TTFT, "s", names.TTFT_BOUNDARIES_S)
         self._per_token_s = self._histogram(
             names.GEN_AI_TIME_PER_TOKEN, "s", names.TIME_PER_TOKEN_BOUNDARIES_S
@@ -102,6 +105,10 @@ class Metrics:
     def set_batch_utilization(self, share: float) -> None:
         """Rows of the last engine call over the rows it may have, 0..1."""
         self.gauge(names.BATCH_UTILIZATION).set(share)
+
+    def record_tick_overhead(self, ms: float) -> None:
+        """CPU time the model thread spent outside the engine around one engine call."""
+        self._overhead_ms.record(ms)
 
     def record_verification(self, drafted: int, accepted: int) -> None:
         """Count drafted and accepted tokens; drives `rejection_rate`."""

@@ -13,6 +13,7 @@ TTFT_MS: Final = "ttft_ms"
 TOKEN_LATENCY_MS: Final = "token_latency_ms"
 BATCH_UTILIZATION: Final = "batch_utilization"
 REJECTION_RATE: Final = "rejection_rate"
+TICK_OVERHEAD_MS: Final = "tick_overhead_ms"
 DRAFTED_TOKENS: Final = "outrider.draft.proposed_tokens"
 ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
 
@@ -25,6 +26,9 @@ GEN_AI_TOKEN_USAGE: Final = "gen_ai.client.token.usage"
 MS_BOUNDARIES: Final = (
     *(1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0, 150.0, 250.0),
     *(400.0, 600.0, 1000.0, 2500.0, 5000.0, 10000.0, 30000.0),
+)
+OVERHEAD_MS_BOUNDARIES: Final = (
+    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 50.0),
 )
 TTFT_BOUNDARIES_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),

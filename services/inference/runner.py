@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import structlog
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
+from services.inference.cpu_time import CpuOverhead
 from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
 
 from services.inference.engines.base import Engine, Rows
@@ -59,6 +60,8 @@ class Tick:
     load: Load
     num_rounds: int
     """Sessions in the engine call; 0 without one."""
+    overhead_ms: float = 0.0
+    """CPU time of the model thread outside the engine since the last call's tick."""
     problem: str = ""
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
@@ -127,6 +130,7 @@ class ModelRunner:
         self._problem = "the model thread has not started"
         self._num_failures = 0
         self._starved = False
+        self._overhead = CpuOverhead()
 
     @property
     def problem(self) -> str:
@@ -176,7 +180,7 @@ class ModelRunner:
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
             self._close_engine()
-            self._post(Tick((), self._scheduler.load(), 0, problem, over=True))
+            self._post(Tick((), self._scheduler.load(), 0, problem=problem, over=True))
 
     def _patience_s(self) -> float | None:
         if not self._scheduler.has_work:
@@ -229,7 +233,10 @@ class ModelRunner:
             self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         for copy in plan.copies:
             self._engine.copy_block(copy.source, copy.target)
-        return self._engine.step(plan.rounds) if plan.rounds else []
+        if not plan.rounds:
+            return []
+        with self._overhead.paused():
+            return self._engine.step(plan.rounds)
 
     def _failing(self) -> str:
         if self._num_failures < MAX_FAILURES:
@@ -243,7 +250,9 @@ class ModelRunner:
             log.exception("the engine did not close")
 
     def _report(self, events: list[Event], num_rounds: int) -> None:
-        self._post(Tick(tuple(events), self._scheduler.load(), num_rounds, self._failing()))
+        overhead_ms = self._overhead.take_ms() if num_rounds else 0.0
+        load = self._scheduler.load()
+        self._post(Tick(tuple(events), load, num_rounds, overhead_ms, self._failing()))
 
     def _post(self, tick: Tick) -> None:
         assert self._loop is not None

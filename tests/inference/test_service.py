@@ -208,6 +208,8 @@ async def test_health_and_metrics() -> None:
         assert value("ttft_ms_count", labels) == 1
         assert (value("token_latency_ms_count", labels) or 0) > 1
         assert (value("batch_utilization") or 0) == pytest.approx(1 / 16)
+        assert (value("tick_overhead_ms_count") or 0) > 1
+        assert (value("tick_overhead_ms_sum") or 0) > 0
         assert 0 <= (value("rejection_rate") or 0) <= 1
         assert (
             value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90

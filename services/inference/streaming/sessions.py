@@ -226,6 +226,7 @@ class SessionTable:
     def _measure(self, tick: Tick) -> None:
         if tick.num_rounds:
             self._metrics.set_batch_utilization(tick.num_rounds / self._max_sessions)
+            self._metrics.record_tick_overhead(tick.overhead_ms)
         gauges = self._metrics.gauge
         gauges("outrider.sessions.running").set(tick.load.running_sessions)
         gauges("outrider.sessions.queued").set(tick.load.queued_sessions)
