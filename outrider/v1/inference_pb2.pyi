@@ -554,6 +554,180 @@ class WatchLoadResponse(_message.Message):
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
 
 @_typing.final
+class WatchKvRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    NEXT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    log: _builtins.int
+    """Of the last response seen; 0: none was."""
+    next_sequence: _builtins.int
+    """Number of the first event wanted. Without it, or with one that the replica cannot serve any
+    more, or with another replica's log, the stream begins with a snapshot.
+    """
+    def __init__(
+        self,
+        *,
+        log: _builtins.int = ...,
+        next_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "next_sequence", b"next_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchKvRequest: _TypeAlias = WatchKvRequest  # noqa: Y015
+
+@_typing.final
+class WatchKvResponse(_message.Message):
+    """Either events or a part of a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    log: _builtins.int
+    """Another one after a restart of the replica, when nothing that was known of it holds any more."""
+    sequence: _builtins.int
+    """Number of the first of `events`, the others follow one by one; in a snapshot, the number of
+    the first event behind it.
+    """
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEvent]: ...
+    @_builtins.property
+    def snapshot(self) -> Global___KvSnapshot: ...
+    def __init__(
+        self,
+        *,
+        log: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        events: _abc.Iterable[Global___KvEvent] | None = ...,
+        snapshot: Global___KvSnapshot | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "log", b"log", "sequence", b"sequence", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchKvResponse: _TypeAlias = WatchKvResponse  # noqa: Y015
+
+@_typing.final
+class KvEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stored(self) -> Global___KvStored: ...
+    @_builtins.property
+    def removed(self) -> Global___KvRemoved: ...
+    def __init__(
+        self,
+        *,
+        stored: Global___KvStored | None = ...,
+        removed: Global___KvRemoved | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["stored", "removed"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___KvEvent: _TypeAlias = KvEvent  # noqa: Y015
+
+@_typing.final
+class KvStored(_message.Message):
+    """Blocks that can be reused from now on, each behind the one before it. A block's hash is
+    BLAKE2b-128 over its parent's hash and its ids as little-endian u32; the first block's parent is
+    the root, BLAKE2b-128 over the session's cache_salt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_HASH_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    parent_hash: _builtins.bytes
+    """The block, or root, that the first one follows."""
+    num_tokens: _builtins.int
+    """Tokens in all these blocks together."""
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        parent_hash: _builtins.bytes = ...,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "num_tokens", b"num_tokens", "parent_hash", b"parent_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvStored: _TypeAlias = KvStored  # noqa: Y015
+
+@_typing.final
+class KvRemoved(_message.Message):
+    """Blocks that cannot be reused any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvRemoved: _TypeAlias = KvRemoved  # noqa: Y015
+
+@_typing.final
+class KvSnapshot(_message.Message):
+    """All that is stored. Long ones come in several parts, with nothing in between."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAINS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.bool
+    """Forget what was known."""
+    last: _builtins.bool
+    @_builtins.property
+    def chains(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvStored]:
+        """Parents come before their children."""
+
+    def __init__(
+        self,
+        *,
+        chains: _abc.Iterable[Global___KvStored] | None = ...,
+        first: _builtins.bool = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chains", b"chains", "first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSnapshot: _TypeAlias = KvSnapshot  # noqa: Y015
+
+@_typing.final
 class GetModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

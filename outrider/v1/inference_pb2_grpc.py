@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=outrider_dot_v1_dot_inference__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_inference__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchKv = channel.unary_stream(
+                '/outrider.v1.InferenceService/WatchKv',
+                request_serializer=outrider_dot_v1_dot_inference__pb2.WatchKvRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_inference__pb2.WatchKvResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/outrider.v1.InferenceService/GetModel',
                 request_serializer=outrider_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
@@ -69,6 +74,14 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchKv(self, request, context):
+        """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
+        another snapshot instead of what it missed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -87,6 +100,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=outrider_dot_v1_dot_inference__pb2.WatchLoadRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_inference__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'WatchKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKv,
+                    request_deserializer=outrider_dot_v1_dot_inference__pb2.WatchKvRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_inference__pb2.WatchKvResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -149,6 +167,33 @@ class InferenceService:
             '/outrider.v1.InferenceService/WatchLoad',
             outrider_dot_v1_dot_inference__pb2.WatchLoadRequest.SerializeToString,
             outrider_dot_v1_dot_inference__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.InferenceService/WatchKv',
+            outrider_dot_v1_dot_inference__pb2.WatchKvRequest.SerializeToString,
+            outrider_dot_v1_dot_inference__pb2.WatchKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

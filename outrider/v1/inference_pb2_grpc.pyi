@@ -36,6 +36,10 @@ class InferenceServiceStub:
     Generate: _grpc.StreamStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     WatchLoad: _grpc.UnaryStreamMultiCallable[_inference_pb2.WatchLoadRequest, _inference_pb2.WatchLoadResponse]
     """The replica's load, first at once and then whenever it changes, at most every interval."""
+    WatchKv: _grpc.UnaryStreamMultiCallable[_inference_pb2.WatchKvRequest, _inference_pb2.WatchKvResponse]
+    """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
+    another snapshot instead of what it missed.
+    """
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
 
 @_typing.type_check_only
@@ -46,6 +50,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Generate: _aio.StreamStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     WatchLoad: _aio.UnaryStreamMultiCallable[_inference_pb2.WatchLoadRequest, _inference_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """The replica's load, first at once and then whenever it changes, at most every interval."""
+    WatchKv: _aio.UnaryStreamMultiCallable[_inference_pb2.WatchKvRequest, _inference_pb2.WatchKvResponse]  # type: ignore[assignment]
+    """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
+    another snapshot instead of what it missed.
+    """
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -65,6 +73,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.WatchLoadResponse], _abc.AsyncIterator[_inference_pb2.WatchLoadResponse]]:
         """The replica's load, first at once and then whenever it changes, at most every interval."""
+
+    @_abc_1.abstractmethod
+    def WatchKv(
+        self,
+        request: _inference_pb2.WatchKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.WatchKvResponse], _abc.AsyncIterator[_inference_pb2.WatchKvResponse]]:
+        """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
+        another snapshot instead of what it missed.
+        """
 
     @_abc_1.abstractmethod
     def GetModel(

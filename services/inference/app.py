@@ -32,6 +32,7 @@ from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit
 from services.inference.scheduling.scheduler import Scheduler
 from services.inference.service import InferenceService
+from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
 
@@ -88,8 +89,10 @@ class Replica:
         self.scheduler = Scheduler(model.engine.info, limits, model.new_reply)
         self.runner = ModelRunner(model.engine, self.scheduler, self._on_tick, clock=clock)
         self.table.attach(self.runner)
+        self.blocks = BlockFeed(model.engine.info.block_tokens)
         self.service = InferenceService(
             self.table,
+            self.blocks,
             max_frames=config.max_outbox_frames,
             max_sessions=config.max_stream_sessions,
         )
@@ -126,6 +129,7 @@ class Replica:
 
     def _on_tick(self, tick: Tick) -> None:
         self.table.on_tick(tick)
+        self.blocks.take(tick.blocks)
         if tick.problem:
             self.broken.set()
         serving = self.readiness()[0]

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import structlog
+
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from services.inference.cpu_time import CpuOverhead
-from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
-
 from services.inference.engines.base import Engine, Rows
+from services.inference.kv.events import BlockEvent
+from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
 
@@ -62,6 +63,8 @@ class Tick:
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
     """CPU time of the model thread outside the engine since the last call's tick."""
+    blocks: tuple[BlockEvent, ...] = ()
+    """What changed in the prefix cache."""
     problem: str = ""
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
@@ -121,6 +124,7 @@ class ModelRunner:
         """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines."""
         self._engine = engine
         self._scheduler = scheduler
+        scheduler.record_blocks()
         self._on_tick = on_tick
         self._clock = clock
         self._inbox = Inbox(max_commands)
@@ -252,7 +256,9 @@ class ModelRunner:
     def _report(self, events: list[Event], num_rounds: int) -> None:
         overhead_ms = self._overhead.take_ms() if num_rounds else 0.0
         load = self._scheduler.load()
-        self._post(Tick(tuple(events), load, num_rounds, overhead_ms, self._failing()))
+        blocks = self._scheduler.take_block_events()
+        problem = self._failing()
+        self._post(Tick(tuple(events), load, num_rounds, overhead_ms, blocks, problem))
 
     def _post(self, tick: Tick) -> None:
         assert self._loop is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from outrider.errors import UnavailableError
@@ -11,6 +12,7 @@ from outrider.rpc import incoming
 from outrider.v1 import inference_pb2
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
 from services.inference.streaming import wire
+from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.stream import Stream
 
@@ -20,9 +22,12 @@ _LOAD_INTERVAL_MS = 50
 class InferenceService(InferenceServiceServicer):
     """Streams of sessions over one table."""
 
-    def __init__(self, table: SessionTable, *, max_frames: int, max_sessions: int) -> None:
+    def __init__(
+        self, table: SessionTable, blocks: BlockFeed, *, max_frames: int, max_sessions: int
+    ) -> None:
         """The bounds are those of one stream."""
         self._table = table
+        self._blocks = blocks
         self._max_frames = max_frames
         self._max_sessions = max_sessions
         self._streams: set[Stream] = set()
@@ -67,6 +72,13 @@ class InferenceService(InferenceServiceServicer):
                     continue
             await changed.wait()
 
+    async def WatchKv(
+        self, request: inference_pb2.WatchKvRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
+        async with aclosing(self._blocks.watch(request)) as responses:
+            async for response in responses:
+                yield response
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.GetModelResponse:
@@ -77,4 +89,5 @@ class InferenceService(InferenceServiceServicer):
         self._closed = True
         for stream in list(self._streams):
             stream.close()
+        self._blocks.close()
         self._table.announce()

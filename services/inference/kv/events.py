@@ -52,7 +52,12 @@ class BlockRecorder:
 
     def stored(self, parent: bytes, block: bytes) -> None:
         """A block was published behind `parent`."""
-        _append(self._events, parent, block)
+        last = self._events[-1] if self._events else None
+        fits = isinstance(last, Stored) and len(last.hashes) < MAX_EVENT_BLOCKS
+        if isinstance(last, Stored) and fits and last.hashes[-1] == parent:
+            self._events[-1] = Stored(last.parent, (*last.hashes, block))
+        else:
+            self._events.append(Stored(parent, (block,)))
 
     def removed(self, block: bytes) -> None:
         """A block was evicted."""
@@ -110,10 +115,16 @@ class BlockLedger:
 
     def snapshot(self) -> Snapshot:
         """All that is stored now."""
-        chains: list[BlockEvent] = []
+        chains: list[tuple[bytes, list[bytes]]] = []
+        last, room = b"", 0
         for block, parent in self._parents.items():
-            _append(chains, parent, block)
-        return Snapshot(self.next_number, tuple(c for c in chains if isinstance(c, Stored)))
+            if parent != last or room == 0:
+                chains.append((parent, []))
+                room = MAX_EVENT_BLOCKS
+            chains[-1][1].append(block)
+            last, room = block, room - 1
+        stored = tuple(Stored(parent, tuple(blocks)) for parent, blocks in chains)
+        return Snapshot(self.next_number, stored)
 
     def _replay(self, event: BlockEvent) -> None:
         if isinstance(event, Removed):
@@ -124,13 +135,3 @@ class BlockLedger:
         for block in event.hashes:
             self._parents[block] = parent
             parent = block
-
-
-def _append(events: list[BlockEvent], parent: bytes, block: bytes) -> None:
-    """Extend the last chain if the block follows it, else begin another."""
-    last = events[-1] if events else None
-    fits = isinstance(last, Stored) and len(last.hashes) < MAX_EVENT_BLOCKS
-    if isinstance(last, Stored) and fits and last.hashes[-1] == parent:
-        events[-1] = Stored(last.parent, (*last.hashes, block))
-    else:
-        events.append(Stored(parent, (block,)))

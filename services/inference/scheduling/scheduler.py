@@ -25,6 +25,7 @@ from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.engines.candidates import check_sampling
+from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
 from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
@@ -174,6 +175,14 @@ class Scheduler:
             row_ms=self._cost.row_ms,
             max_sessions=self.limits.max_sessions,
         )
+
+    def record_blocks(self) -> None:
+        """From now on take_block_events() tells what is cached, and the caller takes them."""
+        self._pool.record()
+
+    def take_block_events(self) -> tuple[BlockEvent, ...]:
+        """What changed in the prefix cache since the last take."""
+        return self._pool.take_events()
 
     def check_invariants(self) -> None:
         """Raises AssertionError on a leak or a lost session; for tests."""

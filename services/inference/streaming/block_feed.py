@@ -1,0 +1,96 @@
+"""The prefix cache's events, on their way to whoever watches them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from outrider.v1 import inference_pb2
+from services.inference.kv.events import BlockEvent, BlockLedger, Snapshot, Stored
+
+_MAX_EVENTS = 64
+"""Of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's limit."""
+_PART_BLOCKS = 8192
+"""A part of a snapshot ends with the chain that brings it to so many blocks."""
+
+
+class BlockFeed:
+    """One ledger, any number of watchers with a cursor each: nothing is queued for anybody, so
+    who does not read costs nothing and holds nobody up."""
+
+    def __init__(self, block_tokens: int, *, max_blocks: int = 8192) -> None:
+        """Events of up to `max_blocks` blocks are kept for watchers that lag behind."""
+        self._block_tokens = block_tokens
+        self._ledger = BlockLedger(max_blocks)
+        self._log = secrets.randbits(64) | 1
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def num_stored(self) -> int:
+        """Blocks that can be reused now."""
+        return self._ledger.num_stored
+
+    def take(self, events: Sequence[BlockEvent]) -> None:
+        """The model thread's news."""
+        if events:
+            self._ledger.add(events)
+            self._wake()
+
+    def close(self) -> None:
+        """End every watch."""
+        self._closed = True
+        self._wake()
+
+    async def watch(
+        self, request: inference_pb2.WatchKvRequest
+    ) -> AsyncGenerator[inference_pb2.WatchKvResponse, None]:
+        """What the watcher lacks, as long as it listens."""
+        wanted = request.next_sequence if request.log == self._log else 0
+        while not self._closed:
+            changed = self._changed
+            events = self._ledger.since(wanted, _MAX_EVENTS)
+            if events is None:
+                snapshot = self._ledger.snapshot()
+                wanted = snapshot.next_number
+                for part in self._parts(snapshot):
+                    yield part
+            elif events:
+                response = inference_pb2.WatchKvResponse(log=self._log, sequence=wanted)
+                response.events.extend(map(self._event, events))
+                wanted += len(events)
+                yield response
+            else:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _parts(self, snapshot: Snapshot) -> Iterator[inference_pb2.WatchKvResponse]:
+        """Of bounded size, made one by one: the watcher's pace is that of the connection."""
+        chains = list(reversed(snapshot.chains))
+        first = True
+        while chains or first:
+            part, num_blocks = inference_pb2.KvSnapshot(first=first), 0
+            while chains and num_blocks < _PART_BLOCKS:
+                chain = chains.pop()
+                num_blocks += len(chain.hashes)
+                part.chains.append(self._stored(chain))
+            first, part.last = False, not chains
+            yield inference_pb2.WatchKvResponse(
+                log=self._log, sequence=snapshot.next_number, snapshot=part
+            )
+
+    def _event(self, event: BlockEvent) -> inference_pb2.KvEvent:
+        if isinstance(event, Stored):
+            return inference_pb2.KvEvent(stored=self._stored(event))
+        return inference_pb2.KvEvent(removed=inference_pb2.KvRemoved(block_hashes=event.hashes))
+
+    def _stored(self, chain: Stored) -> inference_pb2.KvStored:
+        return inference_pb2.KvStored(
+            parent_hash=chain.parent,
+            block_hashes=chain.hashes,
+            num_tokens=len(chain.hashes) * self._block_tokens,
+        )
