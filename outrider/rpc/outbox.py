@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 class Outbox(AsyncIterator[T]):
-    """Many producers, one consumer, one event loop; never more than `max_items` waiting.
+    """Many producers, one consumer, one event loop; never more than `max_items` waiting, and the
+    last ones of sessions.
 
     Iterating yields what was put, in order, and ends after `close()` once all of it is taken; it
     raises the error given to `close` instead, where there is one.
@@ -37,10 +38,13 @@ class Outbox(AsyncIterator[T]):
         """Whether nothing more can be put."""
         return self._closed
 
-    def put_nowait(self, item: T) -> None:
-        """Queue one item. Raises OverloadedError when full and CancelledError when closed."""
+    def put_nowait(self, item: T, *, last: bool = False) -> None:
+        """Queue one item. Raises OverloadedError when full and CancelledError when closed.
+
+        The `last` item of a session always fits: there is one for each that is open.
+        """
         self._check_open()
-        if len(self._items) >= self._max_items:
+        if len(self._items) >= self._max_items and not last:
             raise OverloadedError(
                 f"the peer does not read: {self._max_items} frames wait for it already"
             )

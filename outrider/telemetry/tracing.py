@@ -102,6 +102,11 @@ class Span:
         self._context = context
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether attributes are worth gathering."""
+        return False
+
+    @property
     def context(self) -> TraceParent:
         """What the next tier gets as its parent."""
         return self._context
@@ -128,6 +133,10 @@ class _RecordedSpan(Span):
     def __init__(self, span: trace.Span) -> None:
         super().__init__(_inject(trace.set_span_in_context(span, Context())))
         self._span = span
+
+    @property
+    def is_recorded(self) -> bool:
+        return True
 
     def set(self, **attributes: AttributeValue) -> None:
         self._span.set_attributes(attributes)

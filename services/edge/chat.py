@@ -84,6 +84,7 @@ class Chat:
         self._inbox: deque[Input] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_at: float | None = None
         self._tokens: asyncio.Future[tuple[int, ...]] | None = None
         self._link: RouterLink | None = None
         self._number = 0
@@ -154,9 +155,9 @@ class Chat:
             case OpenRegion():
                 self._open(action)
             case SendDraft():
-                self._up(self._wire.draft(action))
+                self._draft(action)
             case CancelRegion(reason):
-                self._up(cancel(reason))
+                self._cancel(reason)
             case Tokenize(messages):
                 self._tokenize(messages)
             case Finish():
@@ -173,13 +174,16 @@ class Chat:
         except OutriderError as error:
             self._inbox.append(RegionFailed(error))
 
-    def _up(self, frame: inference_pb2.SessionUp) -> None:
-        if self._link is None:
-            return  # it could not be opened; the session learns that next
-        try:
-            self._link.send(self._number, frame)
-        except OutriderError as error:
-            self._inbox.append(RegionFailed(error))
+    # Without a link the session could not be opened, and learns that next.
+
+    def _draft(self, action: SendDraft) -> None:
+        if self._link is not None:
+            sent = self._link.draft(self._number, self._wire.draft(action))
+            self._parts.telemetry.draft_frame(sent)
+
+    def _cancel(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.cancel(self._number, cancel(reason))
 
     def _tokenize(self, messages: tuple[Message, ...]) -> None:
         tokenization = self._parts.tokenization
@@ -213,20 +217,21 @@ class Chat:
             self._tokens.cancel()
         if self._link is not None:
             self._link.forget(self._number)
-        if self._span is not None:
-            self._span.set(**{names.OUTPUT_TOKENS: self._session.num_tokens})
-            self._span.end(self._session.error)
         self._stream.end()
-        self._parts.telemetry.chat_ended(self._session, self._loop.time())
+        telemetry = self._parts.telemetry
+        telemetry.chat_closed()
+        # The last frame leaves this turn of the loop, the records are made in the next.
+        self._loop.call_soon(telemetry.record, self._session, self._span, self._loop.time())
 
     def _arm(self) -> None:
+        at = self._session.next_deadline()
+        if at == self._armed_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        at = self._session.next_deadline()
-        if at is not None:
-            self._timer = self._loop.call_at(at, self._tick)
+        self._timer = None if at is None else self._loop.call_at(at, self._tick)
+        self._armed_at = at
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer = self._armed_at = None
         self.feed(Tick())

@@ -21,6 +21,7 @@ CHATS: Final = "outrider.edge.chats"
 TOKENS: Final = "outrider.edge.tokens"
 RETRACTIONS: Final = "outrider.edge.retractions"
 ERASED_CHARS: Final = "outrider.edge.erased_chars"
+DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 # Sums of milliseconds over the chats that had one; divide by the count for the mean.
 PROVISIONAL_TTFT: Final = "outrider.edge.provisional_ttft_ms"
 PROVISIONAL_CHATS: Final = "outrider.edge.provisional_chats"
@@ -63,13 +64,24 @@ class EdgeTelemetry:
         )
         return span
 
-    def chat_ended(self, session: ChatSession, now: float) -> None:
-        """A stream was closed, for whatever reason."""
+    def chat_closed(self) -> None:
+        """A stream was closed, for whatever reason; `record` follows."""
         self.num_chats -= 1
         if not self.num_chats:
             self.idle.set()
+        self._metrics.gauge(OPEN_CHATS).set(self.num_chats)
+
+    def draft_frame(self, sent: bool) -> None:
+        """A frame of drafts was sent, or dropped because the router does not read."""
+        if not sent:
+            self._metrics.counter(DRAFTS_DROPPED).add(1)
+
+    def record(self, session: ChatSession, span: Span | None, now: float) -> None:
+        """What is to be told of a chat that was closed at `now`."""
+        if span is not None:
+            span.set(**{names.OUTPUT_TOKENS: session.num_tokens})
+            span.end(session.error)
         metrics, times = self._metrics, session.milestones
-        metrics.gauge(OPEN_CHATS).set(self.num_chats)
         if times.asked is None:
             return
         reason = session.error.reason if session.error else None
@@ -77,6 +89,7 @@ class EdgeTelemetry:
         log.info(
             "chat ended",
             request_id=session.request.request_id if session.request else "",
+            trace_id=span.trace_id if span else "",
             outcome=reason or "OK",
             num_prompt_tokens=session.num_prompt_tokens,
             num_tokens=session.num_tokens,

@@ -11,7 +11,7 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import OutriderError, OverloadedError, UnavailableError
 from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 
@@ -60,17 +60,28 @@ class RouterLink:
         """Open a session and return its number. Raises UnavailableError, OverloadedError."""
         if self._outbox is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
+        frame.session = self._last_number + 1
+        self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
         self._last_number += 1
-        self.send(self._last_number, frame)
         self._sinks[self._last_number] = sink
         return self._last_number
 
-    def send(self, number: int, frame: inference_pb2.SessionUp) -> None:
-        """Queue a frame of a session. Raises OverloadedError when the router does not read."""
+    def draft(self, number: int, frame: inference_pb2.SessionUp) -> bool:
+        """Queue drafts of a session; False if they were dropped, which costs nothing but speed."""
         if self._outbox is None:
-            return  # the stream broke; region_lost tells the session
+            return False  # the stream broke; region_lost tells the session
         frame.session = number
-        self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        try:
+            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        except OverloadedError:
+            return False
+        return True
+
+    def cancel(self, number: int, frame: inference_pb2.SessionUp) -> None:
+        """Queue the cancel of a session, however many frames wait for the router."""
+        if self._outbox is not None:
+            frame.session = number
+            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame), last=True)
 
     def forget(self, number: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -31,7 +32,8 @@ class _Entry:
 
 
 class Journal:
-    """Records sessions as they go. Frames are plain counts, flushed into metrics by `flush`."""
+    """Records sessions as they go. Until `flush` frames and placements are plain numbers: no
+    session waits for a metric."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
         """`clock` is in seconds and measures how long decisions take."""
@@ -41,19 +43,18 @@ class Journal:
         self.drafts_dropped = 0
         self._metrics = metrics
         self._entries: dict[int, _Entry] = {}
+        self._placements: Counter[tuple[str, str]] = Counter()
+        self._decision_ms = 0.0
         self._flushed = (0, 0, 0)
 
     def opened(self, session: int, frame: inference_pb2.OpenSession, now: float) -> None:
         """A session began; its frame now carries this router's span on to the replica."""
-        span = start_span(
-            names.SPAN_ROUTE,
-            parent=(frame.trace.traceparent, frame.trace.tracestate),
-        )
+        parent = (frame.trace.traceparent, frame.trace.tracestate)
+        span = start_span(names.SPAN_ROUTE, parent=parent)
         span.set(**{names.REQUEST_ID: frame.request_id, names.MODEL: frame.model})
         self._entries[session] = _Entry(span, now)
-        traceparent, tracestate = span.context
-        if traceparent:
-            frame.trace.traceparent, frame.trace.tracestate = traceparent, tracestate
+        if span.context != parent:
+            frame.trace.traceparent, frame.trace.tracestate = span.context
 
     def placed(
         self, session: int, decision: Decision, region: str, model: str, decided_ms: float
@@ -61,12 +62,12 @@ class Journal:
         """A replica was chosen and sent the open."""
         entry = self._entries[session]
         entry.model = model
-        entry.span.set(**{"outrider.replica": decision.replica, "outrider.region": region})
-        terms = asdict(decision.wait)
-        entry.span.set(**{f"outrider.wait.{term}": value for term, value in terms.items()})
-        labels = {"replica": decision.replica, "region": region}
-        self._metrics.counter(PLACEMENTS).add(1, labels)
-        self._metrics.counter(DECISION_MS).add(decided_ms)
+        if entry.span.is_recorded:
+            entry.span.set(**{"outrider.replica": decision.replica, "outrider.region": region})
+            terms = asdict(decision.wait)
+            entry.span.set(**{f"outrider.wait.{term}": value for term, value in terms.items()})
+        self._placements[decision.replica, region] += 1
+        self._decision_ms += decided_ms
 
     def ended(self, session: int, error: OutriderError | None, now: float) -> None:
         """A session is over."""
@@ -80,9 +81,21 @@ class Journal:
         self._metrics.gauge(SESSIONS).set(num_sessions)
         for state, count in replicas.items():
             self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)
+        self._flush_frames()
+        self._flush_placements()
+
+    def _flush_frames(self) -> None:
         up, down, dropped = self._flushed
         frames = self._metrics.counter(FRAMES)
         frames.add(self.frames_up - up, {"direction": "up"})
         frames.add(self.frames_down - down, {"direction": "down"})
         self._metrics.counter(DRAFTS_DROPPED).add(self.drafts_dropped - dropped)
         self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped)
+
+    def _flush_placements(self) -> None:
+        for (replica, region), count in self._placements.items():
+            labels = {"replica": replica, "region": region}
+            self._metrics.counter(PLACEMENTS).add(count, labels)
+        self._placements.clear()
+        self._metrics.counter(DECISION_MS).add(self._decision_ms)
+        self._decision_ms = 0.0

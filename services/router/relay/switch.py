@@ -222,16 +222,17 @@ class Switch:
         action = self._table.advance(session, event, now)
         if stream is not None and session.stream is None:
             self._dispatch.release(session)
-        if session.state is State.ENDED:
-            self._journal.ended(session.relayed, error, now)
+        has_ended = session.state is State.ENDED
         if down is not None and action is Action.SEND_DOWN:
             self._send_down(session, down, now)
         elif up is not None and action in _UPWARD:
             self._send_up(session, up, action)
         elif error is not None:
             self._resolve(session, stream, action, error, now)
-        if session.state is State.ENDED and session.edge in self._half_closed:
-            self._close_if_done(session.edge)
+        if has_ended:
+            self._journal.ended(session.relayed, error, now)
+            if session.edge in self._half_closed:
+                self._close_if_done(session.edge)
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
         self._journal.frames_down += 1
