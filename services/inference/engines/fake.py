@@ -41,6 +41,10 @@ class FakeOptions:
     max_context_tokens: int = 2048
     min_rows: int = 1
     scratch_tokens: int = 1
+    num_candidates: int = 0
+    """Columns of a row; 0: one per id."""
+    cuts_rows: bool = False
+    """Whether rounds are answered with their first rows only, as many as chance has it."""
     repetition: float = 0.75
     """Share of rows whose greedy token follows from the last id alone: greedy text then runs in
     short cycles, which a suffix drafter guesses."""
@@ -68,6 +72,8 @@ class FakeEngine:
             max_context_tokens=options.max_context_tokens,
             min_rows=options.min_rows,
             scratch_tokens=options.scratch_tokens,
+            num_candidates=options.num_candidates,
+            partial_rows=options.cuts_rows,
         )
         self._keys = _noise(_words(options.num_blocks * options.block_tokens), options.seed + 1)
         self._values = _noise(self._keys, 1)
@@ -107,7 +113,7 @@ class FakeEngine:
             self._write_garbage(part, table)
         for part, table in zip(rounds, slots, strict=True):
             self._write_values(part, table)
-        return [Rows(self._logits(part, table)) for part, table in zip(rounds, slots, strict=True)]
+        return [self._rows(part, table) for part, table in zip(rounds, slots, strict=True)]
 
     def copy_block(self, source: int, target: int) -> None:
         self._check_not_closed()
@@ -176,6 +182,16 @@ class FakeEngine:
         end = part.past + len(part.tokens)
         keys = np.cumsum(self._keys[slots[:end]] * self._weights[:end], dtype=np.uint64)
         self._values[slots[part.past : end]] = _mix(keys[part.past :])
+
+    def _rows(self, part: Round, slots: npt.NDArray[np.int64]) -> Rows:
+        logits = self._logits(part, slots)
+        if self.options.cuts_rows and len(logits):
+            draw = _noise(_words(1), part.sequence * 1009 + self.num_steps)
+            logits = logits[: 1 + int(draw[0] % np.uint64(len(logits)))]
+        if not self.options.num_candidates:
+            return Rows(logits)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_candidates]
+        return Rows(np.take_along_axis(logits, best, axis=1), best.astype(np.int32))
 
     def _logits(self, part: Round, slots: npt.NDArray[np.int64]) -> Logits:
         if part.num_rows == 0:

@@ -19,7 +19,13 @@ from tests.inference.engines.contract import (
 
 
 class TestFakeEngine(EngineContract):
-    @pytest.fixture(params=[FakeOptions(), FakeOptions(block_tokens=32, seed=5)])
+    @pytest.fixture(
+        params=[
+            FakeOptions(),
+            FakeOptions(block_tokens=32, seed=5),
+            FakeOptions(cuts_rows=True, num_candidates=64),
+        ]
+    )
     def engine(self, request: pytest.FixtureRequest) -> Engine:
         return FakeEngine(request.param)
 
