@@ -144,3 +144,7 @@ class Load:
     fixed_ms: float
     row_ms: float
     max_sessions: int
+    paused_sessions: int = 0
+    """In the middle of a reply, their KV kept, without a place in the calls."""
+    overload_level: int = 0
+    """policy.overload.Level."""

@@ -7,6 +7,21 @@ from dataclasses import dataclass, fields
 
 from outrider.errors import ConfigError
 from services.inference.engines.base import EngineInfo
+from services.inference.scheduling.events import Priority
+
+_LEAST = {
+    "max_queue": 0.0,
+    "max_draft_tokens": 0.0,
+    "max_lead": 0.0,
+    "ageing_s": 0.0,
+    "fixed_ms": 0.0,
+    "prefill_stretch": 1.0,
+    "max_pause_ms": 0.0,
+    "slo_ttft_low_ms": 0.0,
+    "slo_ttft_medium_ms": 0.0,
+    "slo_ttft_high_ms": 0.0,
+}
+"""Smallest value; of the other fields 1 for counts, anything positive for times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +36,56 @@ class SchedulerLimits:
     """Tokens of one engine call, drafts included."""
     prefill_chunk_tokens: int = 256
     """Prompt tokens of one engine call, over all sessions."""
-    max_tick_ms: float = 60.0
-    """Predicted duration above which a call with decoding sessions takes no more prompt tokens."""
+    max_tick_ms: float = 40.0
+    """The latency budget: predicted duration above which a call with decoding sessions takes no
+    more prompt tokens and no more drafts."""
+    prefill_stretch: float = 1.8
+    """How many times longer than without prompt tokens a call with decoding sessions may take."""
+    low_tick_ms: float = 18.0
+    """Predicted duration of a call of LOW sessions alone while HIGH ones keep coming: such a call
+    cannot be interrupted."""
+    max_pause_ms: float = 500.0
+    """Time after which a paused session gets a turn all the same, one session per call."""
     max_draft_tokens: int = 8
     """Drafts of one session in one call."""
     max_lead: int = 64
     """Edge drafts of one session kept ahead of its commits."""
-    ageing_s: float = 10.0
+    ageing_s: float = 60.0
     """Waiting time that makes up for one class of priority."""
     fixed_ms: float = 8.0
     """First guess of an engine call's fixed cost; then measured."""
     row_ms: float = 1.2
     """First guess of the cost of one token in a call; then measured."""
+    slo_ttft_low_ms: float = 0.0
+    """LOW sessions whose first token would come later than this are refused; 0: none are."""
+    slo_ttft_medium_ms: float = 0.0
+    """The same for MEDIUM ones."""
+    slo_ttft_high_ms: float = 0.0
+    """The same for HIGH ones."""
 
     def __post_init__(self) -> None:
-        least = {"max_queue": 0, "max_draft_tokens": 0, "max_lead": 0, "ageing_s": 0, "fixed_ms": 0}
         for spec in fields(self):
             value = getattr(self, spec.name)
-            low = least.get(spec.name, 1 if spec.type == "int" else 1e-6)
+            low = _LEAST.get(spec.name, 1 if spec.type == "int" else 1e-6)
             if not (math.isfinite(value) and value >= low):
                 raise ConfigError(f"{spec.name} must be at least {low:g}, not {value}")
 
+    def slo_ttft_ms(self, priority: Priority) -> float:
+        """The objective of a class; 0: none."""
+        return {
+            Priority.LOW: self.slo_ttft_low_ms,
+            Priority.MEDIUM: self.slo_ttft_medium_ms,
+            Priority.HIGH: self.slo_ttft_high_ms,
+        }[priority]
+
     def check_fits(self, info: EngineInfo) -> None:
         """Raises ConfigError if a full house of decoding sessions would leave a prefill no room."""
-        least = (self.max_sessions + 2) * max(1, info.min_rows)
+        least = (self.max_sessions + 3) * max(1, info.min_rows)
         if self.max_batch_tokens < least:
             raise ConfigError(
                 f"max_batch_tokens must be at least {least} for {self.max_sessions} sessions of "
-                f"{info.min_rows} rows and a prefill chunk, not {self.max_batch_tokens}"
+                f"{info.min_rows} rows, a paused one's turn and a prefill chunk, not "
+                f"{self.max_batch_tokens}"
             )
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from services.inference.kv.pool import BlockCopy, KvPool
-from services.inference.scheduling.budget import Bid, CostModel, admit_drafts
-from services.inference.scheduling.drafting import Proposal
-from services.inference.scheduling.limits import SchedulerLimits
 
 from services.inference.engines.base import EngineInfo, Opening, Round
+from services.inference.kv.pool import BlockCopy, KvPool
+from services.inference.scheduling.budget import Bid, CostModel, admit_drafts, attention
+from services.inference.scheduling.drafting import Proposal
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.policy.chunks import share_out
+from services.inference.scheduling.policy.overload import Level
+from services.inference.scheduling.policy.pace import Pace
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session, State
 
-_LEAST_CHUNK = 16
-"""A prefill moves at least this much per call, whatever the call already costs."""
-_OVERTAKING_SHARE = 4
-"""One part in so many of a call's prompt tokens is for prompts that much shorter than the first."""
 _TAUGHT_TOKENS = 512
 """Tokens shown to suffix drafters per call, over all sessions: about a millisecond, where a whole
 long prompt would hold everybody up."""
@@ -57,6 +56,11 @@ class Plan:
         """Rows of the call, drafts included."""
         return sum(len(part.tokens) for part in self.rounds)
 
+    @property
+    def context(self) -> float:
+        """What the call reads of contexts, as the cost model counts it."""
+        return sum(attention(len(part.tokens), part.past) for part in self.rounds)
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
@@ -66,14 +70,6 @@ class _Turn:
     """Drafts that the round needs to have min_rows tokens."""
     last: bool
     """Whether the round ends at the session's last token, so that its rows are wanted."""
-
-
-def chunk_tokens(num_missing: int, budget: int, min_rows: int) -> int:
-    """Tokens of the next prefill chunk: all, or at least min_rows with as many left; else 0."""
-    if num_missing <= budget:
-        return num_missing
-    chunk = min(budget, num_missing - min_rows)
-    return chunk if chunk >= min_rows else 0
 
 
 class Planner:
@@ -92,22 +88,37 @@ class Planner:
         self._pool = pool
         self._roster = roster
         self._cost = cost
+        self.pace = Pace(limits, cost, self._min_rows)
 
-    def plan(self, now: float) -> Plan | None:
-        """The next call; None if there is nothing to do."""
-        self._roster.admit(now)
-        parts = self._parts(self._turns())
+    def plan(self, now: float, level: Level) -> Plan | None:
+        """The next call, at this level of overload; None if there is nothing to do."""
+        self._roster.admit(now, hold_low=level >= Level.QUEUE_LOW)
+        takers, guest = self._roster.takers(now, self._limits.max_pause_ms / 1e3)
+        bounded = self.pace.is_bounded(takers, now)
+        if bounded:
+            takers = self.pace.rotate(takers)
+        budget = self.pace.prompt_tokens(takers, bounded=bounded, level=level)
+        turns = self._turns(takers, self._chunks(takers, guest, budget))
+        parts = self._parts(turns, bounded=bounded, level=level)
+        for part in parts:
+            part.session.turn_at = now
         if not parts and not self._roster.has_news:
             return None
         opened, closed = self._roster.take_news()
         rounds = tuple(self._round(part) for part in parts)
         return Plan(rounds, opened, closed, self._pool.take_copies(), tuple(parts), now)
 
-    def _turns(self) -> list[_Turn]:
+    def _chunks(self, takers: list[Session], guest: Session | None, budget: int) -> dict[int, int]:
+        """Prompt tokens of this call by sequence, after what others have computed meanwhile."""
+        prompts = [session for session in takers if session.state is State.PREFILLING]
+        for session in prompts:
+            session.reuse(self._pool.reuse(session.sequence, session.ids, session.computed))
+        return share_out(prompts, budget, self._min_rows, guest)
+
+    def _turns(self, takers: list[Session], chunks: dict[int, int]) -> list[_Turn]:
         """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
         turns: list[_Turn] = []
-        chunks = self._chunks()
-        for session in list(self._roster.running):
+        for session in takers:
             if session.state is State.WAITING:
                 continue
             count = chunks.get(session.sequence, session.num_missing)
@@ -116,50 +127,7 @@ class Planner:
                 turns.append(_Turn(session, count, fill, count == session.num_missing))
         return turns
 
-    def _chunks(self) -> dict[int, int]:
-        """Prompt tokens of this call by sequence: in order of rank, after those who overtake."""
-        prompts = [s for s in self._roster.running if s.state is State.PREFILLING]
-        for session in prompts:
-            session.reuse(self._pool.reuse(session.sequence, session.ids, session.computed))
-        budget = self._prefill_budget()
-        share, chunks = budget // _OVERTAKING_SHARE, dict[int, int]()
-        for session in self._overtaking(prompts, budget):
-            chunk = chunk_tokens(session.num_missing, share, self._min_rows)
-            chunks[session.sequence] = chunk
-            share, budget = share - chunk, budget - chunk
-        for session in prompts:
-            if session.sequence not in chunks:
-                chunk = chunk_tokens(session.num_missing, budget, self._min_rows)
-                chunks[session.sequence] = chunk
-                budget -= chunk
-        return chunks
-
-    def _overtaking(self, prompts: list[Session], budget: int) -> list[Session]:
-        """Prompts far shorter than what the first still lacks, unless that fits this call: they
-        would wait for it out of all proportion. The shortest comes first."""
-        if not prompts or prompts[0].num_missing <= budget:
-            return []
-        first = prompts[0]
-        short = [
-            session
-            for session in prompts
-            if session.num_missing * _OVERTAKING_SHARE <= first.num_missing
-            and session.request.priority >= first.request.priority
-        ]
-        return sorted(short, key=lambda session: session.num_missing)
-
-    def _prefill_budget(self) -> int:
-        """Prompt tokens of this call: bounded in time while others decode, never nothing."""
-        limits = self._limits
-        running = self._roster.running
-        rows = len(running) * self._min_rows
-        budget = min(limits.prefill_chunk_tokens, limits.max_batch_tokens - rows)
-        if any(session.state is State.DECODING for session in running):
-            spare_ms = limits.max_tick_ms - self._cost.predict_ms(rows)
-            budget = min(budget, max(_LEAST_CHUNK, int(spare_ms / self._cost.row_ms)))
-        return max(budget, 2 * self._min_rows - 1)
-
-    def _parts(self, turns: list[_Turn]) -> list[Part]:
+    def _parts(self, turns: list[_Turn], *, bounded: bool, level: Level) -> list[Part]:
         """Add the drafts that are worth their rows. Prompt tokens are left out of the price: in
         the shadow of a long prefill every guess would look cheap."""
         self._teach(turns)
@@ -171,8 +139,14 @@ class Planner:
         ]
         rows = sum(1 + turn.num_fill for turn in bidders)
         taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
-        max_rows = rows + self._limits.max_batch_tokens - taken
+        max_rows = min(
+            rows + self._limits.max_batch_tokens - taken,
+            self.pace.max_draft_rows(
+                [turn.session for turn in bidders], rows, bounded=bounded, level=level
+            ),
+        )
         counts = admit_drafts(bids, rows, max_rows, self._cost)
+        self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))
         admitted = iter(zip(proposals, counts, strict=True))
         return [
             self._part(turn, *next(admitted))

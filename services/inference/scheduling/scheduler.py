@@ -1,30 +1,27 @@
 """The scheduler of one model replica: decide, let the engine run, apply.
 
 Every tick takes all ready sessions into one call, together with chunks of waiting prompts: the
-engine never idles while a session is ready, and no timer holds a batch back. Sessions that share
-a call do not change each other's text.
+engine never idles while a session is ready. Sessions that share a call do not change each other's
+text. No timer holds a batch back: calls come one after the other, so whoever arrives while the
+engine is busy waits for the call's end anyway and is gathered there with all others. The call
+itself is the batch window; at rest there is none, since one would only delay the first token.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
-    EmptyPromptError,
     EngineError,
-    InvalidRequestError,
     OutriderError,
-    OverloadedError,
-    PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.suffix import SuffixDrafter
-from services.inference.engines.candidates import check_sampling
+from services.inference.engines.base import EngineInfo, Rows
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
@@ -38,16 +35,16 @@ from services.inference.scheduling.events import (
     Load,
     Opened,
     OpenRequest,
+    Priority,
 )
 from services.inference.scheduling.limits import SchedulerLimits, context_limit
-
-from services.inference.engines.base import EngineInfo, Rows
 from services.inference.scheduling.planning import Part, Plan, Planner
+from services.inference.scheduling.policy.admission import Admission
+from services.inference.scheduling.policy.checks import check_ids, check_request
 from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session
+from services.inference.scheduling.session import Session, State
 
 _EDGE_PRIOR = 0.6
-_MAX_RETRY_DELAY_MS = 30_000
 
 
 class Scheduler:
@@ -81,6 +78,7 @@ class Scheduler:
         self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._planner = Planner(info, limits, self._pool, self._roster, self._cost)
         self._edge_average = Acceptance(_EDGE_PRIOR)
+        self._admission = Admission(limits, self._roster, self._cost)
         self._num_opened = 0
         self._in_flight: Plan | None = None
 
@@ -94,13 +92,17 @@ class Scheduler:
 
         Raises DuplicateSessionError, EmptyPromptError, InvalidRequestError (ids outside the
         vocabulary, resume past the reply's end), InvalidSamplingError, PromptTooLongError,
-        DeadlineError, and OverloadedError with a retry delay when the queue is full.
+        DeadlineError for a deadline that cannot be met, and OverloadedError with a retry delay
+        when the queue is full or the first token would miss the class's objective.
         """
         self._check(request, now)
         session = self._new_session(request, now)
         cached = self._pool.match(session.ids, request.cache_salt)
+        if session.finished is None:
+            self._admission.check_time(session, cached, now)
         opened = Opened(request.session, len(request.prompt), min(cached, len(request.prompt)))
         self._roster.add(session)
+        self._planner.pace.opened(request.priority, now)
         if request.drafts is not None:
             self.draft(request.session, request.drafts, now)
         return [opened, *self._finish_if_over(session, now)]
@@ -110,7 +112,7 @@ class Scheduler:
 
         Raises InvalidRequestError for ids outside the vocabulary.
         """
-        self._check_ids("a draft", drafts.ids)
+        check_ids("a draft", drafts.ids, self.info)
         live = self._roster.sessions.get(session)
         if live is not None and live.sources.chain is not None:
             live.sources.chain.receive(drafts, live.ids, len(live.request.prompt))
@@ -121,19 +123,25 @@ class Scheduler:
         return [] if live is None else [self._finish(live, FinishReason.CANCELLED, now)]
 
     def expire(self, now: float) -> list[Event]:
-        """End the sessions whose deadline has come."""
-        late = [
-            session
-            for session in self._roster.sessions.values()
-            if session.request.deadline is not None and session.request.deadline <= now
-        ]
+        """End the sessions whose deadline has come, or comes before their next token can."""
+        late = [s for s in self._roster.sessions.values() if self._is_late(s, now)]
         return [self._finish(session, FinishReason.DEADLINE, now) for session in late]
+
+    def _is_late(self, session: Session, now: float) -> bool:
+        deadline = session.request.deadline
+        if deadline is None or deadline <= now:
+            return deadline is not None
+        if self._in_flight is not None or not self._admission.is_late(session, now):
+            return False
+        cached = self._pool.match(session.ids, session.request.cache_salt)
+        return self._admission.is_late(session, now, cached)
 
     def decide(self, now: float) -> Plan | None:
         """The next engine call; None when there is nothing to do."""
         if self._in_flight is not None:
             raise RuntimeError("the last plan was neither applied nor failed")
-        plan = self._planner.plan(now)
+        level = self._admission.update(self._rank(Priority.MEDIUM, now), now)
+        plan = self._planner.plan(now, level)
         if plan is not None:
             self._in_flight = plan
             self._roster.depart(frozenset(round.sequence for round in plan.rounds))
@@ -146,7 +154,7 @@ class Scheduler:
             return self.fail(plan, EngineError(wrong))
         self._land(plan)
         if plan.rounds:
-            self._cost.observe(plan.num_tokens, (now - plan.decided_at) * 1e3)
+            self._cost.observe(plan.num_tokens, (now - plan.decided_at) * 1e3, plan.context)
         events: list[Event] = []
         for part, answer in zip(plan.parts, rows, strict=True):
             if self._is_live(part):
@@ -159,7 +167,8 @@ class Scheduler:
         self._land(plan)
         lost = {round.sequence for round in plan.rounds} | {new.sequence for new in plan.opened}
         lost |= {copy.session for copy in plan.copies}
-        doomed = [session for session in self._roster.running if session.sequence in lost]
+        holders = (*self._roster.running, *self._roster.paused)
+        doomed = [session for session in holders if session.sequence in lost]
         return [self._fail(session, error) for session in doomed]
 
     def load(self) -> Load:
@@ -174,6 +183,8 @@ class Scheduler:
             fixed_ms=self._cost.fixed_ms,
             row_ms=self._cost.row_ms,
             max_sessions=self.limits.max_sessions,
+            paused_sessions=len(self._roster.paused),
+            overload_level=self._admission.level,
         )
 
     def record_blocks(self) -> None:
@@ -192,46 +203,21 @@ class Scheduler:
     def _check(self, request: OpenRequest, now: float) -> None:
         if request.session in self._roster.sessions:
             raise DuplicateSessionError(f"session {request.session} is open already")
-        if not request.prompt:
-            raise EmptyPromptError("the prompt has no tokens; send at least one")
-        self._check_ids("the prompt", request.prompt)
-        self._check_ids("resume", request.resume)
-        if request.drafts is not None:
-            self._check_ids("a draft", request.drafts.ids)
-        check_sampling(request.sampling, self.info)
-        if len(request.prompt) >= self._context_limit:
-            raise PromptTooLongError(
-                f"the prompt has {len(request.prompt)} tokens, but prompt and reply together have "
-                f"room for {self._context_limit}; shorten the prompt"
-            )
+        check_request(request, self.info, self._context_limit)
         if request.deadline is not None and request.deadline <= now:
             raise DeadlineError("the deadline had passed when the session was opened")
-        if len(self._roster.waiting) >= self.limits.max_queue + self._roster.num_vacant:
-            raise OverloadedError(
-                f"{len(self._roster.waiting)} sessions are waiting already; come back later",
-                retry_delay_ms=self._retry_delay_ms(),
-            )
+        self._admission.check_room(request.priority)
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        if ids and not (min(ids) >= 0 and max(ids) < self.info.vocabulary_size):
-            raise InvalidRequestError(
-                f"{name} has an id outside 0 .. {self.info.vocabulary_size - 1}; "
-                "check that both sides use the same vocabulary"
-            )
-
-    def _retry_delay_ms(self) -> int:
-        """Time to compute all that is asked for by now: about when the queue has moved on."""
-        rows = sum(session.num_missing for session in self._roster.sessions.values())
-        return min(_MAX_RETRY_DELAY_MS, 1 + math.ceil(self._cost.predict_ms(rows)))
+    def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
+        return now - priority * self.limits.ageing_s, self._num_opened
 
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1
-        rank = (now - request.priority * self.limits.ageing_s, self._num_opened)
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
         drafter = SuffixDrafter() if request.region_drafts else None
         return Session(
             request,
-            rank=rank,
+            rank=self._rank(request.priority, now),
             sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
             reply=self._new_reply(request.sampling),
             sources=DraftSources(chain, drafter, self._edge_average),
@@ -274,6 +260,8 @@ class Scheduler:
         return [] if session.finished is None else [self._finish(session, session.finished, now)]
 
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
+        if session.num_reply and session.state is not State.WAITING:
+            self._admission.stayed(session.stay_ms(now))
         self._roster.end(session)
         return Finished(
             session.number, reason, session.num_reply, session.usage(), session.timings(now)

@@ -8,27 +8,29 @@ from enum import Enum, auto
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
+from outrider.speculation.verify import Verdict, verify
+from services.inference.engines.base import Rows
 from services.inference.scheduling.drafting import DraftSources
 from services.inference.scheduling.events import (
     Committed,
     FinishReason,
     OpenRequest,
+    Priority,
     Timings,
     Usage,
 )
-
-from outrider.speculation.verify import Verdict, verify
-from services.inference.engines.base import Rows
 
 _SMOOTHING = 0.25
 
 
 class State(Enum):
-    """Where a session stands. Only PREFILLING and DECODING sessions hold KV."""
+    """Where a session stands. All but WAITING and ENDED ones hold KV."""
 
     WAITING = auto()
     PREFILLING = auto()
     DECODING = auto()
+    PAUSED = auto()
+    """In the middle of its reply, its KV kept, but without a place in the calls."""
     ENDED = auto()
 
 
@@ -41,6 +43,10 @@ class Input(Enum):
     """Rows behind its last token were verified."""
     PREEMPT = auto()
     """Its KV is dropped, to be computed again later."""
+    PAUSE = auto()
+    """It sits out for others and keeps its KV."""
+    RESUME = auto()
+    """It takes part in every call again."""
     END = auto()
     """It finished, failed, was cancelled or ran out of time."""
 
@@ -52,8 +58,13 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.PREFILLING, Input.PREEMPT): State.WAITING,
     (State.PREFILLING, Input.END): State.ENDED,
     (State.DECODING, Input.COMMIT): State.DECODING,
+    (State.DECODING, Input.PAUSE): State.PAUSED,
     (State.DECODING, Input.PREEMPT): State.WAITING,
     (State.DECODING, Input.END): State.ENDED,
+    (State.PAUSED, Input.COMMIT): State.PAUSED,  # a turn now and then, so that it never starves
+    (State.PAUSED, Input.RESUME): State.DECODING,
+    (State.PAUSED, Input.PREEMPT): State.WAITING,
+    (State.PAUSED, Input.END): State.ENDED,
 }
 
 
@@ -80,6 +91,9 @@ class _Times:
             interval_ms = (now - self._last_commit_at) * 1e3
             self.interval_ms += _SMOOTHING * (interval_ms - self.interval_ms)
         self._last_commit_at = now
+
+    def stay_ms(self, now: float) -> float:
+        return 0.0 if self._admitted_at is None else (now - self._admitted_at) * 1e3
 
     def timings(self, now: float) -> Timings:
         admitted = now if self._admitted_at is None else self._admitted_at
@@ -114,6 +128,8 @@ class Session:
         """The engine's number of this stay in the pool; new after every preemption."""
         self.ids = list(request.prompt)
         self.computed = self.cached_tokens = 0
+        self.turn_at = now
+        """When it last took part in a call, or got its KV table."""
         self.sources = sources
         self.finished: FinishReason | None = None
         self._context_limit = context_limit
@@ -130,6 +146,10 @@ class Session:
                 )
             self._sampler.observe(token)
             self._push(token)
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
 
     @property
     def num_reply(self) -> int:
@@ -159,6 +179,7 @@ class Session:
         self.advance(Input.ADMIT)
         self.sequence = sequence
         self.computed = 0
+        self.turn_at = now
         self._times.admitted(now)
         if self._times.first_commit_at is None:
             self.cached_tokens = 0
@@ -237,6 +258,10 @@ class Session:
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
         )
+
+    def stay_ms(self, now: float) -> float:
+        """Since it first held KV."""
+        return self._times.stay_ms(now)
 
     def timings(self, now: float) -> Timings:
         """What did not happen yet lasts until now."""

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from outrider.errors import OverloadedError
+from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
 from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
@@ -45,12 +45,16 @@ LIMITS = st.builds(
     SchedulerLimits,
     max_sessions=st.integers(1, 4),
     max_queue=st.integers(0, 6),
-    max_batch_tokens=st.sampled_from([18, 24, 200]),
+    max_batch_tokens=st.sampled_from([21, 27, 200]),
     prefill_chunk_tokens=st.sampled_from([1, 3, 7, 200]),
     max_tick_ms=st.sampled_from([5.0, 40.0]),
     max_draft_tokens=st.sampled_from([0, 1, 6]),
     max_lead=st.sampled_from([0, 3, 12]),
     ageing_s=st.sampled_from([0.0, 0.1, 10.0]),
+    low_tick_ms=st.sampled_from([1.0, 12.0, 60.0]),
+    max_pause_ms=st.sampled_from([0.0, 30.0, 500.0]),
+    slo_ttft_low_ms=st.sampled_from([0.0, 0.0, 200.0]),
+    slo_ttft_medium_ms=st.sampled_from([0.0, 300.0]),
 )
 PROMPTS = st.builds(
     lambda shared, length, tail: ((5, 6, 7, 8) * 8 if shared else (9, 4) * 16)[:length] + tail,
@@ -122,7 +126,11 @@ class Exactness(RuleBasedStateMachine):
             self.driver.open(request)
         except OverloadedError as error:
             assert error.retry_delay_ms > 0
-            assert self.driver.scheduler.load().queued_sessions >= self.driver.limits.max_queue
+            queued = self.driver.scheduler.load().queued_sessions
+            slo_ms = self.driver.limits.slo_ttft_ms(priority)
+            assert queued >= self.driver.limits.max_queue or slo_ms
+        except DeadlineError:
+            assert lasting_s is not None
 
     @rule(
         pick=st.integers(0, 9),

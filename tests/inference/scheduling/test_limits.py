@@ -48,9 +48,9 @@ def test_times_are_finite(value: float) -> None:
 
 
 def test_a_full_house_leaves_room_for_a_prefill() -> None:
-    limits = SchedulerLimits(max_sessions=8, max_batch_tokens=20)
+    limits = SchedulerLimits(max_sessions=8, max_batch_tokens=22)
     limits.check_fits(info(min_rows=2))
-    with pytest.raises(ConfigError, match="at least 30"):
+    with pytest.raises(ConfigError, match="at least 33"):
         limits.check_fits(info(min_rows=3))
 
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-
 from services.inference.engines.base import Rows
 from services.inference.engines.fake import FakeOptions
+from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -108,7 +108,7 @@ def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
 
 
 def test_those_who_decode_do_not_stall_a_long_prompt() -> None:
-    limits = SchedulerLimits(max_sessions=4, max_batch_tokens=12, prefill_chunk_tokens=64)
+    limits = SchedulerLimits(max_sessions=4, max_batch_tokens=14, prefill_chunk_tokens=64)
     driver = Driver(OPTIONS, limits)
     for number, prompt in enumerate(prompts(3)):
         driver.open(request(number, prompt, sampling=SamplingParams(max_tokens=99)))
@@ -164,7 +164,8 @@ def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies
     prompt = tuple(3 + n % 50 for n in range(1500))
     options = FakeOptions(block_tokens=4, num_blocks=2048, repetition=1.0)
     driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
-    driver.open(request(1, region_drafts=True))
+    sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+    driver.open(request(1, region_drafts=True, sampling=sampling))
     driver.tick()
     peer = driver.open(request(2, prompt, region_drafts=True))
     untaught = [1500]

@@ -25,6 +25,7 @@ WAYS = {
     State.WAITING: (),
     State.PREFILLING: (Input.ADMIT,),
     State.DECODING: (Input.ADMIT, Input.COMMIT),
+    State.PAUSED: (Input.ADMIT, Input.COMMIT, Input.PAUSE),
     State.ENDED: (Input.END,),
 }
 

@@ -1,0 +1,124 @@
+"""How long the next call may take, and so how much it may hold.
+
+A call cannot be interrupted: whoever arrives meanwhile waits for its end, and so does the next
+token of every session in it. All durations are the cost model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from services.inference.scheduling.budget import CostModel, attention
+from services.inference.scheduling.events import Priority
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.policy.chunks import LEAST_CHUNK
+from services.inference.scheduling.policy.overload import Level
+from services.inference.scheduling.session import Session, State
+
+_HIGH_MEMORY_S = 60.0
+"""After a HIGH session another one is expected for so long."""
+_LEAST_STRETCH = 1.25
+"""Where sessions decode more slowly than the latency budget, prompts still get this much."""
+_SMALL_STRETCH = 1.3
+_SMOOTHING = 0.2
+
+
+class Pace:
+    """Bounds of the next call for those who may take part in it."""
+
+    def __init__(self, limits: SchedulerLimits, cost: CostModel, min_rows: int) -> None:
+        self._limits = limits
+        self._cost = cost
+        self._min_rows = min_rows
+        self._high_at = -math.inf
+        self._draft_rows = 0.0
+
+    def opened(self, priority: Priority, now: float) -> None:
+        """A session came."""
+        if priority is Priority.HIGH:
+            self._high_at = now
+
+    def drafted(self, num_rows: int) -> None:
+        """A call had so many rows for drafts: the next one is expected to."""
+        self._draft_rows += _SMOOTHING * (num_rows - self._draft_rows)
+
+    def is_bounded(self, takers: Sequence[Session], now: float) -> bool:
+        """Whether only LOW sessions take part while HIGH ones keep coming."""
+        return now - self._high_at <= _HIGH_MEMORY_S and all(
+            session.priority is Priority.LOW for session in takers
+        )
+
+    def rotate(self, takers: Sequence[Session]) -> list[Session]:
+        """Of the takers of a bounded call those that fit it: prompts, which get what is left, and
+        of those in the middle of a reply the first and those who waited longest."""
+        prompts = [session for session in takers if session.state is State.PREFILLING]
+        replies = sorted(
+            (session for session in takers if session.state is not State.PREFILLING),
+            key=lambda session: session.turn_at,
+        )
+        spare_ms = self._limits.low_tick_ms - self._cost.fixed_ms
+        if prompts:
+            spare_ms /= 2
+        # The first of all is the one whose memory is sure to suffice.
+        first = next((s for s in takers if s.state is not State.PREFILLING), None)
+        chosen = {first.number} if first is not None else set[int]()
+        for session in replies:
+            spare_ms -= self._steady_ms([session]) - self._cost.fixed_ms
+            if spare_ms < 0:
+                break
+            chosen.add(session.number)
+        return [s for s in takers if s.state is State.PREFILLING or s.number in chosen]
+
+    def prompt_tokens(self, takers: Sequence[Session], *, bounded: bool, level: Level) -> int:
+        """Most prompt tokens of the call: bounded in time while others decode, never nothing."""
+        limits = self._limits
+        budget = min(
+            limits.prefill_chunk_tokens, limits.max_batch_tokens - len(takers) * self._min_rows
+        )
+        prompts = [session for session in takers if session.state is State.PREFILLING]
+        replies = [session for session in takers if session.state is not State.PREFILLING]
+        if prompts and (replies or bounded):
+            least = LEAST_CHUNK // 2 if bounded or level >= Level.SMALL_CHUNKS else LEAST_CHUNK
+            alone_ms = self._steady_ms(replies, self._draft_rows)
+            if bounded:
+                bound_ms = limits.low_tick_ms
+            else:
+                bound_ms = self._bound_ms(alone_ms, prompts, level)
+            tokens = self._tokens_within(bound_ms - alone_ms, prompts[0].computed)
+            budget = min(budget, max(least, tokens))
+        return max(budget, 2 * self._min_rows - 1)
+
+    def _bound_ms(self, alone_ms: float, prompts: Sequence[Session], level: Level) -> float:
+        stretch = self._limits.prefill_stretch
+        if level >= Level.SMALL_CHUNKS:
+            stretch = min(stretch, _SMALL_STRETCH)
+        elif any(session.priority is Priority.HIGH for session in prompts):
+            stretch = math.inf
+        return max(min(self._limits.max_tick_ms, stretch * alone_ms), _LEAST_STRETCH * alone_ms)
+
+    def _tokens_within(self, spare_ms: float, past: int) -> int:
+        """Tokens of a prompt, `past` of which are computed, that take so long."""
+        start_ms = self._cost.context_ms * attention(0, past)
+        token_ms = self._cost.row_ms + self._cost.context_ms * past / 1e3
+        return int(max(0.0, spare_ms - start_ms) / token_ms)
+
+    def max_draft_rows(
+        self, repliers: Sequence[Session], rows: int, *, bounded: bool, level: Level
+    ) -> int:
+        """Most rows of a call of these sessions, which has `rows` without drafts. Prompt tokens
+        are left out: drafts that came with a prompt are verified with its last chunk."""
+        free = self._cost.free_rows(rows)
+        if level >= Level.NO_DRAFTS:
+            return free
+        alone_ms = self._steady_ms(repliers)
+        limit_ms = self._limits.low_tick_ms if bounded else self._limits.max_tick_ms
+        spare_ms = max(limit_ms, self._limits.prefill_stretch * alone_ms) - alone_ms
+        return max(free, rows + int(spare_ms / self._cost.row_ms))
+
+    def _steady_ms(self, repliers: Sequence[Session], draft_rows: float = 0.0) -> float:
+        """A call of one token of each, after others of its size."""
+        cost = self._cost
+        rows = len(repliers) * self._min_rows + draft_rows
+        context = sum(attention(self._min_rows, session.computed) for session in repliers)
+        return cost.fixed_ms + cost.row_ms * rows + cost.context_ms * context
