@@ -25,7 +25,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Engine
+from services.inference.engines.base import Engine, EngineInfo
 from services.inference.engines.factory import create_engine
 from services.inference.engines.warmup import warm_up
 from services.inference.runner import ModelRunner, Tick
@@ -65,6 +65,7 @@ def load_model(config: InferenceConfig) -> LoadedModel:
             f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of {spec.name} "
             f"has {vocabulary.size}; their files do not belong together"
         )
+    _log_pool(engine.info)
     warm_up(engine, config.warm_up_rows)
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
@@ -73,6 +74,16 @@ def load_model(config: InferenceConfig) -> LoadedModel:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
     return LoadedModel(spec.name, engine, coder, digest, new_reply)
+
+
+def _log_pool(info: EngineInfo) -> None:
+    _log.info(
+        "kv_pool",
+        num_blocks=info.num_blocks,
+        num_tokens=info.num_blocks * info.block_tokens,
+        num_bytes=info.num_blocks * info.block_bytes,
+        reason=info.pool_reason,
+    )
 
 
 class Replica:

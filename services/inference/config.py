@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from outrider.errors import ConfigError
-from services.inference.engines.config import DEFAULT_KV_BYTES, EngineConfig
+from services.inference.engines.config import EngineConfig
 from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()
 _FAKE = FakeOptions()
+_ENGINE = EngineConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,16 @@ class InferenceConfig:
     """openvino, or fake: deterministic nonsense at no cost, for tests of a mesh."""
     threads: int = 1
     """Threads of one engine call."""
-    kv_bytes: int = DEFAULT_KV_BYTES
-    """Memory of the KV pool."""
+    kv_bytes: int = 0
+    """Memory of the KV pool; 0: kv_share of what is free."""
+    kv_share: float = _ENGINE.kv_share
+    """Share of the memory that is free once the model is loaded: 64 MiB at least, 16 GiB at most,
+    and room for one sequence of max_context_tokens."""
     num_blocks: int | None = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
+    max_context_tokens: int = 0
+    """Prompt and reply together; the replica does not start if its KV pool is too small for one
+    such session. 0: the model's most, as far as the pool has room."""
     precision: str = "bf16"
     """bf16 or f32: arithmetic between the weight products, and the KV."""
     exact: bool = True
@@ -101,6 +108,7 @@ class InferenceConfig:
         fake = FakeOptions(
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
             num_blocks=self.num_blocks or _FAKE.num_blocks,
+            max_context_tokens=self.max_context_tokens or _FAKE.max_context_tokens,
         )
         return EngineConfig(
             engine=cast(Literal["openvino", "fake"], self.engine),
@@ -108,7 +116,9 @@ class InferenceConfig:
             model_store=self.model_store,
             threads=self.threads,
             kv_bytes=self.kv_bytes,
+            kv_share=self.kv_share,
             num_blocks=self.num_blocks,
+            max_context_tokens=self.max_context_tokens,
             precision=cast(Literal["bf16", "f32"], self.precision),
             exact=self.exact,
             fake=fake,

@@ -48,6 +48,8 @@ class EngineInfo:
     """How the number of rows of a call is rounded; rows up to there are nearly free."""
     exact: bool = True
     """Whether the contract's bit-exactness holds in this configuration."""
+    pool_reason: str = ""
+    """Why the pool has this size, for the log."""
     num_candidates: int = 0
     """Columns of a row: the likeliest ids alone; 0: the whole vocabulary."""
     truncates_sampling: bool = False

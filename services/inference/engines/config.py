@@ -8,8 +8,8 @@ from typing import Literal
 
 from outrider.errors import ConfigError
 from services.inference.engines.fake import FakeOptions
+from services.inference.engines.memory.budget import DEFAULT_SHARE, Budget
 
-DEFAULT_KV_BYTES = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,15 @@ class EngineConfig:
     """The model store's directory; None is the machine's."""
     threads: int = 1
     """Threads of one call."""
-    kv_bytes: int = DEFAULT_KV_BYTES
-    """Memory of the KV pool, rounded down to whole blocks; touched only as it fills."""
+    kv_bytes: int = 0
+    """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
+    kv_share: float = DEFAULT_SHARE
+    """Share of the memory that is free once the model is loaded, with bounds (memory.budget)."""
     num_blocks: int | None = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
+    max_context_tokens: int = 0
+    """Prompt and reply together, for which the pool must have room; 0: the model's most, as far
+    as the pool has room."""
     precision: Literal["bf16", "f32"] = "bf16"
     """Arithmetic of attention and of everything between the weight products, and of the KV."""
     exact: bool = True
@@ -43,5 +48,13 @@ class EngineConfig:
             raise ConfigError(f"threads is {self.threads}; give at least 1")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
-        if self.kv_bytes < 1:
-            raise ConfigError(f"kv_bytes is {self.kv_bytes}; give at least one block's size")
+        if self.kv_bytes < 0:
+            raise ConfigError(f"kv_bytes is {self.kv_bytes}; give one block's size at least, or 0")
+        if not 0 < self.kv_share <= 1:
+            raise ConfigError(f"kv_share is {self.kv_share}; give more than 0, at most 1")
+        if self.max_context_tokens < 0:
+            raise ConfigError(f"max_context_tokens is {self.max_context_tokens}; it is negative")
+
+    def kv_budget(self) -> Budget:
+        """What the KV pool may take."""
+        return Budget(self.num_blocks, self.kv_bytes, self.kv_share, self.max_context_tokens)

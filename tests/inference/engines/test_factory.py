@@ -26,7 +26,10 @@ def test_an_unknown_model_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("engine", "tpu"), ("precision", "int3"), ("threads", 0), ("num_blocks", 0), ("kv_bytes", 0)],
+    [
+        *(("engine", "tpu"), ("precision", "int3"), ("threads", 0), ("num_blocks", 0)),
+        *(("kv_bytes", -1), ("kv_share", 0.0), ("kv_share", 1.1), ("max_context_tokens", -1)),
+    ],
 )
 def test_bad_values_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=str(value)):

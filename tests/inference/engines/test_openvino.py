@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from outrider.errors import EngineError
+from outrider.errors import ConfigError, EngineError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
@@ -122,8 +122,32 @@ def test_f32_is_exact_too(model_store: ModelStore) -> None:
 
 
 def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
-    with pytest.raises(EngineError, match="one block takes 737280"):
+    with pytest.raises(ConfigError, match="one block takes 1 blocks or 737280 bytes"):
         load_engine(DEFAULT_MODEL, model_store, EngineConfig(kv_bytes=737279))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_context_tokens": 2016, "num_blocks": 63}, "2016 tokens takes 64 blocks"),
+        ({"max_context_tokens": 8193}, "the model has at most 8192"),
+    ],
+)
+def test_a_context_that_has_no_room_is_refused(
+    model_store: ModelStore, asked: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_engine(DEFAULT_MODEL, model_store, EngineConfig(**asked))  # type: ignore[arg-type]
+
+
+def test_a_pool_takes_its_share_of_what_is_free(model_store: ModelStore) -> None:
+    config = EngineConfig(kv_share=0.01, max_context_tokens=3000)
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
+    info = engine.info
+    assert info.max_context_tokens == 3000
+    assert info.num_blocks * info.block_bytes >= 3001 * info.block_bytes // info.block_tokens
+    assert "1% of" in info.pool_reason
+    engine.close()
 
 
 def test_eight_thousand_tokens_of_context_are_the_limit(openvino_engine: OpenVinoEngine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.errors import EngineError
+from outrider.errors import ConfigError, EngineError
 from services.inference.engines.base import EngineInfo, Ids, Round, Rows
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.batch import (
@@ -34,19 +34,25 @@ class OpenVinoEngine:
     """
 
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
-        """Compile the model and allocate the pool. Raises EngineError."""
-        self._model = PagedModel(model, config)
+        """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
+        that is too small."""
+        most, asked = model.facts.max_context_tokens, config.max_context_tokens
+        if asked > most:
+            raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
+        scratch_tokens = 1 if config.exact else 0
+        self._model = PagedModel(model, config, scratch_tokens)
         self._info = EngineInfo(
             name="openvino",
             vocabulary_size=model.facts.vocabulary_size,
             block_tokens=self._model.block_tokens,
             num_blocks=self._model.num_blocks,
             block_bytes=self._model.block_bytes,
-            max_context_tokens=model.facts.max_context_tokens,
+            max_context_tokens=asked or most,
             min_rows=1,
-            scratch_tokens=1 if config.exact else 0,
+            scratch_tokens=scratch_tokens,
             sizing=_SIZING if config.exact else NO_SIZING,
             exact=config.exact,
+            pool_reason=self._model.pool_reason,
         )
         self._rows = CallSize(self._info.sizing)
         self._attention_rows = CallSize(replace(self._info.sizing, quantum=2))

@@ -10,6 +10,8 @@ import openvino as ov
 from outrider.errors import EngineError
 from services.inference.engines.base import Logits
 from services.inference.engines.config import EngineConfig
+from services.inference.engines.memory.budget import BlockShape
+from services.inference.engines.memory.free import free_memory
 from services.inference.engines.openvino.batch import Inputs
 from services.inference.engines.openvino.convert import ConvertedModel
 from services.inference.engines.openvino.graph import make_paged
@@ -25,14 +27,14 @@ class PagedModel:
     refuses all further calls: its state is unknown.
     """
 
-    def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
-        """Compile. Raises EngineError, also if the pool would be smaller than one block."""
+    def __init__(self, model: ConvertedModel, config: EngineConfig, scratch_tokens: int) -> None:
+        """Compile. Raises EngineError, and ConfigError for a pool that is too small."""
         compiled = _compile(model, config)
         self.block_bytes = KvTensors.block_bytes(compiled)
         self.block_tokens = KvTensors.block_tokens(compiled)
-        self.num_blocks = config.num_blocks or config.kv_bytes // self.block_bytes
-        if self.num_blocks < 1:
-            raise EngineError(f"kv_bytes is {config.kv_bytes}; one block takes {self.block_bytes}")
+        shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
+        size = config.kv_budget().decide(shape, free_memory)
+        self.num_blocks, self.pool_reason = size.num_blocks, size.reason
         self.spare_block = self.num_blocks
         """A block beyond the pool, for rows that nobody asked for."""
         self.kv = KvTensors(compiled, self.num_blocks + 1)
