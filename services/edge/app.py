@@ -33,6 +33,7 @@ from services.edge.telemetry import EdgeTelemetry
 from services.edge.tokenization import Tokenization
 from services.edge.upstream import Upstream
 from services.edge.wire.client import Offer
+from services.edge.wire.identity import Identities
 
 log = structlog.get_logger()
 
@@ -99,6 +100,7 @@ class Edge:
         return EdgeParts(
             name=config.name,
             region=config.region,
+            identity=Identities(config.cache_salt_key).of(config.tenant),
             offer=Offer(model, vocabulary.size),
             policy=policy,
             tools=reply_tools(vocabulary, config.max_context_tokens),

@@ -40,6 +40,7 @@ from services.edge.telemetry import EdgeTelemetry
 from services.edge.tokenization import Tokenization
 from services.edge.upstream import RouterLink, Upstream
 from services.edge.wire import client as client_wire
+from services.edge.wire.identity import Identity
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
@@ -63,6 +64,8 @@ class EdgeParts:
 
     name: str
     region: str
+    identity: Identity
+    """Whose chats these are."""
     offer: client_wire.Offer
     policy: SessionPolicy
     tools: ReplyTools
@@ -80,7 +83,9 @@ class Chat:
         self._stream = stream
         self._parts = parts
         self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
-        self._wire = RegionWire(parts.coder, parts.policy.vocabulary_digest, parts.region)
+        self._wire = RegionWire(
+            parts.coder, parts.policy.vocabulary_digest, parts.region, parts.identity
+        )
         self._inbox: deque[Input] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None

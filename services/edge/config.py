@@ -35,6 +35,11 @@ class EdgeConfig:
     """What clients are told they reached."""
     region: str = ""
     """Where this edge stands, for placement; empty: unknown."""
+    tenant: str = ""
+    """Whose chats come to this edge; empty: nobody's in particular."""
+    cache_salt_key: str = ""
+    """Secret from which tenants' cache salts are derived. Edges that share it share a tenant's
+    cached prefixes; empty: a random one per process."""
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)

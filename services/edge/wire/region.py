@@ -18,6 +18,7 @@ from services.edge.session.inputs import (
     Timings,
     Usage,
 )
+from services.edge.wire.identity import NOBODY, Identity
 
 MAX_COMMIT_TOKENS = 4096
 
@@ -27,10 +28,17 @@ RegionInput = RegionOpened | RegionCommit | RegionDone | RegionFailed
 class RegionWire:
     """One session's frames. Blocks go out as VARINT until the region names the codec it wants."""
 
-    def __init__(self, coder: TokenCoder, vocabulary_digest: bytes, origin_region: str) -> None:
+    def __init__(
+        self,
+        coder: TokenCoder,
+        vocabulary_digest: bytes,
+        origin_region: str,
+        identity: Identity = NOBODY,
+    ) -> None:
         self._coder = coder
         self._digest = vocabulary_digest
         self._origin_region = origin_region
+        self._identity = identity
         self._codec = TokenCodec.VARINT
 
     def open(self, action: OpenRegion, trace: tuple[str, str]) -> inference_pb2.SessionUp:
@@ -44,6 +52,8 @@ class RegionWire:
             deadline_ms=action.deadline_ms,
             speculation=common_pb2.Speculation.ValueType(request.speculation),
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
+            tenant=self._identity.tenant,
+            cache_salt=self._identity.cache_salt,
             residency=request.residency,
             origin_region=self._origin_region,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),

@@ -18,6 +18,7 @@ from outrider.client import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.wire.identity import Identities
 from tests.edge.live.running import running
 
 ASK = [Message("user", "say hello there, hello there, hello there")]
@@ -27,6 +28,16 @@ AGAIN = [
     Message("user", "greet"),
 ]
 REPLY = "I say: hello there, hello there, hello there! Ça va, 猫?"
+
+
+async def test_chats_are_opened_in_the_tenants_name(words: Vocabulary, tmp_path: Path) -> None:
+    settings = {"tenant": "acme", "cache_salt_key": "key"}
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            await chat.result()
+        opening = mesh.region.opened[0]
+        assert opening.tenant == "acme"
+        assert opening.cache_salt == Identities("key").of("acme").cache_salt
 
 
 async def test_the_text_is_the_regions(words: Vocabulary, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from services.edge.session.inputs import (
     Timings,
     Usage,
 )
+from services.edge.wire.identity import Identities
 from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
 from tests.edge.session.toolkit import DIGEST, request
 
@@ -39,6 +40,15 @@ def test_a_prompt_goes_up_as_a_block_every_peer_reads() -> None:
     assert (opening.request_id, opening.deadline_ms, opening.origin_region) == ("r-1", 250, "here")
     assert (opening.trace.traceparent, opening.trace.tracestate) == ("tp", "ts")
     assert list(opening.codecs) == [int(codec) for codec in CODER.supported]
+
+
+def test_a_session_is_opened_in_its_tenants_name() -> None:
+    acme = Identities("key").of("acme")
+    for action in (OpenRegion(request(), (1,), 0), OpenRegion(request(thin=True), None, 0)):
+        opening = RegionWire(CODER, DIGEST, "here", acme).open(action, ("", "")).open
+        assert (opening.tenant, opening.cache_salt) == ("acme", acme.cache_salt)
+        opening = fresh().open(action, ("", "")).open
+        assert (opening.tenant, opening.cache_salt) == ("", b"")
 
 
 def test_a_thin_prompt_goes_up_as_messages() -> None:

@@ -25,7 +25,8 @@ PROMPTS = st.builds(
 Prefix: TypeAlias = tuple[bytes, tuple[int, ...]]
 """A cached block: the salt, and all ids up to the block's end."""
 Memory: TypeAlias = dict[tuple[int, int], object]
-"""What an engine would have written, by block and slot: all ids up to that token."""
+"""What an engine would have written, by block and slot: the tenant's salt, and all ids up to that
+token."""
 
 
 def name_of(prefix: Prefix) -> bytes:
@@ -155,7 +156,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.run_copies(self.memory, self.pool.take_copies())
         blocks = self.pool.blocks(number)
         for place in range(past, past + len(tokens)):
-            content = tuple(history[:past]) + tuple(tokens[: place - past + 1])
+            content = (self.live[number].salt, *history[:past], *tokens[: place - past + 1])
             self.memory[int(blocks[place // BLOCK]), place % BLOCK] = content
         end = past + len(tokens)
         for place in range(end, -(-(end + self.SCRATCH) // BLOCK) * BLOCK):
@@ -224,6 +225,13 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == self.num_free()
 
     @invariant()
+    def tenants_share_no_block(self) -> None:
+        owners: dict[int, bytes] = {}
+        for number, session in self.live.items():
+            for block in self.pool.blocks(number).tolist():
+                assert owners.setdefault(block, session.salt) == session.salt
+
+    @invariant()
     def every_session_reads_its_own_tokens(self) -> None:
         memory = dict(self.memory)
         self.run_copies(memory, self.pool._copies)
@@ -231,7 +239,7 @@ class PoolMachine(RuleBasedStateMachine):
             blocks = self.pool.blocks(number)
             for place in range(session.computed):
                 content = memory[int(blocks[place // BLOCK]), place % BLOCK]
-                assert content == tuple(session.ids[: place + 1])
+                assert content == (session.salt, *session.ids[: place + 1])
 
     def teardown(self) -> None:
         for number in self.live:
