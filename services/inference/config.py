@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Literal, cast
 
 from outrider.errors import ConfigError
-from services.inference.engines.config import EngineConfig
+from services.inference.engines.config import EngineConfig, EngineName
 from services.inference.engines.fake import FakeOptions
+from services.inference.engines.tensorrt_llm.config import TensorRtLlmOptions
 from services.inference.scheduling.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()
 _FAKE = FakeOptions()
 _ENGINE = EngineConfig()
+_TRTLLM = TensorRtLlmOptions()
+_TRTLLM_PREFIX = "trtllm_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class InferenceConfig:
     model_store: Path | None = None
     """The model store's directory; unset: the machine's."""
     engine: str = "openvino"
-    """openvino, or fake: deterministic nonsense at no cost, for tests of a mesh."""
+    """openvino; tensorrt-llm, on a GPU; or fake: deterministic nonsense at no cost, for tests of a
+    mesh."""
     threads: int = 1
     """Threads of one engine call."""
     kv_bytes: int = 0
@@ -54,6 +58,27 @@ class InferenceConfig:
     """bf16 or f32: arithmetic between the weight products, and the KV."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
+    trtllm_model_dir: Path | None = None
+    """The tensorrt-llm engine's weights, a Hugging Face checkpoint's folder; `model` names the
+    vocabulary they belong to."""
+    trtllm_tensor_parallel_size: int = _TRTLLM.tensor_parallel_size
+    """GPUs that share the model."""
+    trtllm_max_batch_size: int = _TRTLLM.max_batch_size
+    """Requests of one iteration of the runtime."""
+    trtllm_max_num_tokens: int = _TRTLLM.max_num_tokens
+    """Tokens of one iteration of the runtime."""
+    trtllm_num_candidates: int = _TRTLLM.num_candidates
+    """Likeliest ids of a sampled row: the largest top_k that is served."""
+    trtllm_truncate_sampling: bool = _TRTLLM.truncate_sampling
+    """Whether requests without a top_k are served from the candidates instead of refused."""
+    trtllm_logits_bytes: int = _TRTLLM.logits_bytes
+    """GPU memory for the logits of requests in flight."""
+    trtllm_free_memory_fraction: float = _TRTLLM.free_memory_fraction
+    """Share of the GPU memory left by the weights that the KV pool may take at most."""
+    trtllm_host_cache_bytes: int = _TRTLLM.host_cache_bytes
+    """Host memory for KV blocks that no longer fit the GPU."""
+    trtllm_request_timeout_s: float = _TRTLLM.request_timeout_s
+    """Time after which a request counts as lost."""
     warm_up_rows: int = 48
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     max_sessions: int = _LIMITS.max_sessions
@@ -111,7 +136,7 @@ class InferenceConfig:
             max_context_tokens=self.max_context_tokens or _FAKE.max_context_tokens,
         )
         return EngineConfig(
-            engine=cast(Literal["openvino", "fake"], self.engine),
+            engine=cast(EngineName, self.engine),
             model=self.model,
             model_store=self.model_store,
             threads=self.threads,
@@ -122,4 +147,9 @@ class InferenceConfig:
             precision=cast(Literal["bf16", "f32"], self.precision),
             exact=self.exact,
             fake=fake,
+            trtllm=self._trtllm_options(),
         )
+
+    def _trtllm_options(self) -> TensorRtLlmOptions:
+        names = [field.name for field in fields(TensorRtLlmOptions)]
+        return TensorRtLlmOptions(**{name: getattr(self, _TRTLLM_PREFIX + name) for name in names})

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from outrider.errors import ConfigError
 from services.inference.engines.fake import FakeOptions
 from services.inference.engines.memory.budget import DEFAULT_SHARE, Budget
+from services.inference.engines.tensorrt_llm.config import TensorRtLlmOptions
 
+EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which engine, which model, how much memory, which arithmetic."""
 
-    engine: Literal["openvino", "fake"] = "openvino"
+    engine: EngineName = "openvino"
     model: str = ""
     """A name of the model catalog; "" is the default model."""
     model_store: Path | None = None
@@ -37,11 +39,15 @@ class EngineConfig:
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)
-    """The fake engine's shape; num_blocks above is the other engine's."""
+    """The fake engine's shape; num_blocks above is the other engines'."""
+    trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
+    """The TensorRT-LLM engine's own settings; it uses num_blocks and kv_bytes of those above."""
 
     def __post_init__(self) -> None:
-        if self.engine not in ("openvino", "fake"):
-            raise ConfigError(f"there is no engine {self.engine!r}; use openvino or fake")
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(
+                f"there is no engine {self.engine!r}; use {', '.join(get_args(EngineName))}"
+            )
         if self.precision not in ("bf16", "f32"):
             raise ConfigError(f"there is no precision {self.precision!r}; use bf16 or f32")
         if self.threads < 1:

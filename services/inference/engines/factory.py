@@ -17,7 +17,11 @@ def create_engine(config: EngineConfig) -> Engine:
     """
     if config.engine == "fake":
         return FakeEngine(config.fake)
-    # Imported here: a router or an edge has no OpenVINO, and the fake engine needs none.
+    # Imported here: a router or an edge has no OpenVINO, and neither needs a GPU replica.
+    if config.engine == "tensorrt-llm":
+        from services.inference.engines.tensorrt_llm import loading as tensorrt_llm
+
+        return tensorrt_llm.load_engine(config)
     from services.inference.engines.openvino.loading import load_engine
 
     store = ModelStore(config.model_store or default_root())

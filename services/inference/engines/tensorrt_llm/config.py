@@ -1,0 +1,59 @@
+"""What the TensorRT-LLM engine is made from, besides what every engine is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRtLlmOptions:
+    """Settings of a TensorRtLlmEngine. Raises ConfigError at construction."""
+
+    model_dir: Path | None = None
+    """A Hugging Face checkpoint: config.json and safetensors. Its vocabulary must be that of the
+    model of the catalogue that the replica is configured with."""
+    tensor_parallel_size: int = 1
+    """GPUs that share the model."""
+    max_batch_size: int = 64
+    """Requests of one iteration of the runtime."""
+    max_num_tokens: int = 8192
+    """Tokens of one iteration; longer prompts are computed in chunks."""
+    num_candidates: int = 20
+    """Likeliest ids of a sampled row; a greedy row has one."""
+    truncate_sampling: bool = False
+    """Serve requests without a top_k as if it were num_candidates, instead of refusing them."""
+    logits_bytes: int = 4 << 30
+    """GPU memory for the logits of requests in flight: prompt tokens x vocabulary x 4 bytes each,
+    outside the KV pool."""
+    free_memory_fraction: float = 0.5
+    """Share of the GPU memory left by the weights that the KV pool may take at most."""
+    host_cache_bytes: int = 0
+    """Host memory for KV blocks that no longer fit the GPU; 0: none."""
+    request_timeout_s: float = 120.0
+    """Time after which a request counts as lost and the call fails."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "tensor_parallel_size",
+            "max_batch_size",
+            "max_num_tokens",
+            "num_candidates",
+            "logits_bytes",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"trtllm {name} is {getattr(self, name)}; give at least 1")
+        if self.host_cache_bytes < 0:
+            raise ConfigError(
+                f"trtllm host_cache_bytes is {self.host_cache_bytes}; it cannot be negative"
+            )
+        if not 0.0 < self.free_memory_fraction <= 1.0:
+            raise ConfigError(
+                f"trtllm free_memory_fraction is {self.free_memory_fraction}; use above 0 to 1"
+            )
+        if not self.request_timeout_s > 0.0:
+            raise ConfigError(
+                f"trtllm request_timeout_s is {self.request_timeout_s}; set it above 0"
+            )

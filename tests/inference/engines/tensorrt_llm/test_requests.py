@@ -1,0 +1,116 @@
+"""Rows from the end of an answer; requests under a bound of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.errors import EngineError
+from services.inference.engines.base import Rows
+from services.inference.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
+from services.inference.engines.tensorrt_llm.rows import last_rows, leading_rows
+from tests.inference.engines.tensorrt_llm.fake_llm import (
+    API,
+    LLM,
+    VOCABULARY,
+    KvCacheConfig,
+    Logprob,
+)
+
+
+def answer(*best: int) -> list[dict[int, Logprob]]:
+    """Rows whose likeliest id is given, the next id second, and a stray third entry of rank 9."""
+    return [
+        {99: Logprob(-7.0, 9), token + 1: Logprob(-2.0, 2), token: Logprob(-0.5, 1)}
+        for token in best
+    ]
+
+
+def test_rows_are_counted_from_the_end() -> None:
+    rows = last_rows(answer(10, 20, 30, 40), 2, 2)
+    assert rows.ids is not None
+    assert rows.ids.tolist() == [[30, 31], [40, 41]]
+    assert rows.logits.tolist() == [[-0.5, -2.0]] * 2
+    assert rows.logits.dtype == np.float32
+    assert rows.ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("missing", [None, []])
+def test_an_answer_without_rows_has_none(missing: list[dict[int, Logprob]] | None) -> None:
+    assert last_rows(missing, 3, 4).logits.shape == (0, 4)
+    assert last_rows(answer(1, 2), 0, 1).logits.shape == (0, 1)
+    assert last_rows(answer(1, 2), 3, 1).logits.shape == (2, 1)
+
+
+def test_a_row_without_its_likeliest_ids_is_refused() -> None:
+    with pytest.raises(EngineError, match="rank 3 of 3"):
+        last_rows(answer(1), 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("num_last", "expected"), [(0, [1]), (2, [1]), (3, [1, 7, 8, 9]), (4, [1, 7, 8, 9])]
+)
+def test_leading_rows_have_no_gap(num_last: int, expected: list[int]) -> None:
+    first = last_rows(answer(1), 1, 1)
+    last = last_rows(answer(6, 7, 8, 9)[4 - num_last :], 4, 1)
+    rows: Rows = leading_rows(first, last, 4)
+    assert rows.ids is not None
+    assert rows.ids[:, 0].tolist() == expected
+
+
+def flight(max_rows: int) -> tuple[Flight, LLM]:
+    llm = LLM("m", skip_tokenizer_init=True, max_seq_len=100, kv_cache_config=KvCacheConfig())
+    row_bytes = VOCABULARY * 4
+    return (
+        Flight(
+            llm,
+            RequestMaker(API),
+            row_bytes=row_bytes,
+            max_bytes=max_rows * row_bytes,
+            timeout_s=1.0,
+        ),
+        llm,
+    )
+
+
+def request(length: int, num_candidates: int = 1) -> Request:
+    return Request(tuple(range(length)), length, num_candidates, b"")
+
+
+def test_requests_without_rows_need_no_room() -> None:
+    flying, llm = flight(max_rows=10)
+    for _ in range(5):
+        flying.submit(request(9, num_candidates=0))
+    assert len(llm.in_flight) == 5
+    assert flying.num_bytes == 0
+
+
+def test_the_oldest_with_rows_is_waited_for() -> None:
+    flying, llm = flight(max_rows=10)
+    without, first, second = (flying.submit(request(*args)) for args in [(9, 0), (6, 1), (4, 1)])
+    assert not first.landed
+    third = flying.submit(request(5))
+    assert (without.landed, first.landed, second.landed) == (False, True, False)
+    assert flying.num_bytes == 9 * VOCABULARY * 4
+    assert first.logprobs is not None
+    assert flying.land(first) is first.logprobs
+    flying.submit(request(50))
+    assert second.landed
+    assert third.landed, "one that exceeds the bound alone flies alone"
+    flying.abort_all()
+    assert flying.num_bytes == 0
+    assert not llm.in_flight
+
+
+def test_an_abort_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    flying, llm = flight(max_rows=10)
+    ticket = flying.submit(request(5))
+
+    def broken() -> None:
+        raise RuntimeError("the worker is gone")
+
+    monkeypatch.setattr(type(ticket.output), "abort", lambda self: broken())
+    with pytest.raises(EngineError, match="failed to abort a request: RuntimeError: the worker"):
+        flying.abort_all()
+    flying.abort_all()
+    assert llm.requests
