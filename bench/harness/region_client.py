@@ -110,6 +110,7 @@ class RegionClient:
         digest: bytes,
         speculation: common_pb2.Speculation.ValueType = common_pb2.SPECULATION_ON,
         drafter: Drafter | None = None,
+        priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM,
     ) -> Reply:
         """Run one session to its end. Raises what the region answers as a typed error."""
         session = next(_ids)
@@ -122,6 +123,7 @@ class RegionClient:
             ),
             sampling=wire_sampling.to_proto(sampling),
             speculation=speculation,
+            priority=priority,
             codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
         )
         state = _Session(session, self._coder, drafter)

@@ -1,9 +1,9 @@
 """A peer in a process of its own: openvino_genai's ContinuousBatchingPipeline.
 
-Reads one JSON job per line, `{"prompts": [[id]], "concurrency": n, "max_tokens": m,
-"stop_ids": [id]}`, keeps n requests going until all are done, and answers each job with one line,
-`{"seconds": s, "replies": [[id]], "ttft_ms": [t]}`. The pipeline keeps its own defaults except
-the number of threads and the size of its cache.
+Reads one JSON job per line, as `bench.contenders.work.to_json` writes it, and answers each with
+one line: the seconds it took and every reply's ids, the time it was asked and the times its tokens
+came. The pipeline keeps its own defaults except for the number of threads, the size of its cache
+and prefix caching, which is on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,31 @@ import openvino as ov
 import openvino_genai as genai
 
 _CACHE_GIB = 1
+_MAX_NGRAM = 3
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request's answer on its way. Times in seconds since the job began."""
+
+    request: dict[str, Any]
+    ids: list[int] = field(default_factory=list)
+    asked_s: float = 0.0
+    token_s: list[float] = field(default_factory=list)
+    handle: Any = None
+
+    def answer(self) -> dict[str, Any]:
+        return {"ids": self.ids, "asked_s": self.asked_s, "token_s": self.token_s}
 
 
 class Pipeline:
-    """Greedy replies, by token ids."""
+    """Replies by token ids."""
 
     def __init__(self, model: str, threads: int, lookup_tokens: int) -> None:
         """`lookup_tokens` above 0 turns prompt-lookup speculation on."""
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = _CACHE_GIB
-        scheduler.enable_prefix_caching = False
+        scheduler.enable_prefix_caching = True
         properties: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
         if lookup_tokens:
             properties["prompt_lookup"] = True
@@ -38,36 +54,62 @@ class Pipeline:
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """One job as described above."""
-        waiting = list(enumerate(job["prompts"]))[::-1]
-        replies: list[list[int]] = [[] for _ in waiting]
-        ttft_ms = [0.0] * len(waiting)
-        running: dict[int, tuple[Any, float]] = {}
+        replies = [Reply(request) for request in job["requests"]]
+        waiting = sorted(replies, key=lambda reply: float(reply.request["due_s"]))[::-1]
+        running: list[Reply] = []
+        most = job["concurrency"] or len(replies)
         begin = time.perf_counter()
         while waiting or running:
-            while waiting and len(running) < job["concurrency"]:
-                which, prompt = waiting.pop()
-                running[which] = (self._open(prompt, job), time.perf_counter())
-            self._pipeline.step()
-            for which, (handle, opened) in list(running.items()):
-                if handle.can_read():
-                    ttft_ms[which] = ttft_ms[which] or (time.perf_counter() - opened) * 1000
-                    replies[which] += next(iter(handle.read().values())).generated_ids
-                if handle.get_status() != genai.GenerationStatus.RUNNING:
-                    del running[which]
+            self._admit(waiting, running, most, begin, job)
+            if running:
+                self._pipeline.step()
+                running = [reply for reply in running if not _read(reply, begin)]
+            else:
+                time.sleep(max(0.0, begin + waiting[-1].request["due_s"] - time.perf_counter()))
         seconds = time.perf_counter() - begin
-        return {"seconds": seconds, "replies": replies, "ttft_ms": ttft_ms}
+        return {"seconds": seconds, "answers": [reply.answer() for reply in replies]}
 
-    def _open(self, prompt: list[int], job: dict[str, Any]) -> Any:
+    def _admit(
+        self,
+        waiting: list[Reply],
+        running: list[Reply],
+        most: int,
+        begin: float,
+        job: dict[str, Any],
+    ) -> None:
+        while waiting and len(running) < most:
+            now_s = time.perf_counter() - begin
+            if waiting[-1].request["due_s"] > now_s:
+                return
+            reply = waiting.pop()
+            reply.asked_s = now_s if job["concurrency"] else reply.request["due_s"]
+            reply.handle = self._open(reply.request, job)
+            running.append(reply)
+
+    def _open(self, request: dict[str, Any], job: dict[str, Any]) -> Any:
         config = genai.GenerationConfig()
-        config.max_new_tokens = job["max_tokens"]
-        config.stop_token_ids = set(job["stop_ids"])
+        config.max_new_tokens = request["max_tokens"]
+        config.ignore_eos = job["ignore_eos"]
+        config.stop_token_ids = set() if job["ignore_eos"] else set(job["stop_ids"])
         config.apply_chat_template = False
+        if job["temperature"] > 0:
+            config.do_sample = True
+            config.temperature = job["temperature"]
+            config.rng_seed = request["seed"]
         if self._lookup_tokens:
             config.num_assistant_tokens = self._lookup_tokens
-            config.max_ngram_size = 3
+            config.max_ngram_size = _MAX_NGRAM
         self._next_request += 1
-        ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+        ids = ov.Tensor(np.array([request["prompt"]], dtype=np.int64))
         return self._pipeline.add_request(self._next_request, ids, config)
+
+
+def _read(reply: Reply, begin: float) -> bool:
+    """Take what the last step brought; whether the reply is over."""
+    if reply.handle.can_read():
+        reply.ids += next(iter(reply.handle.read().values())).generated_ids
+        reply.token_s.append(time.perf_counter() - begin)
+    return bool(reply.handle.get_status() != genai.GenerationStatus.RUNNING)
 
 
 def main() -> int:

@@ -1,0 +1,1 @@
+"""The systems under test: one way to ask each of them the same work, each in its own process."""

@@ -1,0 +1,37 @@
+"""The peer of `bench.peers.openvino_pipeline`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench.contenders.processes import child, read_json, write_json
+from bench.contenders.work import Contender, Outcome, Work, from_json, to_json
+from outrider.models.vocabulary import Vocabulary
+
+
+class Pipeline:
+    """A process that takes one job after the other."""
+
+    def __init__(self, process: asyncio.subprocess.Process, vocabulary: Vocabulary) -> None:
+        self._process = process
+        self._stop_ids = sorted(vocabulary.stop_ids)
+
+    async def run(self, work: Work) -> Outcome:
+        write_json(self._process, to_json(work, self._stop_ids))
+        return from_json(await read_json(self._process))
+
+
+@contextlib.asynccontextmanager
+async def pipeline(
+    model: Path, vocabulary: Vocabulary, *, threads: int, lookup_tokens: int = 0
+) -> AsyncIterator[Contender]:
+    """Start the pipeline on the IR in `model`; `lookup_tokens` above 0 lets it speculate."""
+    flags = ("--threads", str(threads), "--lookup-tokens", str(lookup_tokens))
+    module = "bench.peers.openvino_pipeline"
+    async with child(sys.executable, "-m", module, str(model), *flags) as process:
+        await read_json(process)
+        yield Pipeline(process, vocabulary)

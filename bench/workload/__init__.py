@@ -1,0 +1,1 @@
+"""Prompts in any number, none of them twice, and when they arrive."""

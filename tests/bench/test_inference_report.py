@@ -1,0 +1,106 @@
+"""The comparison's arithmetic: ratios within a round, their range, and who took part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+
+import pytest
+
+from bench.contenders.lineup import FAST, LLAMA, LLAMA_BEST, NAMES, OURS, OURS_SPEC, PEER, rotated
+from bench.contenders.work import Answer, Outcome
+from bench.harness.figures import Run
+from bench.inference import plan
+from bench.inference.plan import Cell, Prompts
+from bench.inference.report import Outcomes, report
+from outrider.models.vocabulary import Vocabulary
+
+
+def outcome(tokens_per_s: float, ids: tuple[int, ...] = (1, 2)) -> Outcome:
+    return Outcome(len(ids) / tokens_per_s, (Answer(ids, 0.0, (0.25, 0.5)),))
+
+
+def run_of(rounds: Mapping[int, Mapping[str, float]]) -> Run:
+    outcomes = Outcomes(overhead_ms={OURS_SPEC: [0.5, 0.7, 0.9]})
+    for turn, speeds in rounds.items():
+        outcomes.by_round[turn, Cell("chat", 0.0, 1)] = {n: outcome(s) for n, s in speeds.items()}
+    run = Run("inference", quick=True, command="")
+    report(run, outcomes)
+    return run
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    run = run_of(
+        {
+            0: {OURS: 10, OURS_SPEC: 20, PEER: 10, LLAMA: 5, LLAMA_BEST: 40},
+            1: {OURS: 2, OURS_SPEC: 3, PEER: 1, LLAMA: 1, LLAMA_BEST: 6},
+            2: {OURS: 9, OURS_SPEC: 30, PEER: 10, LLAMA: 10, LLAMA_BEST: 10},
+        }
+    )
+    assert run.figures["vs_openvino_pipeline"] == {"1": 1.0}
+    assert run.figures["vs_openvino_pipeline_range"] == {"1": [0.9, 2.0]}
+    assert run.figures["vs_openvino_pipeline_spec"] == {"1": 3.0}
+    assert run.figures["vs_llamacpp_same"] == {"1": 3.0}
+    assert run.figures["vs_llamacpp_best"] == {"1": 0.5}
+    assert run.figures["vs_openvino_pipeline_by_kind"] == {"chat 1": 1.0}
+    assert run.figures["tick_overhead_ms"] == 0.7
+    assert run.figures["added_ttft_ms"] == 0.0
+    assert run.figures["exact"] is True
+
+
+def test_a_peer_that_is_not_installed_has_no_figures() -> None:
+    run = run_of({0: {OURS: 1, OURS_SPEC: 1, PEER: 1}})
+    assert not [key for key in run.figures if "llamacpp" in key]
+    rows = {row[0]: row[1] for row in run.tables[0].rows}
+    assert rows[LLAMA] == "not installed"
+    assert rows[FAST] == ""
+    assert rows[PEER] == "1.00 (1.00 to 1.00)"
+
+
+def test_other_replies_with_drafts_are_not_exact() -> None:
+    outcomes = Outcomes()
+    same = {OURS: outcome(1), OURS_SPEC: outcome(1, (1, 3)), PEER: outcome(1)}
+    outcomes.by_round[0, Cell("code", 0.8, 4)] = same
+    run = Run("inference", quick=True, command="")
+    report(run, outcomes)
+    assert run.figures["exact"] is False
+    assert "vs_openvino_pipeline_sampled" in run.figures
+
+
+def flags(**values: object) -> argparse.Namespace:
+    whole = {"kinds": ("chat", "code", "document"), "temperatures": (0.0, 0.8)}
+    given = {"quick": False, "sessions": (1, 2, 4, 8, 16, 32), **whole, **values}
+    return argparse.Namespace(**given)
+
+
+def test_a_whole_run_measures_every_cell_and_a_part_is_no_record() -> None:
+    assert len(plan.cells(flags())) == 2 * 3 * 6
+    assert plan.is_whole(flags())
+    assert not plan.is_whole(flags(kinds=["chat"]))
+    assert plan.lineup(flags()) == list(NAMES)
+    quick = plan.cells(flags(quick=True))
+    assert Cell("chat", 0.0, 16) in quick
+    assert len(quick) < 10
+    assert not plan.takes_part(FAST, Cell("chat", 0.8, 1))
+
+
+def test_no_user_message_comes_twice_in_a_run(vocabulary: Vocabulary) -> None:
+    prompts = Prompts(vocabulary)
+    works = [prompts.work(Cell("chat", 0.0, c)) for c in (1, 8, 8, 1)]
+    assert [len(work.requests) for work in works] == [4, 8, 8, 4]
+    texts = [vocabulary.decode(r.prompt).split("user", 1)[1] for w in works for r in w.requests]
+    assert len(set(texts)) == len(texts)
+    seeds = [request.seed for work in works for request in work.requests]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_everyone_begins_once() -> None:
+    assert [rotated("abc", turn) for turn in range(4)] == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
+
+
+def test_gaps_are_times_between_arrivals() -> None:
+    answer = Answer((1, 2, 3, 4), 1.0, (2.0, 2.5, 4.0))
+    assert answer.ttft_ms == 1000
+    assert answer.gaps_ms() == [500, 1500]
+    assert answer.gaps_ms(2.6, 5.0) == [1500]
+    assert answer.gaps_ms(end_s=3.0) == pytest.approx([500])
