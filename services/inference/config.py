@@ -44,6 +44,10 @@ class InferenceConfig:
     mesh."""
     threads: int = 1
     """Threads of one engine call."""
+    max_fixed_rows: int = _ENGINE.max_fixed_rows
+    """Calls of up to so many rows run on models compiled for their number of rows: faster, but each
+    of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model) and
+    takes seconds to start; 0: none. OpenVINO only."""
     kv_bytes: int = 0
     """Memory of the KV pool; 0: kv_share of what is free."""
     kv_share: float = _ENGINE.kv_share
@@ -90,7 +94,22 @@ class InferenceConfig:
     prefill_chunk_tokens: int = _LIMITS.prefill_chunk_tokens
     """Prompt tokens of one engine call, over all sessions."""
     max_tick_ms: float = _LIMITS.max_tick_ms
-    """Predicted duration above which a call with decoding sessions takes no more prompt tokens."""
+    """The latency budget: predicted duration above which a call with decoding sessions takes no
+    more prompt tokens and no more drafts."""
+    prefill_stretch: float = _LIMITS.prefill_stretch
+    """How many times longer than without prompt tokens a call with decoding sessions may take."""
+    low_tick_ms: float = _LIMITS.low_tick_ms
+    """Predicted duration of a call of LOW sessions alone while HIGH ones keep coming."""
+    max_pause_ms: float = _LIMITS.max_pause_ms
+    """Time after which a paused session gets a turn all the same."""
+    ageing_s: float = _LIMITS.ageing_s
+    """Waiting time that makes up for one class of priority."""
+    slo_ttft_low_ms: float = _LIMITS.slo_ttft_low_ms
+    """LOW sessions whose first token would come later than this are refused; 0: none are."""
+    slo_ttft_medium_ms: float = _LIMITS.slo_ttft_medium_ms
+    """The same for MEDIUM ones."""
+    slo_ttft_high_ms: float = _LIMITS.slo_ttft_high_ms
+    """The same for HIGH ones."""
     max_draft_tokens: int = _LIMITS.max_draft_tokens
     """Drafts of one session in one call."""
     max_lead: int = _LIMITS.max_lead
@@ -140,6 +159,7 @@ class InferenceConfig:
             model=self.model,
             model_store=self.model_store,
             threads=self.threads,
+            max_fixed_rows=self.max_fixed_rows,
             kv_bytes=self.kv_bytes,
             kv_share=self.kv_share,
             num_blocks=self.num_blocks,

@@ -101,7 +101,8 @@ class Rows:
     """
 
     logits: Logits
-    """[r, c] raw scores, before any temperature or filter; log probabilities with candidates."""
+    """[r, c] raw scores, before any temperature or filter; log probabilities with candidates. To be
+    read before the next step, which may overwrite them."""
     ids: Ids | None = None
     """[r, c] the ids the columns stand for; None: column j is id j."""
 

@@ -25,6 +25,9 @@ class EngineConfig:
     """The model store's directory; None is the machine's."""
     threads: int = 1
     """Threads of one call."""
+    max_fixed_rows: int = 32
+    """Calls of up to so many rows run on models compiled for their number of rows, each with
+    weights of its own; 0: on the one model that takes any number. OpenVINO only."""
     kv_bytes: int = 0
     """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
     kv_share: float = DEFAULT_SHARE
@@ -52,6 +55,8 @@ class EngineConfig:
             raise ConfigError(f"there is no precision {self.precision!r}; use bf16 or f32")
         if self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; give at least 1")
+        if self.max_fixed_rows < 0:
+            raise ConfigError(f"max_fixed_rows is {self.max_fixed_rows}; it is negative")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
         if self.kv_bytes < 0:

@@ -1,13 +1,14 @@
 """How many rows a call really computes (pure).
 
-Engines that prepare a call for its number of rows pay for every change of that number. They round
-it up, and keep the last one while that wastes little; rows in between are nearly free, and a
-scheduler that knows fills them with drafts. Engine and scheduler each keep a CallSize; fed with
-the same calls, both know the same.
+Engines that prepare a call for its number of rows know some numbers better than others. They
+round a call up to one of these; rows in between are free, and a scheduler that knows fills them
+with drafts.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -15,45 +16,39 @@ from dataclasses import dataclass
 class SizingRule:
     """An engine's habit. The default is an engine that does not care."""
 
+    sizes: tuple[int, ...] = ()
+    """Numbers of rows that the engine is prepared for, rising."""
     quantum: int = 1
-    """Calls of more than one row are rounded up to a multiple of this."""
-    resize_rows: int = 0
-    """What another size than the last call's costs, in rows of equal time."""
+    """Larger calls are rounded up to a multiple of this."""
+
+    @property
+    def max_prepared(self) -> int:
+        """Most rows of a call that is rounded up to one of `sizes`; 0: there are none."""
+        return self.sizes[-1] if self.sizes else 0
+
+    def padded(self, num_rows: int) -> int:
+        """Rows that a call of `num_rows` computes."""
+        if 0 < num_rows <= self.max_prepared:
+            return self.sizes[bisect_left(self.sizes, num_rows)]
+        return self.rounded(num_rows)
+
+    def rounded(self, num_rows: int) -> int:
+        """The next multiple of `quantum`."""
+        return -(-num_rows // self.quantum) * self.quantum
 
 
 NO_SIZING = SizingRule()
 
 
-class CallSize:
-    """Sizes of successive calls. `take` is the only method that changes it.
+def ladder(max_rows: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... up to max_rows."""
+    return tuple(size for size in _steps(max_rows) if size <= max_rows)
 
-    When to give a large size up is the ski-rental problem (Karlin et al., Algorithmica 1988): rows
-    computed in vain since the size was last needed are the rent, a resize there and back the price.
-    """
 
-    def __init__(self, rule: SizingRule) -> None:
-        self._rule = rule
-        self._last = 0
-        self._rent = 0
-
-    def peek(self, num_rows: int) -> int:
-        """Rows that a call of `num_rows` would compute now."""
-        waste = self._last - num_rows
-        if 0 <= waste and self._rent + waste <= 2 * self._rule.resize_rows:
-            return self._last
-        if num_rows <= 1:
-            return num_rows
-        return -(-num_rows // self._rule.quantum) * self._rule.quantum
-
-    def cost_rows(self, num_rows: int) -> int:
-        """Rows of equal time: those computed, and the resize if there would be one."""
-        size = self.peek(num_rows)
-        return size if size == self._last else size + self._rule.resize_rows
-
-    def take(self, num_rows: int) -> int:
-        """Note a call; returns the rows it computes."""
-        size = self.peek(num_rows)
-        waste = size - num_rows
-        self._rent = 0 if size != self._last or waste < self._rule.quantum else self._rent + waste
-        self._last = size
-        return size
+def _steps(max_rows: int) -> Iterator[int]:
+    size = 1
+    while size <= max_rows:
+        yield size
+        if size >= 8:
+            yield size + size // 2
+        size *= 2

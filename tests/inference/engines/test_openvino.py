@@ -32,7 +32,9 @@ pytestmark = pytest.mark.model
 @pytest.fixture(scope="module")
 def two_threads(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     """The same model on another number of threads, with a smaller pool."""
-    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(threads=2, num_blocks=16))
+    engine = load_engine(
+        DEFAULT_MODEL, model_store, EngineConfig(threads=2, num_blocks=16, max_fixed_rows=0)
+    )
     yield engine
     engine.close()
 
@@ -48,7 +50,9 @@ class TestOpenVinoEngine(EngineContract):
 
     @pytest.fixture
     def spare(self, model_store: ModelStore) -> Engine:
-        return create_engine(EngineConfig(num_blocks=4, model_store=model_store.root))
+        return create_engine(
+            EngineConfig(num_blocks=4, max_fixed_rows=0, model_store=model_store.root)
+        )
 
 
 def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
@@ -65,6 +69,15 @@ def test_threads_do_not_change_a_bit(
     expected = all_rows(openvino_engine, ids, table(openvino_engine, 120))
     for chunk in (120, 5, 1):
         assert_same(all_rows(two_threads, ids, table(two_threads, 120), chunk), expected)
+
+
+def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVinoEngine) -> None:
+    engine, ids = openvino_engine, random_ids(openvino_engine, 90)
+    assert engine.info.sizing.sizes == (1, 2, 4, 8)
+    expected = all_rows(engine, ids, table(engine, 90))
+    # 3 and 7 rows leave room in their calls, 9 are more than any size that is prepared.
+    for chunk in (1, 2, 3, 4, 7, 8, 9):
+        assert_same(all_rows(engine, ids, table(engine, 90, chunk), chunk), expected)
 
 
 def test_a_long_prompt_in_chunks_equals_one_pass(openvino_engine: OpenVinoEngine) -> None:
@@ -96,7 +109,7 @@ def test_it_writes_sense(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary
 def test_inexact_has_no_scratch_and_says_so(
     openvino_engine: OpenVinoEngine, model_store: ModelStore
 ) -> None:
-    config = EngineConfig(num_blocks=8, exact=False)
+    config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2)
     inexact = load_engine(DEFAULT_MODEL, model_store, config)
     assert not inexact.info.exact
     assert (inexact.info.min_rows, inexact.info.scratch_tokens) == (1, 0)
@@ -112,7 +125,8 @@ def test_inexact_has_no_scratch_and_says_so(
 
 
 def test_f32_is_exact_too(model_store: ModelStore) -> None:
-    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=16, precision="f32"))
+    config = EngineConfig(num_blocks=16, precision="f32", max_fixed_rows=2)
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
     ids = random_ids(engine, 70)
     expected = all_rows(engine, ids, table(engine, 70, 1))
     for chunk in (1, 2, 33):
@@ -123,7 +137,7 @@ def test_f32_is_exact_too(model_store: ModelStore) -> None:
 
 def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
     with pytest.raises(ConfigError, match="one block takes 1 blocks or 737280 bytes"):
-        load_engine(DEFAULT_MODEL, model_store, EngineConfig(kv_bytes=737279))
+        load_engine(DEFAULT_MODEL, model_store, EngineConfig(kv_bytes=737279, max_fixed_rows=0))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +151,11 @@ def test_a_context_that_has_no_room_is_refused(
     model_store: ModelStore, asked: dict[str, int], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_engine(DEFAULT_MODEL, model_store, EngineConfig(**asked))  # type: ignore[arg-type]
+        load_engine(DEFAULT_MODEL, model_store, EngineConfig(max_fixed_rows=0, **asked))  # type: ignore[arg-type]
 
 
 def test_a_pool_takes_its_share_of_what_is_free(model_store: ModelStore) -> None:
-    config = EngineConfig(kv_share=0.01, max_context_tokens=3000)
+    config = EngineConfig(kv_share=0.01, max_context_tokens=3000, max_fixed_rows=0)
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     info = engine.info
     assert info.max_context_tokens == 3000

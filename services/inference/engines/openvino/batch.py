@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from services.inference.engines.base import Round
+from services.inference.engines.base import Ids, Round
 from services.inference.engines.openvino.graph import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
 
 _Array: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
@@ -60,29 +60,34 @@ def duplicate_single_rows(inputs: Inputs) -> Inputs:
     }
 
 
-def pad_products(inputs: Inputs, num_rows: int) -> Inputs:
-    """Add rows up to `num_rows` that no attention sees: they pass through the products alone."""
+def pad(inputs: Inputs, num_rows: int, num_attention_rows: int, spare_blocks: Ids) -> Inputs:
+    """Add rows that nobody asks for: up to `num_rows`, and up to `num_attention_rows` in attention
+    (the same number unless duplicate_single_rows made the inputs).
+
+    To attention they are one more sequence, whose KV lands in blocks that nobody else has.
+    """
     missing = num_rows - len(inputs["input_ids"])
     padded: Inputs = dict(inputs)
     for name in ("input_ids", "position_ids", KEPT_ROWS):
-        padded[name] = _extended(inputs[name], missing)
-    return padded
+        if name in inputs:
+            padded[name] = _extended(inputs[name], missing)
+    if ATTENTION_ROWS in inputs:
+        missing = num_attention_rows - len(inputs[ATTENTION_ROWS])
+        padded[ATTENTION_ROWS] = _extended(inputs[ATTENTION_ROWS], missing)
+    return padded | _spare_sequence(inputs, missing, spare_blocks) if missing else padded
 
 
-def pad_attention(inputs: Inputs, num_rows: int, spare_block: int) -> Inputs:
-    """Add rows up to `num_rows` in attention, copies of the first, as a sequence that nobody asks
-    for and whose KV lands in a block that nobody else has."""
-    missing = num_rows - len(inputs[ATTENTION_ROWS])
-    if not missing:
-        return inputs
-    blocks = inputs["block_indices"]
-    return inputs | {
-        ATTENTION_ROWS: _extended(inputs[ATTENTION_ROWS], missing),
+def _spare_sequence(inputs: Inputs, num_rows: int, blocks: Ids) -> Inputs:
+    """What tells the sequences apart, with one more at the end."""
+    indices, begins = inputs["block_indices"], inputs["subsequence_begins"]
+    return {
         "past_lens": _extended(inputs["past_lens"], 1),
-        "subsequence_begins": _followed(inputs["subsequence_begins"], num_rows),
-        "block_indices": _followed(blocks, spare_block),
-        "block_indices_begins": _followed(inputs["block_indices_begins"], len(blocks) + 1),
-        "max_context_len": np.array(max(int(inputs["max_context_len"]), missing), np.int32),
+        "subsequence_begins": _followed(begins, int(begins[-1]) + num_rows),
+        "block_indices": np.concatenate((indices, blocks)).astype(np.int32),
+        "block_indices_begins": _followed(
+            inputs["block_indices_begins"], len(indices) + len(blocks)
+        ),
+        "max_context_len": np.array(max(int(inputs["max_context_len"]), num_rows), np.int32),
     }
 
 

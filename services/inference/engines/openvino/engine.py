@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from outrider.errors import ConfigError, EngineError
 from services.inference.engines.base import EngineInfo, Ids, Round, Rows
@@ -12,17 +11,18 @@ from services.inference.engines.openvino.batch import (
     Inputs,
     duplicate_single_rows,
     lay_out,
-    pad_attention,
-    pad_products,
+    pad,
 )
+from services.inference.engines.openvino.compiling import attention_rows
 from services.inference.engines.openvino.convert import ConvertedModel
 from services.inference.engines.openvino.graph import ATTENTION_ROWS
 from services.inference.engines.openvino.model import PagedModel
-from services.inference.engines.sizing import NO_SIZING, CallSize, SizingRule
+from services.inference.engines.sizing import SizingRule, ladder
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
-_SIZING = SizingRule(quantum=4, resize_rows=8)
-"""Decision 0004: a change of the number of rows costs 4.5 ms, a row 0.3 to 0.6 ms."""
+_QUANTUM = 16
+"""Larger calls are rounded up to a multiple of this: a number of rows that was never seen before
+costs tens of milliseconds, the first time (decision 0004)."""
 
 
 class OpenVinoEngine:
@@ -40,7 +40,8 @@ class OpenVinoEngine:
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
-        self._model = PagedModel(model, config, scratch_tokens)
+        sizes = ladder(config.max_fixed_rows)
+        self._model = PagedModel(model, config, scratch_tokens=scratch_tokens, fixed_sizes=sizes)
         self._info = EngineInfo(
             name="openvino",
             vocabulary_size=model.facts.vocabulary_size,
@@ -50,12 +51,10 @@ class OpenVinoEngine:
             max_context_tokens=asked or most,
             min_rows=1,
             scratch_tokens=scratch_tokens,
-            sizing=_SIZING if config.exact else NO_SIZING,
+            sizing=SizingRule(sizes, _QUANTUM),
             exact=config.exact,
             pool_reason=self._model.pool_reason,
         )
-        self._rows = CallSize(self._info.sizing)
-        self._attention_rows = CallSize(replace(self._info.sizing, quantum=2))
         self._opened: set[int] = set()
         self._closed = False
 
@@ -78,8 +77,7 @@ class OpenVinoEngine:
         if not rounds:
             return []
         inputs = lay_out(rounds)
-        if self._info.exact:
-            inputs = self._sized(duplicate_single_rows(inputs))
+        inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
         num_rows = sum(part.num_rows for part in rounds)
         logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows)
         answers, begin = [], 0
@@ -109,12 +107,17 @@ class OpenVinoEngine:
             self._opened.clear()
             self._model.release()
 
-    def _sized(self, inputs: Inputs) -> Inputs:
-        """Keep the numbers of rows that the kernels were last prepared for, where it pays."""
-        num_rows = self._rows.take(len(inputs["input_ids"]))
-        num_attention_rows = self._attention_rows.take(len(inputs[ATTENTION_ROWS]))
-        padded = pad_products(inputs, num_rows)
-        return pad_attention(padded, num_attention_rows, self._model.spare_block)
+    def _padded(self, inputs: Inputs) -> Inputs:
+        """Fill the call up to the rows that the model is prepared for."""
+        sizing = self._info.sizing
+        num_rows = sizing.padded(len(inputs["input_ids"]))
+        entering = len(inputs.get(ATTENTION_ROWS, ()))
+        num_attention_rows = (
+            attention_rows(num_rows, exact=self._info.exact)
+            if num_rows <= sizing.max_prepared
+            else sizing.rounded(entering)
+        )
+        return pad(inputs, num_rows, num_attention_rows, self._model.spare_blocks)
 
     def _check_not_closed(self) -> None:
         if self._closed:

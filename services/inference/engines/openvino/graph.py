@@ -43,6 +43,19 @@ def make_paged(model: Any, *, duplicate_rows: bool) -> None:
     model.validate_nodes_and_infer_types()
 
 
+def fix_rows(model: Any, num_rows: int, num_attention_rows: int) -> None:
+    """Let the paged model take calls of so many rows alone, N = num_rows and A =
+    num_attention_rows: its kernels are then prepared once, and nothing is inferred in a call."""
+    lengths = {
+        "input_ids": num_rows,
+        "position_ids": num_rows,
+        KEPT_ROWS: num_rows,
+        ATTENTION_ROWS: num_attention_rows,
+    }
+    names = {parameter.output(0).get_any_name() for parameter in model.get_parameters()}
+    model.reshape({name: [length] for name, length in lengths.items() if name in names})
+
+
 def _rework_attention(model: Any, duplicate_rows: bool) -> list[Any]:
     """Fuse the products before attention and duplicate rows from there to the one behind it."""
     entering, kept = _parameter(ATTENTION_ROWS, np.int32), _parameter(KEPT_ROWS, np.int32)

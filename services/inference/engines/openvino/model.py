@@ -1,8 +1,8 @@
-"""One compiled model with one infer request, and the proof that each call computed."""
+"""The compiled models on one KV pool, and the proof that each call computed."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import openvino as ov
@@ -13,8 +13,8 @@ from services.inference.engines.config import EngineConfig
 from services.inference.engines.memory.budget import BlockShape
 from services.inference.engines.memory.free import free_memory
 from services.inference.engines.openvino.batch import Inputs
+from services.inference.engines.openvino.compiling import ANY, compile_sizes
 from services.inference.engines.openvino.convert import ConvertedModel
-from services.inference.engines.openvino.graph import make_paged
 from services.inference.engines.openvino.kv import KvTensors
 
 
@@ -27,23 +27,34 @@ class PagedModel:
     refuses all further calls: its state is unknown.
     """
 
-    def __init__(self, model: ConvertedModel, config: EngineConfig, scratch_tokens: int) -> None:
-        """Compile. Raises EngineError, and ConfigError for a pool that is too small."""
-        compiled = _compile(model, config)
-        self.block_bytes = KvTensors.block_bytes(compiled)
-        self.block_tokens = KvTensors.block_tokens(compiled)
+    def __init__(
+        self,
+        model: ConvertedModel,
+        config: EngineConfig,
+        *,
+        scratch_tokens: int,
+        fixed_sizes: Sequence[int] = (),
+    ) -> None:
+        """Compile, also for calls of exactly these numbers of rows. Raises EngineError, and
+        ConfigError for a pool that is too small."""
+        compiled = compile_sizes(model, config, fixed_sizes)
+        free = compiled[ANY]
+        self.block_bytes = KvTensors.block_bytes(free)
+        self.block_tokens = KvTensors.block_tokens(free)
         shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks, self.pool_reason = size.num_blocks, size.reason
-        self.spare_block = self.num_blocks
-        """A block beyond the pool, for rows that nobody asked for."""
-        self.kv = KvTensors(compiled, self.num_blocks + 1)
-        self._request: Any = compiled.create_infer_request()
-        self.kv.bind(self._request)
+        num_spare = -(-2 * max(fixed_sizes, default=1) // self.block_tokens)
+        self.spare_blocks = np.arange(self.num_blocks, self.num_blocks + num_spare, dtype=np.int32)
+        """Blocks beyond the pool, for rows that nobody asked for."""
+        self.kv = KvTensors(free, self.num_blocks + num_spare)
+        self._requests = {size: each.create_infer_request() for size, each in compiled.items()}
+        for request in self._requests.values():
+            self.kv.bind(request)
         self._failure = ""
 
     def infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
-        """[num_rows, V] logits, in memory of their own.
+        """[num_rows, V] logits, in memory that a later call may overwrite.
 
         `last_slot` is the block and the slot of a token of this call. Raises EngineError.
         """
@@ -57,39 +68,19 @@ class PagedModel:
 
     def release(self) -> None:
         """Give the memory back; no call may follow."""
-        self._request = None
+        self._requests.clear()
         self.kv.release()
 
     def _infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
+        request = self._requests.get(len(inputs["input_ids"])) or self._requests[ANY]
         for name, array in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(array))
-        self._request.get_output_tensor(0).data[..., 0] = np.nan
+            request.set_tensor(name, ov.Tensor(array))
+        request.get_output_tensor(0).data[..., 0] = np.nan
         self.kv.mark(last_slot)
-        self._request.infer()
-        logits = self._request.get_output_tensor(0).data
+        request.infer()
+        logits: Logits = request.get_output_tensor(0).data[:, 0]
         if len(logits) != num_rows or self.kv.is_marked(last_slot):
             raise EngineError("the call computed nothing")
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")
-        # Copied, because the next call writes its logits into the same memory.
-        copied: Logits = logits[:, 0].copy()
-        return copied
-
-
-def _compile(model: ConvertedModel, config: EngineConfig) -> Any:
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": "1",
-        "INFERENCE_NUM_THREADS": str(config.threads),
-        "INFERENCE_PRECISION_HINT": config.precision,
-        "KV_CACHE_PRECISION": "f16" if config.precision == "bf16" else config.precision,
-        # The weights' own group size: any other is slower by a third (decision 0002).
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
-    }
-    try:
-        core = ov.Core()
-        graph = core.read_model(model.graph)
-        make_paged(graph, duplicate_rows=config.exact)
-        return core.compile_model(graph, "CPU", settings)
-    except RuntimeError as error:
-        raise EngineError(f"the model cannot be loaded: {error}") from error
+        return logits
