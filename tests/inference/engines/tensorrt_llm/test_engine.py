@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from outrider.errors import EngineError
 from services.inference.engines.base import Engine, Round
 from services.inference.engines.tensorrt_llm.reports import BlockRemoved, BlockStored, RuntimeStats
+from services.inference.engines.warmup import warm_up
 from tests.inference.engines.contract import (
     EngineContract,
     all_rows,
@@ -228,6 +229,14 @@ def test_a_request_that_never_ends_is_given_up() -> None:
         with pytest.raises(EngineError, match="failed a request: Empty"):
             run(engine, sequence, ids, 0, table(engine, 9), 1)
     assert llm.requests[0].aborted
+
+
+def test_warming_up_leaves_nothing_behind() -> None:
+    engine, llm = make_engine()
+    warm_up(engine, 12)
+    assert llm.requests
+    assert not llm.in_flight
+    engine.open(0, random_ids(engine, 4))
 
 
 def test_a_gap_in_the_tokens_is_refused() -> None:
