@@ -8,10 +8,11 @@ run writes nothing.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -48,6 +49,11 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 def median(samples: Sequence[float]) -> float:
     return quantile(samples, 0.5)
+
+
+def pooled(parts: Iterable[Sequence[float]]) -> list[float]:
+    """The samples of all rounds together."""
+    return list(itertools.chain.from_iterable(parts))
 
 
 def spread(samples: Sequence[float]) -> Spread:

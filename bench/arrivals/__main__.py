@@ -1,0 +1,63 @@
+"""Runs the three parts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+
+import bench.arrivals
+from bench.arrivals import loads, prefill, priorities
+from bench.arrivals.asks import Asks
+from bench.contenders.lineup import LLAMA_BEST, OURS, OURS_SPEC, PEER, PEER_SPEC, start_all
+from bench.contenders.reference import reference
+from bench.contenders.work import Work
+from bench.harness.figures import Run, parser, start
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+
+FULL = (OURS, OURS_SPEC, PEER, PEER_SPEC, LLAMA_BEST)
+QUICK = (OURS_SPEC, PEER, LLAMA_BEST)
+FULL_SIZE = loads.Size(rounds=2, num_requests=80, num_capacity=64, shares=(0.5, 0.8, 0.95))
+QUICK_SIZE = loads.Size(rounds=1, num_requests=16, num_capacity=24, shares=(0.5, 0.95))
+
+
+def main() -> int:
+    flags = parser("arrivals", bench.arrivals.__doc__ or "")
+    flags.add_argument("--threads", type=int, default=1, help="threads of every engine")
+    arguments = flags.parse_args()
+    run = start("arrivals", arguments)
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    mixed = asyncio.run(_measure(run, arguments, vocabulary))
+    checked = [request for request, _ in mixed.low[: 10 if run.quick else 60]]
+    truth = reference(vocabulary, Work(()), checked, arguments.threads)
+    priorities.report(run, mixed, truth)
+    run.finish()
+    return 0 if run.figures["low_exact"] == f"{len(truth)} of {len(truth)}" else 1
+
+
+async def _measure(
+    run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary
+) -> priorities.Mixed:
+    asks = Asks(vocabulary)
+    async with contextlib.AsyncExitStack() as stack:
+        names = QUICK if run.quick else FULL
+        contenders = await start_all(stack, vocabulary, names, arguments.threads)
+        under_load = await loads.measure(contenders, asks, QUICK_SIZE if run.quick else FULL_SIZE)
+        loads.report(run, under_load)
+        gaps = await prefill.measure(contenders, asks, rounds=1 if run.quick else 4)
+        prefill.report(run, gaps)
+        return await priorities.measure(
+            contenders[OURS_SPEC],
+            asks,
+            under_load.capacity[OURS_SPEC],
+            rounds=1 if run.quick else 3,
+            num_low=60 if run.quick else 160,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Chats that arrive as a Poisson process, at shares of each system's capacity."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bench.arrivals.asks import Asks
+from bench.arrivals.schedule import poisson
+from bench.contenders.lineup import OURS_SPEC, PEER, rotated
+from bench.contenders.work import Contender, Outcome, Work
+from bench.harness.figures import Run, quantile
+
+MAX_TOKENS = 48
+CAPACITY_SESSIONS = 16
+EQUAL = f"80 % of the {PEER}'s"
+LATENCY_SHARES = (0.5, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    num_requests: int
+    """Of each load in each round."""
+    num_capacity: int
+    """Requests to measure the capacity with."""
+    shares: tuple[float, ...]
+    """Of each system's own capacity."""
+
+
+@dataclass(slots=True)
+class Loads:
+    """What was measured. Rates in requests per second."""
+
+    capacity: dict[str, float] = field(default_factory=dict)
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By load and system."""
+    outcomes: dict[tuple[str, str], list[Outcome]] = field(default_factory=dict)
+
+    def latency(self, load: str, name: str) -> tuple[list[float], list[float]]:
+        """All times to the first token, and all gaps between arrivals, ms."""
+        answers = [a for outcome in self.outcomes[load, name] for a in outcome.answers]
+        return [a.ttft_ms for a in answers], [gap for a in answers for gap in a.gaps_ms()]
+
+
+async def measure(contenders: Mapping[str, Contender], asks: Asks, size: Size) -> Loads:
+    """All loads, round by round."""
+    loads = Loads()
+    full = Work(asks.chats([0.0] * size.num_capacity, MAX_TOKENS), CAPACITY_SESSIONS)
+    for name, contender in contenders.items():
+        loads.capacity[name] = (await contender.run(full)).requests_per_s
+        print(f"{name}: {loads.capacity[name]:.2f} requests/s", file=sys.stderr)
+    for turn in range(size.rounds):
+        for load, rates in _rates(loads.capacity, size.shares).items():
+            texts = asks.texts(size.num_requests)
+            for name in rotated(contenders, turn):
+                due_s = poisson(size.num_requests, rates[name], seed=turn)
+                work = Work(asks.requests(texts, due_s, MAX_TOKENS))
+                loads.rates[load, name] = rates[name]
+                done = await contenders[name].run(work)
+                loads.outcomes.setdefault((load, name), []).append(done)
+            print(f"round {turn + 1} of {size.rounds}: {load}", file=sys.stderr)
+    return loads
+
+
+def _rates(
+    capacity: Mapping[str, float], shares: tuple[float, ...]
+) -> dict[str, Mapping[str, float]]:
+    """Requests per second by load and system."""
+    rates: dict[str, Mapping[str, float]] = {
+        f"{share:.0%} of its own": {name: share * most for name, most in capacity.items()}
+        for share in shares
+    }
+    return rates | {EQUAL: dict.fromkeys(capacity, 0.8 * capacity[PEER])}
+
+
+def report(run: Run, loads: Loads) -> None:
+    """The table of latencies, and the figures at the equal rate."""
+    columns = [f"{kind} p{share:.0%}"[:-1] for kind in ("TTFT", "ITL") for share in LATENCY_SHARES]
+    title = "Chats arriving as a Poisson process, ms"
+    table = run.table(title, "load: capacity", "system", "requests/s", *columns)
+    for (load, name), rate in loads.rates.items():
+        samples = loads.latency(load, name)
+        table.add(load, name, rate, *(quantile(s, q) for s in samples for q in LATENCY_SHARES))
+    run.figures["capacity_requests_per_s"] = {
+        name: round(rate, 2) for name, rate in loads.capacity.items()
+    }
+    ours, theirs = (loads.latency(EQUAL, name) for name in (OURS_SPEC, PEER))
+    for key, mine, other, share in (
+        ("equal_rate_ttft_p95_ratio", ours[0], theirs[0], 0.95),
+        ("equal_rate_itl_p99_ratio", ours[1], theirs[1], 0.99),
+    ):
+        run.figures[key] = round(quantile(mine, share) / quantile(other, share), 3)

@@ -1,0 +1,83 @@
+"""Running chats while long prompts keep arriving."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bench.arrivals.asks import Asks
+from bench.contenders.lineup import OURS_SPEC, rotated
+from bench.contenders.work import Contender, Outcome, Request, Work
+from bench.harness.figures import Run, pooled, quantile
+
+CHATS = 8
+CHAT_TOKENS = 160
+DOCUMENT_TOKENS = 8
+ARRIVALS_S = (1.0, 3.0, 5.0)
+"""When the documents come: each takes well over a second to read on one core."""
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Milliseconds between arrivals of a chat's text, one list per round."""
+
+    alone: list[list[float]] = field(default_factory=list)
+    disturbed: list[list[float]] = field(default_factory=list)
+    document_ttft_ms: list[float] = field(default_factory=list)
+
+    def ratios(self) -> list[float]:
+        """p99 with the documents over p99 without, by round."""
+        pairs = zip(self.disturbed, self.alone, strict=True)
+        return [quantile(with_, 0.99) / quantile(without, 0.99) for with_, without in pairs]
+
+    def ratio(self) -> float:
+        """The same over all rounds together."""
+        disturbed, alone = (pooled(part) for part in (self.disturbed, self.alone))
+        return quantile(disturbed, 0.99) / quantile(alone, 0.99)
+
+
+async def measure(contenders: Mapping[str, Contender], asks: Asks, rounds: int) -> dict[str, Gaps]:
+    """Without and with documents, one after the other, by contender."""
+    gaps = {name: Gaps() for name in contenders}
+    for turn in range(rounds):
+        alone, disturbed = (asks.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
+        documents = asks.documents(ARRIVALS_S, DOCUMENT_TOKENS)
+        for name in rotated(contenders, turn):
+            done = await contenders[name].run(_work(alone))
+            gaps[name].alone.append(chat_gaps(done, num_documents=0))
+            done = await contenders[name].run(_work((*disturbed, *documents)))
+            gaps[name].disturbed.append(chat_gaps(done, num_documents=len(documents)))
+            gaps[name].document_ttft_ms += [a.ttft_ms for a in done.answers[CHATS:]]
+        print(f"round {turn + 1} of {rounds}: long prompts", file=sys.stderr)
+    return gaps
+
+
+def _work(requests: tuple[Request, ...]) -> Work:
+    """Chats that do not end by themselves: they have to be running when the documents come."""
+    return Work(requests, ignore_eos=True)
+
+
+def chat_gaps(done: Outcome, num_documents: int) -> list[float]:
+    """Gaps of the chats from the first document's arrival to the last one's first token; without
+    documents from the same moment to the end."""
+    count = len(done.answers) - num_documents
+    chats, documents = done.answers[:count], done.answers[count:]
+    end_s = max((d.token_s[0] for d in documents), default=float("inf"))
+    return [gap for chat in chats for gap in chat.gaps_ms(ARRIVALS_S[0], end_s)]
+
+
+def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
+    title = f"ITL of {CHATS} running chats while prompts of about 1,500 tokens arrive, ms"
+    columns = ("p50 without", "p99 without", "p50 with", "p99 with", "p99 ratio", "document TTFT")
+    table = run.table(title, "system", *columns)
+    for name, of in gaps.items():
+        parts = [pooled(part) for part in (of.alone, of.disturbed)]
+        cells = [quantile(part, share) for part in parts for share in (0.5, 0.99)]
+        table.add(name, *cells, of.ratio(), quantile(of.document_ttft_ms, 0.5))
+    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_SPEC].ratio(), 3)
+    rounds = gaps[OURS_SPEC].ratios()
+    run.figures["itl_p99_ratio_under_prefill_range"] = [round(f(rounds), 3) for f in (min, max)]
+    run.figures["itl_p99_ratio_under_prefill_by_system"] = {
+        name: round(of.ratio(), 3) for name, of in gaps.items()
+    }

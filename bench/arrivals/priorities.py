@@ -1,0 +1,71 @@
+"""HIGH requests among LOW ones."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from bench.arrivals.asks import Asks
+from bench.arrivals.schedule import every, poisson
+from bench.contenders.work import HIGH, LOW, Answer, Contender, Request, Work
+from bench.harness.figures import Run, pooled, quantile
+
+LOW_SHARE = 0.95
+"""Of the replica's capacity; the HIGH requests come on top."""
+LOW_TOKENS = 48
+HIGH_TOKENS = 8
+HIGH_INTERVAL_S = 1.5
+HIGH_BEGIN_S = 3.0
+"""By then the LOW sessions have filled the replica."""
+
+
+@dataclass(slots=True)
+class Mixed:
+    """What was measured; TTFT in ms, one list per round."""
+
+    alone_ms: list[list[float]] = field(default_factory=list)
+    loaded_ms: list[list[float]] = field(default_factory=list)
+    low: list[tuple[Request, Answer]] = field(default_factory=list)
+
+    def ratio(self) -> float:
+        """p95 under load over p95 alone."""
+        loaded, alone = (pooled(part) for part in (self.loaded_ms, self.alone_ms))
+        return quantile(loaded, 0.95) / quantile(alone, 0.95)
+
+
+async def measure(
+    contender: Contender, asks: Asks, capacity: float, *, rounds: int, num_low: int
+) -> Mixed:
+    """`capacity` in chats of LOW_TOKENS tokens per second."""
+    mixed = Mixed()
+    for turn in range(rounds):
+        low_due_s = poisson(num_low, LOW_SHARE * capacity, seed=turn)
+        due_s = every(HIGH_INTERVAL_S, HIGH_BEGIN_S, low_due_s[-1])
+        if not due_s:
+            raise RuntimeError("the LOW requests were over before the first HIGH one: ask for more")
+        texts = asks.texts(len(due_s))
+        alone = asks.requests(texts, [0.0] * len(due_s), HIGH_TOKENS, HIGH)
+        done = await contender.run(Work(alone, concurrency=1))
+        mixed.alone_ms.append([answer.ttft_ms for answer in done.answers])
+        low = asks.requests(asks.texts(num_low), low_due_s, LOW_TOKENS, LOW)
+        high = asks.requests(texts, due_s, HIGH_TOKENS, HIGH)
+        done = await contender.run(Work((*low, *high)))
+        mixed.loaded_ms.append([answer.ttft_ms for answer in done.answers[num_low:]])
+        mixed.low += zip(low, done.answers[:num_low], strict=True)
+        print(f"round {turn + 1} of {rounds}: priorities", file=sys.stderr)
+    return mixed
+
+
+def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
+    """`truth`: the reference's replies to the first LOW requests."""
+    title = f"TTFT of HIGH requests while LOW ones take {LOW_SHARE:.0%} of capacity, ms"
+    table = run.table(title, "LOW load", "p50", "p95", "p99")
+    for name, parts in (("none", mixed.alone_ms), (f"{LOW_SHARE:.0%}", mixed.loaded_ms)):
+        sample = pooled(parts)
+        table.add(name, *(quantile(sample, share) for share in (0.5, 0.95, 0.99)))
+    equal = sum(a.ids == ids for (_, a), ids in zip(mixed.low, truth, strict=False))
+    low_ms = [answer.ttft_ms for _, answer in mixed.low]
+    run.figures["high_ttft_ratio"] = round(mixed.ratio(), 3)
+    run.figures["high_requests"] = sum(map(len, mixed.loaded_ms))
+    run.figures["low_ttft_p95_ms"] = round(quantile(low_ms, 0.95), 1)
+    run.figures["low_exact"] = f"{equal} of {len(truth)}"

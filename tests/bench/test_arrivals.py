@@ -1,0 +1,115 @@
+"""Arrivals and the arithmetic of who disturbs whom."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.arrivals import loads, prefill, priorities
+from bench.arrivals.asks import LONG_TOKENS, Asks
+from bench.arrivals.schedule import every, poisson
+from bench.contenders.asking import ask_all
+from bench.contenders.lineup import OURS_SPEC, PEER
+from bench.contenders.work import HIGH, Answer, Outcome, Request, Work, from_json, to_json
+from bench.harness.figures import Run
+from outrider.models.vocabulary import Vocabulary
+
+
+@given(rate=st.floats(0.01, 1000), seed=st.integers(0, 10))
+def test_arrivals_have_the_rate_and_the_same_pattern(rate: float, seed: int) -> None:
+    due_s = poisson(400, rate, seed)
+    assert due_s == sorted(due_s)
+    assert 400 / due_s[-1] == pytest.approx(rate, rel=0.3)
+    assert [at * rate for at in due_s] == pytest.approx(poisson(400, 1.0, seed))
+
+
+def test_gaps_of_a_poisson_process_spread_as_exponentials_do() -> None:
+    due_s = poisson(4000, 2.0, 3)
+    gaps = [b - a for a, b in itertools.pairwise(due_s)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert variance / mean**2 == pytest.approx(1.0, abs=0.1)
+
+
+def test_every_stops_before_the_end() -> None:
+    assert every(1.5, 3.0, 7.0) == [3.0, 4.5]
+    assert every(1.5, 3.0, 2.0) == []
+
+
+def test_asks_never_repeat_a_question_but_when_told_to(vocabulary: Vocabulary) -> None:
+    asks = Asks(vocabulary)
+    first, second = asks.chats([0.0, 1.0], 8)
+    assert first.prompt != second.prompt
+    texts = asks.texts(1)
+    alone, loaded = (asks.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
+    assert len(alone.prompt) == len(loaded.prompt)
+    assert alone.prompt[:16] != loaded.prompt[:16]
+    assert {len(d.prompt) in LONG_TOKENS for d in asks.documents([0.0] * 6, 8)} == {True}
+
+
+async def test_open_loop_answers_count_from_the_arrival() -> None:
+    async def ask(request: Request, begin: float) -> Answer:
+        return Answer(request.prompt, 9.0, (9.5,))
+
+    requests = (Request((1,), 8, due_s=0.0), Request((2,), 8, due_s=0.01))
+    free = await ask_all(Work(requests), ask)
+    assert [answer.ttft_ms for answer in free.answers] == [9500, 9490]
+    bounded = await ask_all(Work(requests, concurrency=1), ask)
+    assert [answer.ttft_ms for answer in bounded.answers] == [500, 500]
+    assert bounded.replies == ((1,), (2,))
+
+
+def test_jobs_of_a_peer_s_process_keep_their_order() -> None:
+    job = to_json(Work((Request((1, 2), 8, 0.5, 7),), temperature=0.8), [3, 2])
+    assert job["requests"] == [{"prompt": (1, 2), "max_tokens": 8, "due_s": 0.5, "seed": 7}]
+    assert (job["stop_ids"], job["temperature"]) == ([2, 3], 0.8)
+    row = {"ids": [5], "asked_s": 0.5, "token_s": [0.75]}
+    assert from_json({"seconds": 2.0, "answers": [row]}).answers[0].ttft_ms == 250
+
+
+def chat(*token_s: float) -> Answer:
+    return Answer((), 0.0, token_s)
+
+
+def test_only_gaps_while_documents_are_read_count() -> None:
+    chats = (chat(0.5, 0.9, 1.1, 2.0), chat(0.5, 6.0))
+    assert prefill.chat_gaps(Outcome(6, chats), 0) == pytest.approx([200, 900, 5500])
+    disturbed = Outcome(6, (*chats, Answer((), 1.0, (3.0, 5.0))))
+    assert prefill.chat_gaps(disturbed, 1) == pytest.approx([200, 900])
+
+
+def test_the_prefill_ratio_is_that_of_the_99th_percentiles() -> None:
+    gaps = prefill.Gaps([[10.0] * 50, [10.0] * 50], [[20.0] * 50, [30.0] * 50], [1000.0])
+    assert gaps.ratios() == [2.0, 3.0]
+    run = Run("arrivals", quick=True, command="")
+    prefill.report(run, {OURS_SPEC: gaps})
+    assert run.figures["itl_p99_ratio_under_prefill"] == 3.0
+    assert run.figures["itl_p99_ratio_under_prefill_range"] == [2.0, 3.0]
+
+
+def test_priorities_are_judged_by_the_tail_and_the_texts() -> None:
+    low = [(Request((1,), 8), Answer((4, 5), 0.0, (0.5,))) for _ in range(3)]
+    mixed = priorities.Mixed([[100.0] * 20], [[100.0] * 18 + [150.0] * 2], low)
+    run = Run("arrivals", quick=True, command="")
+    priorities.report(run, mixed, [(4, 5), (4, 6)])
+    assert run.figures["high_ttft_ratio"] == 1.5
+    assert run.figures["low_exact"] == "1 of 2"
+
+
+def test_loads_are_compared_at_the_same_rate() -> None:
+    slow, quick = (
+        [Outcome(1, (Answer((), 0.0, (at, at + gap, at + 2 * gap)),))]
+        for at, gap in ((0.4, 0.02), (0.2, 0.04))
+    )
+    measured = loads.Loads({OURS_SPEC: 5.0, PEER: 4.0})
+    for name, done in ((OURS_SPEC, slow), (PEER, quick)):
+        measured.rates[loads.EQUAL, name] = 3.2
+        measured.outcomes[loads.EQUAL, name] = done
+    run = Run("arrivals", quick=True, command="")
+    loads.report(run, measured)
+    assert run.figures["equal_rate_ttft_p95_ratio"] == 2.0
+    assert run.figures["equal_rate_itl_p99_ratio"] == 0.5
+    assert run.tables[0].columns[3:6] == ("TTFT p50", "TTFT p95", "TTFT p99")
