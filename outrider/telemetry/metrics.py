@@ -34,20 +34,20 @@ class Gauge:
         return [] if value is None else [Observation(value)]
 
 
-class RejectionWindow:
-    """Share of drafted tokens that were rejected, over about the last `horizon` drafted tokens."""
+class ShareWindow:
+    """Share of tokens with some property, over about the last `horizon` tokens."""
 
-    def __init__(self, horizon: float = 2000.0) -> None:
+    def __init__(self, horizon: float) -> None:
         self._horizon = horizon
-        self._drafted = 0.0
-        self._accepted = 0.0
+        self._all = 0.0
+        self._with = 0.0
 
-    def add(self, drafted: int, accepted: int) -> float:
-        """Count one verification and return the rate, 0..1."""
-        keep = max(0.0, 1.0 - drafted / self._horizon)
-        self._drafted = self._drafted * keep + drafted
-        self._accepted = self._accepted * keep + accepted
-        return 1.0 - self._accepted / self._drafted if self._drafted else 0.0
+    def add(self, num_tokens: int, num_with: int) -> float:
+        """Count tokens, of which `num_with` have the property; returns the share, 0..1."""
+        keep = max(0.0, 1.0 - num_tokens / self._horizon)
+        self._all = self._all * keep + num_tokens
+        self._with = self._with * keep + num_with
+        return self._with / self._all if self._all else 0.0
 
 
 class Metrics:
@@ -65,7 +65,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
-        self._rejection = RejectionWindow()
+        self._rejected = ShareWindow(horizon=2_000)
+        self._reused = ShareWindow(horizon=100_000)
         self._make_histograms()
 
     def _make_histograms(self) -> None:
@@ -115,10 +116,18 @@ class Metrics:
         if drafted <= 0:
             return
         with self._lock:
-            rate = self._rejection.add(drafted, accepted)
+            rate = self._rejected.add(drafted, drafted - accepted)
         self.gauge(names.REJECTION_RATE).set(rate)
         self.counter(names.DRAFTED_TOKENS).add(drafted)
         self.counter(names.ACCEPTED_TOKENS).add(accepted)
+
+    def record_prefix(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count a prompt's tokens, and those whose KV was there; drives `prefix_hit_rate`."""
+        with self._lock:
+            rate = self._reused.add(prompt_tokens, cached_tokens)
+        self.gauge(names.PREFIX_HIT_RATE).set(rate)
+        self.counter(names.PROMPT_TOKENS).add(prompt_tokens)
+        self.counter(names.REUSED_TOKENS).add(cached_tokens)
 
     def record_request(self, seconds: float, model: str, error_type: str | None) -> None:
         """Duration of a whole session; `error_type` is an OutriderError reason."""

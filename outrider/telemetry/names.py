@@ -13,9 +13,12 @@ TTFT_MS: Final = "ttft_ms"
 TOKEN_LATENCY_MS: Final = "token_latency_ms"
 BATCH_UTILIZATION: Final = "batch_utilization"
 REJECTION_RATE: Final = "rejection_rate"
+PREFIX_HIT_RATE: Final = "prefix_hit_rate"
 TICK_OVERHEAD_MS: Final = "tick_overhead_ms"
 DRAFTED_TOKENS: Final = "outrider.draft.proposed_tokens"
 ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
+PROMPT_TOKENS: Final = "outrider.prefix.prompt_tokens"
+REUSED_TOKENS: Final = "outrider.prefix.cached_tokens"
 
 # GenAI conventions; seconds unless said otherwise.
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"

@@ -214,3 +214,15 @@ async def test_health_and_metrics() -> None:
         assert (
             value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90
         )
+
+
+async def test_the_share_of_reused_prompt_tokens_is_measured() -> None:
+    async with running() as it:
+        peer = it.peer()
+        for number in (1, 2):
+            await peer.open(number, [5] * 50, SamplingParams(max_tokens=2))
+            await peer.finish(number)
+        value = it.metrics.registry.get_sample_value
+        assert value("outrider_prefix_prompt_tokens_total") == 100
+        assert value("outrider_prefix_cached_tokens_total") == 49
+        assert value("prefix_hit_rate") == pytest.approx(0.49, abs=0.01)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 
-from outrider.telemetry.metrics import Metrics, RejectionWindow
+from outrider.telemetry.metrics import Metrics, ShareWindow
 
 LABELS = {
     "gen_ai_operation_name": "chat",
@@ -64,18 +64,29 @@ def test_verifications_drive_the_rejection_rate() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=50))
-def test_the_rejection_rate_is_a_rate(verifications: list[tuple[int, int]]) -> None:
-    window = RejectionWindow()
-    for drafted, accepted in verifications:
-        assert -1e-9 <= window.add(drafted, min(drafted, accepted)) <= 1.0
+def test_a_share_is_a_share(counts: list[tuple[int, int]]) -> None:
+    window = ShareWindow(horizon=2000)
+    for num_tokens, num_with in counts:
+        assert 0.0 <= window.add(num_tokens, min(num_tokens, num_with)) <= 1.0 + 1e-9
 
 
-def test_the_rejection_rate_forgets() -> None:
-    window = RejectionWindow(horizon=100)
-    window.add(50, 0)
+def test_a_share_forgets() -> None:
+    window = ShareWindow(horizon=100)
+    assert window.add(50, 50) == 1.0
     for _ in range(200):
-        rate = window.add(10, 10)
-    assert rate < 0.01
+        share = window.add(10, 0)
+    assert share < 0.01
+
+
+def test_the_prefix_hit_rate_is_that_of_tokens() -> None:
+    metrics = Metrics("inference")
+    metrics.record_prefix(300, 0)
+    metrics.record_prefix(100, 100)
+    value = metrics.registry.get_sample_value
+    assert value("prefix_hit_rate") == pytest.approx(0.25, abs=0.01)
+    assert value("outrider_prefix_prompt_tokens_total") == 400
+    assert value("outrider_prefix_cached_tokens_total") == 100
+    metrics.close()
 
 
 def test_two_services_in_one_process_do_not_meet() -> None:

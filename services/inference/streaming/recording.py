@@ -54,6 +54,8 @@ class SessionRecord:
         """The session ended by itself, by a cancel or by its deadline."""
         usage, timings = event.usage, event.timings
         self._metrics.record_verification(usage.draft_tokens, usage.accepted_tokens)
+        if usage.completion_tokens:
+            self._metrics.record_prefix(usage.prompt_tokens, usage.cached_tokens)
         self._metrics.record_usage(usage.prompt_tokens, usage.completion_tokens, self._model)
         if usage.completion_tokens > 1:
             seconds = (timings.total_ms - timings.ttft_ms) / 1e3
