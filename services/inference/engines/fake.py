@@ -63,18 +63,7 @@ class FakeEngine:
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
-        self._info = EngineInfo(
-            name="fake",
-            vocabulary_size=options.vocabulary_size,
-            block_tokens=options.block_tokens,
-            num_blocks=options.num_blocks,
-            block_bytes=options.block_tokens * 16,
-            max_context_tokens=options.max_context_tokens,
-            min_rows=options.min_rows,
-            scratch_tokens=options.scratch_tokens,
-            num_candidates=options.num_candidates,
-            partial_rows=options.cuts_rows,
-        )
+        self._info = _info(options)
         self._keys = _noise(_words(options.num_blocks * options.block_tokens), options.seed + 1)
         self._values = _noise(self._keys, 1)
         self._weights = _noise(_words(options.max_context_tokens), options.seed + 2) | np.uint64(1)
@@ -205,6 +194,21 @@ class FakeEngine:
         favourites = _mix(last + self._columns[0]) % np.uint64(self._info.vocabulary_size)
         logits[habitual, favourites[habitual]] += np.float32(_FAVOUR)
         return logits
+
+
+def _info(options: FakeOptions) -> EngineInfo:
+    return EngineInfo(
+        name="fake",
+        vocabulary_size=options.vocabulary_size,
+        block_tokens=options.block_tokens,
+        num_blocks=options.num_blocks,
+        block_bytes=options.block_tokens * 16,
+        max_context_tokens=options.max_context_tokens,
+        min_rows=options.min_rows,
+        scratch_tokens=options.scratch_tokens,
+        num_candidates=options.num_candidates,
+        partial_rows=options.cuts_rows,
+    )
 
 
 def _words(count: int) -> Words:

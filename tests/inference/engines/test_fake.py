@@ -8,8 +8,8 @@ import pytest
 from outrider.errors import EngineError
 from services.inference.engines.base import Engine, Round
 from services.inference.engines.fake import FakeEngine, FakeOptions
-from tests.inference.engines.contract import (
-    EngineContract,
+from tests.inference.engines.contract import EngineContract
+from tests.inference.engines.driving import (
     all_rows,
     opened,
     random_ids,

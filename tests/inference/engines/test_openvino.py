@@ -16,8 +16,8 @@ from services.inference.engines.config import EngineConfig
 from services.inference.engines.factory import create_engine
 from services.inference.engines.openvino.engine import OpenVinoEngine
 from services.inference.engines.openvino.loading import load_engine
-from tests.inference.engines.contract import (
-    EngineContract,
+from tests.inference.engines.contract import EngineContract
+from tests.inference.engines.driving import (
     all_rows,
     assert_same,
     opened,

@@ -124,11 +124,8 @@ def make_llm(api: Api, options: TensorRtLlmOptions, info: EngineInfo) -> Llm:
 
 
 def llm_arguments(api: Api, options: TensorRtLlmOptions, info: EngineInfo) -> dict[str, Any]:
-    """Arguments of tensorrt_llm.LLM.
-
-    Chunked prefill is on because without it a prompt longer than max_num_tokens is refused by
-    its full length, however much of it is cached. A request generates one token.
-    """
+    """Arguments of tensorrt_llm.LLM. Without chunked prefill a prompt longer than max_num_tokens
+    would be refused by its full length, however much of it is cached."""
     return {
         "model": str(options.model_dir),
         "skip_tokenizer_init": True,

@@ -130,7 +130,6 @@ class LLM:
         enable_iter_perf_stats: bool = False,
         kv_cache_config: KvCacheConfig | None = None,
     ) -> None:
-        self.arguments = {key: value for key, value in locals().items() if key != "self"}
         assert skip_tokenizer_init
         assert kv_cache_config is not None
         self.reuse = kv_cache_config.enable_block_reuse
@@ -154,13 +153,10 @@ class LLM:
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
-        assert sampling_params is not None
-        assert kv_cache_retention_config is not None
-        assert isinstance(inputs, list)
-        assert all(type(token) is int for token in inputs)
+        assert sampling_params is not None and kv_cache_retention_config is not None
+        assert isinstance(inputs, list) and all(type(token) is int for token in inputs)
         assert sampling_params.end_id is not None, "needed without a tokenizer"
-        assert sampling_params.max_tokens == 1
-        assert not streaming
+        assert sampling_params.max_tokens == 1 and not streaming
         if self.down or self.fail_on == 0:
             raise RuntimeError("LLM is shutting down")
         if not 0 < len(inputs) < self.max_seq_len:

@@ -10,8 +10,8 @@ from outrider.errors import EngineError
 from services.inference.engines.base import Engine, Round
 from services.inference.engines.tensorrt_llm.reports import BlockRemoved, BlockStored, RuntimeStats
 from services.inference.engines.warmup import warm_up
-from tests.inference.engines.contract import (
-    EngineContract,
+from tests.inference.engines.contract import EngineContract
+from tests.inference.engines.driving import (
     all_rows,
     assert_answers,
     opened,

@@ -23,7 +23,7 @@ from services.inference.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from services.inference.engines.tensorrt_llm.loading import load_engine
 from services.inference.engines.tensorrt_llm.reports import BlockStored
 from services.inference.engines.tensorrt_llm.signatures import check_sources, find_package
-from tests.inference.engines.contract import opened, random_ids, table
+from tests.inference.engines.driving import opened, random_ids, table
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
