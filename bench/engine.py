@@ -127,7 +127,7 @@ def main() -> int:
     flags.add_argument("--threads", type=int, default=1, help="threads of a call")
     arguments: argparse.Namespace = flags.parse_args()
     run = start("engine", arguments)
-    repeats = 5 if run.quick else 30
+    repeats = 3 if run.quick else 30
     most = max(count for count, _ in SHAPES)
     with sessions(exact=True, threads=arguments.threads, count=most) as exact:
         with sessions(exact=False, threads=arguments.threads, count=most) as fast:

@@ -5,7 +5,8 @@
 makes `.bench-venvs/llamacpp` (cmake and ninja from the package index, the sources of llama.cpp
 from llama-cpp-python's source distribution, a C++ compiler from the machine), builds `llama-server`
 and `llama-quantize`, and requantises the default model to Q4_0, llama.cpp's fastest layout. Nothing
-else of this project needs any of it. About five minutes on two cores.
+else of this project needs any of it. There are 210 files to compile, which took 20 minutes on two
+cores busy with other work.
 """
 
 from __future__ import annotations
