@@ -13,9 +13,12 @@ from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.telemetry.tracing import current_context
 
 _OPTIONS = (
-    # A dead peer is noticed within 15 seconds, idle or not.
-    ("grpc.keepalive_time_ms", 10_000),
+    # A dead peer is noticed within 10 seconds, idle or not.
+    ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # The keepalive timeout is the kernel's, for a host that is gone; this one is for a process that
+    # hangs, and gRPC's own is a minute.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

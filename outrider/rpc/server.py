@@ -20,11 +20,14 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),
+    # A client that died without a word is noticed within 10 seconds; its sessions end with it, and
+    # only then may their request ids run again.
+    ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Without it the clients' keepalive pings on idle streams end in GOAWAY "too many pings".
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
     ("grpc.http2.max_pings_without_data", 0),
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),

@@ -6,6 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
 
 from outrider.client import Message, connect
 from outrider.client import connection as client_connection
@@ -124,3 +126,15 @@ async def test_a_lost_edge_fails_its_chats_and_new_ones(words: Vocabulary, tmp_p
         with pytest.raises(UnavailableError):
             async with client.chat(ASK):
                 raise AssertionError("sent on a lost connection")
+
+
+async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    fresh = QuicConnection(configuration=QuicConfiguration())
+    assert fresh._ack_delay == 0.001, "aioquic has another delay now: is ours still needed?"
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        (connection,) = mesh.edge.listener._connections
+        assert client._connection._quic._ack_delay < connection._quic._loss.max_ack_delay

@@ -33,6 +33,19 @@ async def test_a_full_outbox_refuses_and_keeps_what_it_has() -> None:
     assert [item async for item in outbox] == [2, 3]
 
 
+async def test_the_last_item_of_a_session_fits_into_a_full_outbox() -> None:
+    outbox: Outbox[int] = Outbox(max_items=1)
+    outbox.put_nowait(1)
+    outbox.put_nowait(2, last=True)
+    outbox.put_nowait(3, last=True)
+    with pytest.raises(OverloadedError):
+        outbox.put_nowait(4)
+    outbox.close()
+    with pytest.raises(CancelledError):
+        outbox.put_nowait(5, last=True)
+    assert [item async for item in outbox] == [1, 2, 3]
+
+
 async def test_put_waits_for_room() -> None:
     async with leak_check():
         outbox: Outbox[int] = Outbox(max_items=1)

@@ -40,6 +40,8 @@ from services.edge.session.inputs import (
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
 MAX_TRACE_CHARS = 512
+_PRIORITIES = frozenset(common_pb2.Priority.values())
+_SPECULATIONS = frozenset(common_pb2.Speculation.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         model=model,
         messages=messages,
         sampling=_sampling(chat.sampling, offer),
-        priority=_known(chat.priority, common_pb2.Priority.values(), "priority"),
+        priority=_known(chat.priority, _PRIORITIES, "priority"),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
         speculation=_speculation(chat.speculation),
@@ -117,11 +119,11 @@ def _sampling(wire: common_pb2.Sampling, offer: Offer) -> SamplingParams:
 
 
 def _speculation(number: int) -> Speculation:
-    known = _known(number, common_pb2.Speculation.values(), "speculation")
+    known = _known(number, _SPECULATIONS, "speculation")
     return Speculation(known) if known else Speculation.ON
 
 
-def _known(number: int, known: Iterable[int], name: str) -> int:
+def _known(number: int, known: frozenset[int], name: str) -> int:
     if number not in known:
         raise InvalidRequestError(f"{name} {number} is not known to this version")
     return number

@@ -13,12 +13,14 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from outrider import errors
-from outrider.client import SamplingParams
+from outrider.client import Message, SamplingParams
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from tests.edge.live.running import running
+from services.edge.quic.connection import ChatStream
+from services.edge.session.inputs import CancelAsked
+from tests.edge.live.running import Running, running
 from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 
 
@@ -70,8 +72,10 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         await asyncio.wait_for(stream.ended.wait(), 5)
         assert isinstance(stream.cut_off, errors.OverloadedError)
         await eventually(lambda: mesh.region.cancelled == ["OVERLOADED"])
+        # All of a shorter reply may be under way before a client that reads says so.
+        mesh.region.reply = mesh.region.reply[-401:]
         async with client.chat(ASK, sampling=SamplingParams(max_tokens=5000)) as chat:
-            assert (await chat.result()).text == "x" * 3000
+            assert (await chat.result()).text == "x" * 400
         await mesh.settled()
 
 
@@ -174,3 +178,53 @@ async def test_a_defect_of_the_edge_ends_one_chat_only(
                     async with client.chat(ASK) as chat:
                         await chat.result()
         await mesh.settled()
+
+
+async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, max_queued_frames=4) as mesh,
+        mesh.client() as client,
+    ):
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        await eventually(lambda: mesh.num_region_sessions == 1)
+        (link,) = mesh.edge.upstream.links
+        # Without a pause nothing is written: the queue fills up as for a router that does not read.
+        foreign = [link.draft(1000, inference_pb2.SessionUp()) for _ in range(6)]
+        assert foreign == [True] * 4 + [False] * 2
+        (stream,) = _streams(mesh)
+        stream.chat.feed(CancelAsked())
+        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+        assert (await chat.result()).finish_reason == "cancelled"
+        await mesh.settled()
+
+
+async def test_a_chat_goes_on_without_the_drafts_that_did_not_fit(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        (link,) = mesh.edge.upstream.links
+        refused = 0
+
+        def full(number: int, frame: inference_pb2.SessionUp) -> bool:
+            nonlocal refused
+            refused += 1
+            return False
+
+        link.draft = full  # type: ignore[method-assign]
+        mesh.region.gate.clear()
+        again = [ASK[0], Message("assistant", REPLY), ASK[0]]
+        async with client.chat(again) as chat:
+            await eventually(lambda: refused > 0)
+            mesh.region.gate.set()
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()
+        sample = mesh.metrics.registry.get_sample_value
+        assert sample("outrider_edge_dropped_draft_frames_total") == refused
+
+
+def _streams(mesh: Running) -> list[ChatStream]:
+    connections = mesh.edge.listener._connections
+    return [stream for connection in connections for stream in connection._chats.values()]
