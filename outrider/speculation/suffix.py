@@ -1,4 +1,5 @@
-"""Drafts copied from what followed the longest repeated suffix (arXiv 2411.04975)."""
+"""Drafts copied from what followed the longest repeated suffix (arXiv 2411.04975), and from what
+followed the last few words in other replies."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.speculation.automaton import SuffixAutomaton
-from outrider.speculation.survival import HitRates
+from outrider.speculation.ngrams import MAX_ORDER, keys
+from outrider.speculation.phrases import Phrases
+from outrider.speculation.survival import HitRates, copy_bin
+
+_SURE = 0.9
+"""A copy this likely is not compared with other guesses."""
+_LEAST_PROMISE = 0.01
+"""A chain ends where it is less likely than this to be right so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,52 +30,116 @@ class Guess:
 class SuffixDrafter:
     """Drafts for one sequence: extend it by every token of prompt and reply, in order.
 
-    Memory is bounded: at least the last half of `max_context` tokens is known, at most all of
-    it. A second automaton starts at the half and takes over at the end, so no single token
-    pays for a rebuild. Deterministic: a function of the extended ids alone.
+    At each place the copy and what `phrases` knows compete by their hit rates, measured on this
+    reply and on those before it; without `phrases` there are copies alone. Memory is bounded: at
+    least the last half of `max_context` tokens is known, at most all of it. A second automaton
+    starts at the half and takes over at the end, so no single token pays for a rebuild.
+    Deterministic.
     """
 
-    def __init__(self, max_context: int = 8192) -> None:
+    def __init__(
+        self,
+        max_context: int = 8192,
+        phrases: Phrases | None = None,
+        *,
+        num_prompt: int = 0,
+        sampled: bool = False,
+    ) -> None:
+        """The first num_prompt tokens are the prompt: nothing but copies is learned from them.
+        `sampled`: whether the reply is, rather than greedy."""
         if max_context < 2:
             raise ConfigError(f"max_context must be at least 2 tokens, not {max_context}")
         self._max_context = max_context
         self._automaton = SuffixAutomaton()
         self._successor: SuffixAutomaton | None = None
-        self._rates = HitRates()
+        self._phrases = phrases
+        learned = phrases or Phrases()
+        self._average = learned.average(sampled=sampled)
+        self._calibration = learned.calibration(sampled=sampled)
+        self._rates = HitRates(self._average.rates)
+        self._num_prompt_left = num_prompt
+        self._promised: list[float] = []
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add tokens that are final, and learn from them how good copies are."""
+        """Add tokens that are final, and learn from them how good guesses are."""
         for token in ids:
-            automaton = self._automaton
-            if automaton.match_length:
-                hit = automaton.text[automaton.match_end + 1] == token
-                self._rates.observe(automaton.match_length, hit)
-            automaton.append(token)
+            if self._num_prompt_left > 0:
+                self._num_prompt_left -= 1
+            else:
+                self._learn(token)
+            self._automaton.append(token)
             self._renew(token)
 
     def draft(self, max_tokens: int) -> Guess:
         """Up to `max_tokens` guesses for the tokens after the sequence."""
-        automaton = self._automaton
-        return self._copy(automaton.match_end, automaton.match_length, [], max_tokens)
+        return self.draft_after((), max_tokens)
 
     def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
         """As `draft`, after the sequence and these ids, which are not kept."""
+        chain = list(tentative_ids)
+        end, length = self._match(chain)
+        promised, chance = list[float](), 1.0
+        while len(promised) < max_tokens:
+            copied = self._copied(chain, end) if length else -1
+            token, rate = self._best(chain, copied, length)
+            chance *= rate
+            if chance < _LEAST_PROMISE:
+                break
+            chain.append(token)
+            promised.append(chance)
+            end, length = (end + 1, length + 1) if token == copied else self._match(chain)
+        self._promised = promised
+        return Guess(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
+
+    def observe(self, num_verified: int, num_accepted: int) -> None:
+        """The first num_verified drafts of the last guess were verified, and the first
+        num_accepted of them were right."""
+        self._calibration.observe(self._promised[:num_verified], num_accepted)
+
+    def _copied(self, chain: Sequence[int], end: int) -> int:
+        """What follows index `end`; past the text the copy runs on into the chain."""
+        text = self._automaton.text
+        return text[end + 1] if end + 1 < len(text) else chain[end + 1 - len(text)]
+
+    def _best(self, chain: Sequence[int], copied: int, length: int) -> tuple[int, float]:
+        """The likeliest next token and its hit rate; rate 0 if there is none."""
+        rates = self._rates.rates
+        token, rate = copied, rates[copy_bin(length)] if length else 0.0
+        if self._phrases is not None and rate < _SURE:
+            for other, which in self._phrases.guesses(self._contexts(chain)):
+                if rates[which] > rate:
+                    token, rate = other, rates[which]
+        return token, rate
+
+    def _contexts(self, chain: Sequence[int]) -> list[int]:
+        if len(chain) >= MAX_ORDER:
+            return keys(chain)
+        return keys((*self._automaton.text[-MAX_ORDER:], *chain))
+
+    def _match(self, chain: Sequence[int]) -> tuple[int, int]:
+        """Where the longest suffix of the sequence and `chain` occurred: its end and length."""
         automaton = self._automaton
         state, length, end = automaton.match_state, automaton.match_length, automaton.match_end
-        for token in tentative_ids:
+        for token in chain:
             state, length = automaton.step(state, length, token)
             end = automaton.end_of(state)
-        return self._copy(end, length, list(tentative_ids), max_tokens)
+        return end, length
 
-    def _copy(self, end: int, length: int, tail: list[int], max_tokens: int) -> Guess:
-        """Copy what follows index `end`; past the text it runs on into `tail` and the copy."""
-        if not length:
-            return Guess()
-        text = self._automaton.text
-        known, start = len(text), len(tail)
-        for at in range(end + 1, end + 1 + max_tokens):
-            tail.append(text[at] if at < known else tail[at - known])
-        return Guess(tuple(tail[start:]), self._rates.survival(length, len(tail) - start))
+    def _learn(self, token: int) -> None:
+        automaton = self._automaton
+        if automaton.match_length:
+            hit = automaton.text[automaton.match_end + 1] == token
+            self._observe(copy_bin(automaton.match_length), hit)
+        if self._phrases is None:
+            return
+        contexts = self._contexts(())
+        for guess, which in self._phrases.guesses(contexts):
+            self._observe(which, guess == token)
+        self._phrases.learn(contexts, token)
+
+    def _observe(self, which: int, hit: bool) -> None:
+        self._rates.observe(which, hit)
+        self._average.observe(which, hit)
 
     def _renew(self, token: int) -> None:
         if self._successor is not None:

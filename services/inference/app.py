@@ -19,6 +19,7 @@ from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.speculation.prior import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -97,7 +98,9 @@ class Replica:
         self.table = SessionTable(
             _contract(config, model), metrics, max_sessions=limits.max_sessions, clock=clock
         )
-        self.scheduler = Scheduler(model.engine.info, limits, model.new_reply)
+        self.scheduler = Scheduler(
+            model.engine.info, limits, model.new_reply, shipped_prior(model.vocabulary_digest)
+        )
         self.runner = ModelRunner(model.engine, self.scheduler, self._on_tick, clock=clock)
         self.table.attach(self.runner)
         self.blocks = BlockFeed(model.engine.info.block_tokens)

@@ -114,6 +114,7 @@ class DraftSources:
         self._edge = Acceptance(average.rate)
         self._num_taught = 0
         self._ready = False
+        self._drafted = False
 
     def num_untaught(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has yet to see."""
@@ -134,17 +135,22 @@ class DraftSources:
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
         survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
         wanted = max_tokens - len(edge)
+        self._drafted = False
         if wanted <= 0 or self._drafter is None or not self._ready:
             return Proposal(edge, survival, len(edge))
         if not edge:
             guess = self._drafter.draft(wanted)
+            self._drafted = True
             return Proposal(guess.ids, guess.survival, 0)
         guess = self._drafter.draft_after(edge, wanted)
         tail = tuple(survival[-1] * chance for chance in guess.survival)
         return Proposal(edge + guess.ids, survival + tail, len(edge))
 
-    def learn(self, num_edge: int, verdict: Verdict) -> None:
-        """A round with num_edge drafts of the chain in front committed this."""
+    def learn(self, num_guessed: int, num_edge: int, verdict: Verdict) -> None:
+        """A round with num_guessed drafts of the last proposal, the first num_edge of them the
+        chain's, committed this."""
+        if self._drafter is not None and self._drafted:
+            self._drafter.observe(num_guessed, verdict.accepted)
         if num_edge:
             tried, right = min(verdict.accepted + 1, num_edge), min(verdict.accepted, num_edge)
             self._edge.observe(tried, right)

@@ -8,10 +8,12 @@ import numpy as np
 
 from services.inference.engines.base import EngineInfo, Opening, Round
 from services.inference.kv.pool import BlockCopy, KvPool
-from services.inference.scheduling.budget import Bid, CostModel, admit_drafts, attention
+from services.inference.scheduling.budget import CostModel, attention
 from services.inference.scheduling.drafting import Proposal
 from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.policy.awards import Bid, award_rows
 from services.inference.scheduling.policy.chunks import share_out
+from services.inference.scheduling.policy.decode_cost import DecodeCost
 from services.inference.scheduling.policy.overload import Level
 from services.inference.scheduling.policy.pace import Pace
 from services.inference.scheduling.roster import Roster
@@ -57,6 +59,11 @@ class Plan:
         return sum(len(part.tokens) for part in self.rounds)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether each session has one token in it, and drafts: no prompts."""
+        return all(part.num_tokens == 1 for part in self.parts)
+
+    @property
     def context(self) -> float:
         """What the call reads of contexts, as the cost model counts it."""
         return sum(attention(len(part.tokens), part.past) for part in self.rounds)
@@ -82,12 +89,13 @@ class Planner:
         pool: KvPool,
         roster: Roster,
         cost: CostModel,
+        decode_cost: DecodeCost,
     ) -> None:
         self._min_rows = max(1, info.min_rows)
         self._limits = limits
         self._pool = pool
         self._roster = roster
-        self._cost = cost
+        self._decode_cost = decode_cost
         self.pace = Pace(limits, cost, self._min_rows)
 
     def plan(self, now: float, level: Level) -> Plan | None:
@@ -145,7 +153,7 @@ class Planner:
                 [turn.session for turn in bidders], rows, bounded=bounded, level=level
             ),
         )
-        counts = admit_drafts(bids, rows, max_rows, self._cost)
+        counts = award_rows(bids, rows, max_rows, self._decode_cost)
         self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))
         admitted = iter(zip(proposals, counts, strict=True))
         return [

@@ -20,6 +20,8 @@ from outrider.errors import (
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
+from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.phrases import PhraseBooks
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.engines.base import EngineInfo, Rows
 from services.inference.kv.events import BlockEvent
@@ -41,6 +43,7 @@ from services.inference.scheduling.limits import SchedulerLimits, context_limit
 from services.inference.scheduling.planning import Part, Plan, Planner
 from services.inference.scheduling.policy.admission import Admission
 from services.inference.scheduling.policy.checks import check_ids, check_request
+from services.inference.scheduling.policy.decode_cost import DecodeCost
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session, State
 
@@ -60,8 +63,10 @@ class Scheduler:
         info: EngineInfo,
         limits: SchedulerLimits,
         new_reply: Callable[[SamplingParams], ReplyText],
+        prior: NgramPrior | None = None,
     ) -> None:
-        """Raises ConfigError if the limits cannot serve this engine."""
+        """`prior`: what the model often says, for drafts. Raises ConfigError if the limits
+        cannot serve this engine."""
         limits.check_fits(info)
         self.info = info
         self.limits = limits
@@ -76,7 +81,11 @@ class Scheduler:
         self._min_rows = max(1, info.min_rows)
         self._roster = Roster(self._pool, limits.max_sessions, self._min_rows)
         self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
-        self._planner = Planner(info, limits, self._pool, self._roster, self._cost)
+        self._decode_cost = DecodeCost(limits.fixed_ms, limits.row_ms, info.sizing)
+        self._planner = Planner(
+            info, limits, self._pool, self._roster, self._cost, self._decode_cost
+        )
+        self._phrases = PhraseBooks(prior)
         self._edge_average = Acceptance(_EDGE_PRIOR)
         self._admission = Admission(limits, self._roster, self._cost)
         self._num_opened = 0
@@ -154,7 +163,7 @@ class Scheduler:
             return self.fail(plan, EngineError(wrong))
         self._land(plan)
         if plan.rounds:
-            self._cost.observe(plan.num_tokens, (now - plan.decided_at) * 1e3, plan.context)
+            self._observe_cost(plan, (now - plan.decided_at) * 1e3)
         events: list[Event] = []
         for part, answer in zip(plan.parts, rows, strict=True):
             if self._is_live(part):
@@ -214,7 +223,7 @@ class Scheduler:
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
-        drafter = SuffixDrafter() if request.region_drafts else None
+        drafter = self._new_drafter(request) if request.region_drafts else None
         return Session(
             request,
             rank=self._rank(request.priority, now),
@@ -224,6 +233,18 @@ class Scheduler:
             context_limit=self._context_limit,
             now=now,
         )
+
+    def _new_drafter(self, request: OpenRequest) -> SuffixDrafter:
+        return SuffixDrafter(
+            phrases=self._phrases.of(request.cache_salt),
+            num_prompt=len(request.prompt),
+            sampled=request.sampling.temperature > 0.0,
+        )
+
+    def _observe_cost(self, plan: Plan, duration_ms: float) -> None:
+        self._cost.observe(plan.num_tokens, duration_ms, plan.context)
+        if plan.is_decode:
+            self._decode_cost.observe(plan.num_tokens, duration_ms, self._cost.row_ms)
 
     def _land(self, plan: Plan) -> None:
         if plan is not self._in_flight:

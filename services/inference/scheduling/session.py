@@ -220,9 +220,10 @@ class Session:
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
         self.advance(Input.COMMIT)
         self.computed = min(position + verdict.accepted, len(self.ids) - 1)
+        n = len(rows.logits)
         self._draft_tokens += num_guessed
         self._accepted_tokens += min(verdict.accepted, num_guessed)
-        self.sources.learn(min(num_edge, len(rows.logits)), verdict)
+        self.sources.learn(min(num_guessed, n), min(num_edge, n), verdict)
         self._times.committed(started_at, now)
         return self._committed(base, verdict, row_ms)
 

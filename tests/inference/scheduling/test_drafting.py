@@ -215,7 +215,7 @@ def test_a_new_session_is_believed_to_be_like_the_others() -> None:
     average = Acceptance(0.5)
     first = DraftSources(chain(1, 2, 3, 4), None, average)
     for _ in range(20):
-        first.learn(4, Verdict((1, 2, 3, 4), 4, ()))
+        first.learn(4, 4, Verdict((1, 2, 3, 4), 4, ()))
     second = DraftSources(chain(1), None, average)
     assert second.propose(1).survival[0] == pytest.approx(average.rate)
     assert average.rate > 0.9

@@ -164,7 +164,7 @@ def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies
     prompt = tuple(3 + n % 50 for n in range(1500))
     options = FakeOptions(block_tokens=4, num_blocks=2048, repetition=1.0)
     driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
-    sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=1200, ignore_eos=True)
     driver.open(request(1, region_drafts=True, sampling=sampling))
     driver.tick()
     peer = driver.open(request(2, prompt, region_drafts=True))

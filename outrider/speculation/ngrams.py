@@ -1,0 +1,104 @@
+"""What followed the last few tokens before: counts shared by many replies.
+
+A table maps a context of 1 to 4 tokens to one successor with a confidence, which a hit raises
+and a miss lowers until another token takes its place (the saturating counter of branch
+predictors: Smith, ISCA 1981). Lookups back off from the longest context (Katz, IEEE TASSP 1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+MAX_ORDER = 4
+"""Tokens of the longest context."""
+NUM_BINS = 3
+"""Classes of confidence per order: 1, 2 to 3, and more."""
+_TOKEN_BITS = 20
+"""Room for vocabularies of a million ids."""
+_MAX_CONFIDENCE = 15
+_CONFIDENCE_BITS = 4
+_BIN_OF_CONFIDENCE = (0, 0, 1, 1, *[2] * 12)
+
+Table: TypeAlias = dict[int, int]
+"""A context's key to its successor and confidence, packed by `pack`."""
+
+
+def pack(token: int, confidence: int) -> int:
+    """A table's value; confidence is 1 .. 15."""
+    return token << _CONFIDENCE_BITS | confidence
+
+
+def unpack(value: int) -> tuple[int, int]:
+    """Token and confidence of a table's value."""
+    return value >> _CONFIDENCE_BITS, value & _MAX_CONFIDENCE
+
+
+def keys(context: Sequence[int]) -> list[int]:
+    """The keys of the last 1, 2, ... tokens of `context`, at most MAX_ORDER of them."""
+    key, made = 0, []
+    for order in range(min(len(context), MAX_ORDER)):
+        key |= context[-1 - order] << _TOKEN_BITS * order
+        made.append(key)
+    return made
+
+
+class NgramMemory:
+    """Learns from committed tokens; knows at least the last `max_entries` contexts of each order
+    and at most twice as many: a full table becomes the old one, and what is used in it returns.
+    """
+
+    def __init__(self, max_entries: int = 16_384) -> None:
+        self._max_entries = max_entries
+        self._young: list[Table] = [{} for _ in range(MAX_ORDER)]
+        self._old: list[Table] = [{} for _ in range(MAX_ORDER)]
+
+    @property
+    def num_entries(self) -> int:
+        return sum(map(len, (*self._young, *self._old)))
+
+    def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
+        """The successor of the longest known of these contexts (`keys`) and its bin."""
+        for order in range(len(contexts) - 1, -1, -1):
+            key = contexts[order]
+            value = self._young[order].get(key) or self._old[order].get(key)
+            if value:
+                return _found(value, order)
+        return None
+
+    def learn(self, contexts: Sequence[int], token: int) -> None:
+        """`token` followed these contexts."""
+        for order, key in enumerate(contexts):
+            young = self._young[order]
+            value = young.get(key) or self._old[order].get(key, 0)
+            confidence = value & _MAX_CONFIDENCE
+            if not confidence:
+                value = pack(token, 1)
+            elif value >> _CONFIDENCE_BITS == token:
+                value += confidence < _MAX_CONFIDENCE
+            else:
+                value = value - 1 if confidence > 1 else pack(token, 1)
+            young[key] = value
+            if len(young) >= self._max_entries:
+                self._old[order], self._young[order] = young, {}
+
+
+class NgramPrior:
+    """Tables that do not change."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        """One table per order, from 1 on."""
+        self.tables = tuple(tables)
+
+    def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
+        """As NgramMemory.find."""
+        for order in range(min(len(contexts), len(self.tables)) - 1, -1, -1):
+            value = self.tables[order].get(contexts[order])
+            if value:
+                return _found(value, order)
+        return None
+
+
+def _found(value: int, order: int) -> tuple[int, int]:
+    token, confidence = unpack(value)
+    return token, order * NUM_BINS + _BIN_OF_CONFIDENCE[confidence]

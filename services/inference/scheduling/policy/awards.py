@@ -1,0 +1,73 @@
+"""Which drafts are worth their rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """One session's drafts in the race for rows."""
+
+    survival: Sequence[float]
+    """Probability that draft i and all before it are accepted; never rises."""
+    num_paid: int = 0
+    """Leading drafts whose rows the round has anyway (min_rows)."""
+
+
+_LEAST_PROFIT = 0.01
+"""What a session must gain, as a logarithm, for drafts to be paid for: estimates are not exact."""
+
+
+class RowPrice(Protocol):
+    """Says what calls of so many rows cost."""
+
+    def price_ms(self, rows: int) -> float:
+        """Duration of a call that has `rows` of use."""
+        ...
+
+    def free_rows(self, rows: int) -> int:
+        """Rows that such a call computes."""
+        ...
+
+
+def award_rows(bids: Sequence[Bid], rows: int, max_rows: int, cost: RowPrice) -> list[int]:
+    """How many drafts of each bid to verify in a call that has `rows` rows without them.
+
+    Every bidder commits one token for certain. The choice has the largest geometric mean of the
+    bidders' expected commits per millisecond (Kelly's proportional fairness, 1998). For one
+    session, or all alike, that is the goodput of TurboSpec (arXiv 2406.14066); in a mixed call
+    it weighs what a draft gains for its session against the time it costs all others, where the
+    goodput's sum would let those who repeat themselves slow down those who do not. Rows that the
+    engine computes anyway take the next best drafts.
+    """
+    if not bids:
+        return []
+    counts = [min(bid.num_paid, len(bid.survival)) for bid in bids]
+    offers = sorted(
+        (-gain, index)
+        for index, (bid, count) in enumerate(zip(bids, counts, strict=True))
+        for gain in _gains(bid.survival, count)
+    )[: max(0, max_rows - rows)]
+    best, gained, num_taken = _LEAST_PROFIT * len(bids), 0.0, 0
+    base_ms = cost.price_ms(rows)
+    for number, (negated, _) in enumerate(offers, 1):
+        gained -= negated
+        profit = gained - len(bids) * math.log(cost.price_ms(rows + number) / base_ms)
+        if profit > best:
+            best, num_taken = profit, number
+    num_free = cost.free_rows(rows + num_taken) - rows
+    for _, index in offers[: max(num_taken, num_free)]:
+        counts[index] += 1
+    return counts
+
+
+def _gains(survival: Sequence[float], num_paid: int) -> Iterator[float]:
+    """By how much each draft raises the logarithm of its session's expected commits; falling."""
+    expected = 1.0 + sum(survival[:num_paid])
+    for chance in survival[num_paid:]:
+        yield math.log1p(chance / expected)
+        expected += chance

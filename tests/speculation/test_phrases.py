@@ -1,0 +1,66 @@
+"""What replies of one tenant teach each other, and those of two tenants do not."""
+
+from __future__ import annotations
+
+from outrider.speculation.ngrams import NgramPrior, keys, pack
+from outrider.speculation.phrases import PhraseBooks
+from outrider.speculation.suffix import Guess, SuffixDrafter
+
+REPLY = list(range(100, 140))
+
+
+def drafter(books: PhraseBooks, salt: bytes, prompt: list[int]) -> SuffixDrafter:
+    made = SuffixDrafter(phrases=books.of(salt), num_prompt=len(prompt))
+    made.extend(prompt)
+    return made
+
+
+def answer(books: PhraseBooks, salt: bytes, times: int = 8) -> None:
+    for prompt in range(times):
+        drafter(books, salt, [prompt]).extend(REPLY)
+
+
+def test_a_reply_is_guessed_from_another_ones() -> None:
+    books = PhraseBooks()
+    answer(books, b"a")
+    later = drafter(books, b"a", [50])
+    assert later.draft(4) == Guess()
+    later.extend(REPLY[:2])
+    assert later.draft(4).ids == tuple(REPLY[2:6])
+
+
+def test_nothing_passes_between_salts() -> None:
+    """Neither text nor rates: another tenant's drafts are what they would be in an empty house."""
+    busy, empty = PhraseBooks(), PhraseBooks()
+    answer(busy, b"a")
+    for books in (busy, empty):
+        answer(books, b"b", times=2)
+    for count in range(len(REPLY)):
+        guesses = []
+        for books in (busy, empty):
+            other = drafter(books, b"b", [50])
+            other.extend(REPLY[:count])
+            guesses.append(other.draft(8))
+        assert guesses[0] == guesses[1]
+
+
+def test_prompts_are_not_learned() -> None:
+    books = PhraseBooks()
+    drafter(books, b"", [*REPLY, 1])
+    later = drafter(books, b"", [50])
+    later.extend(REPLY[:3])
+    assert later.draft(4) == Guess()
+
+
+def test_the_salt_not_asked_for_longest_is_forgotten() -> None:
+    books = PhraseBooks(max_salts=2)
+    first, second = books.of(b"1"), books.of(b"2")
+    assert books.of(b"1") is first
+    books.of(b"3")
+    assert books.of(b"1") is first
+    assert books.of(b"2") is not second
+
+
+def test_the_prior_serves_every_salt() -> None:
+    books = PhraseBooks(NgramPrior([{keys([7])[0]: pack(8, 4)}]))
+    assert drafter(books, b"x", [7]).draft(1).ids == (8,)
