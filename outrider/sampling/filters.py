@@ -22,8 +22,7 @@ Columns: TypeAlias = npt.NDArray[np.intp]
 
 _NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)
 """How far below the best (in scaled score) a nucleus is looked for before more is sorted."""
-_CHUNK = 8192
-"""Columns summed at a time: temporaries stay in the cache and out of fresh pages."""
+_MAX_FACTOR = 1e30
 
 
 def any_filter(params: SamplingParams) -> bool:
@@ -82,8 +81,7 @@ def _nucleus_of_row(
     """`_nucleus` of a whole row, which sorts only ids near the best when they hold the mass:
     sorting everything would begin with the same ids and the same partial sums.
     """
-    chunks = (scores[at : at + _CHUNK] for at in range(0, len(scores), _CHUNK))
-    target = p * sum(float(np.exp(scaled(part, top, temperature)).sum()) for part in chunks)
+    target = p * _mass(scores, top, temperature)
     for depth in _NUCLEUS_DEPTHS:
         columns = np.flatnonzero(scores >= score_cut(scores.dtype, -depth, top, temperature))
         values = scaled(scores[columns], top, temperature)
@@ -91,3 +89,13 @@ def _nucleus_of_row(
             break
     nucleus = _nucleus(values, target)
     return columns[nucleus], values[nucleus]
+
+
+def _mass(scores: Scores, top: float, temperature: float) -> float:
+    """Sum of exp(scaled score) over a row, in single precision but for the sum itself: a share
+    of 1e-7 is far below what anyone means by a top_p, and a whole row takes half the time."""
+    with np.errstate(over="ignore"):
+        values = np.subtract(scores, top, dtype=np.float32, casting="same_kind")
+        # Not infinite: the best score's difference is 0, and has to stay it.
+        values *= np.float32(min(1.0 / temperature, _MAX_FACTOR))
+    return float(np.exp(values, out=values).sum(dtype=np.float64))

@@ -25,7 +25,7 @@ NOISE_DOMAIN = 0x6F75_7472_6964_6572
 """Second key word ("outrider" in ASCII): keeps this noise apart from other uses of a seed."""
 
 _WORDS_PER_BLOCK = 4
-_SPARSE_IDS = 48
+_SPARSE_IDS = 96
 """Up to here, jumping to each id's block (2 us) beats running the stream through them all."""
 
 
