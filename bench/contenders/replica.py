@@ -82,18 +82,25 @@ async def replica(
     settings: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Replica]:
     """Start an inference service and wait until it serves; `settings` are more of its own."""
-    port, admin_port = free_tcp_port(), free_tcp_port()
-    ports = {"port": port, "admin_port": admin_port}
-    how = {"threads": threads, "exact": str(exact).lower()}
-    given = {**_SETTINGS, **ports, **how, **(settings or {})}
-    environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
-    address = f"127.0.0.1:{port}"
+    how = {"threads": threads, "exact": str(exact).lower(), **(settings or {})}
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    async with (
+        replica_process(how) as (address, metrics_url),
+        RegionClient(coder, address, via_router=False) as client,
+    ):
+        yield Replica(client, vocabulary, metrics_url, speculate)
+
+
+@contextlib.asynccontextmanager
+async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[tuple[str, str]]:
+    """Start an inference service with these settings; its gRPC address and its metrics' URL, once
+    it serves."""
+    port, admin_port = free_tcp_port(), free_tcp_port()
+    given = {**_SETTINGS, "port": port, "admin_port": admin_port, **settings}
+    environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
     async with child(sys.executable, "-m", "services.inference", environ=environ) as process:
-        await _serving(address, process)
-        async with RegionClient(coder, address, via_router=False) as client:
-            metrics_url = f"http://127.0.0.1:{admin_port}/metrics"
-            yield Replica(client, vocabulary, metrics_url, speculate)
+        await _serving(f"127.0.0.1:{port}", process)
+        yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"
 
 
 async def _serving(address: str, process: asyncio.subprocess.Process) -> None:

@@ -38,6 +38,9 @@ class Reply:
 
     ids: list[int] = field(default_factory=list)
     finish_reason: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt's, those whose KV was reused."""
     opened_at: float = 0.0
     first_at: float = 0.0
     done_at: float = 0.0
@@ -111,8 +114,10 @@ class RegionClient:
         speculation: common_pb2.Speculation.ValueType = common_pb2.SPECULATION_ON,
         drafter: Drafter | None = None,
         priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM,
+        cache_salt: bytes = b"",
     ) -> Reply:
-        """Run one session to its end. Raises what the region answers as a typed error."""
+        """Run one session to its end; cancelled, it cancels the session. Raises what the region
+        answers as a typed error."""
         session = next(_ids)
         inbox = self._down[session] = asyncio.Queue()
         opening = inference_pb2.OpenSession(
@@ -124,6 +129,7 @@ class RegionClient:
             sampling=wire_sampling.to_proto(sampling),
             speculation=speculation,
             priority=priority,
+            cache_salt=cache_salt,
             codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
         )
         state = _Session(session, self._coder, drafter)
@@ -133,6 +139,10 @@ class RegionClient:
             while not state.apply(await inbox.get()):
                 if (frame := state.draft()) is not None:
                     self._up.put_nowait(frame)
+        except asyncio.CancelledError:
+            cancel = inference_pb2.CancelSession(reason="nobody waits")
+            self._up.put_nowait(inference_pb2.SessionUp(session=session, cancel=cancel))
+            raise
         finally:
             del self._down[session]
         return state.reply
@@ -161,6 +171,8 @@ class _Session:
         if kind == "done":
             self.reply.done_at = time.perf_counter()
             self.reply.finish_reason = frame.done.finish_reason
+            self.reply.prompt_tokens = frame.done.usage.prompt_tokens
+            self.reply.cached_tokens = frame.done.usage.cached_tokens
             assert frame.done.upto == len(self.reply.ids)
         return kind == "done"
 
