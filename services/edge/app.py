@@ -79,7 +79,6 @@ class Edge:
         self.telemetry = EdgeTelemetry(metrics, model)
         self._tokenization = Tokenization(
             vocabulary,
-            inline_bytes=config.inline_prompt_bytes,
             num_workers=config.tokenizer_workers,
             max_queued=config.tokenizer_queue,
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from outrider.codec.tokens import TokenCoder
-from outrider.errors import OutriderError
+from outrider.errors import CancelledError, OutriderError
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
@@ -37,7 +36,7 @@ from services.edge.session.machine import ChatSession, State
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
-from services.edge.tokenization import Tokenization
+from services.edge.tokenization import Job, Outcome, Tokenization
 from services.edge.upstream import RouterLink, Upstream
 from services.edge.wire import client as client_wire
 from services.edge.wire.identity import Identity
@@ -90,7 +89,7 @@ class Chat:
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
-        self._tokens: asyncio.Future[tuple[int, ...]] | None = None
+        self._tokenizing: tuple[Job, Span] | None = None
         self._link: RouterLink | None = None
         self._number = 0
         self._span: Span | None = None
@@ -191,35 +190,31 @@ class Chat:
             self._link.cancel(self._number, cancel(reason))
 
     def _tokenize(self, messages: tuple[Message, ...]) -> None:
-        tokenization = self._parts.tokenization
         parent = self._span.context if self._span else None
         span = start_span(names.SPAN_TOKENIZE, parent=parent)
-        if tokenization.is_small(messages):
-            self._tokenized(lambda: tokenization.encode(messages), span)
-            return
         try:
-            self._tokens = tokenization.submit(messages)
+            job = self._parts.tokenization.submit(messages, self._tokenized)
+            self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
             self._inbox.append(PromptFailed(error))
-            return
-        self._tokens.add_done_callback(lambda done: self._tokenized(done.result, span))
 
-    def _tokenized(self, result: Callable[[], tuple[int, ...]], span: Span) -> None:
-        try:
-            item: Input = PromptReady(result())
+    def _tokenized(self, outcome: Outcome) -> None:
+        assert self._tokenizing is not None
+        _, span = self._tokenizing
+        self._tokenizing = None
+        if isinstance(outcome, OutriderError):
+            span.end(outcome)
+            self.feed(PromptFailed(outcome))
+        else:
             span.end()
-        except OutriderError as error:
-            item = PromptFailed(error)
-            span.end(error)
-        except asyncio.CancelledError as error:
-            span.end(error)
-            return
-        self.feed(item)
+            self.feed(PromptReady(outcome))
 
     def _finish(self) -> None:
-        if self._tokens is not None:
-            self._tokens.cancel()
+        if self._tokenizing is not None:
+            job, span = self._tokenizing
+            self._parts.tokenization.cancel(job)
+            span.end(CancelledError("the chat ended before its prompt was tokenized"))
         if self._link is not None:
             self._link.forget(self._number)
         self._stream.end()

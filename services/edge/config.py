@@ -73,8 +73,6 @@ class EdgeConfig:
 
     max_context_tokens: int = 8192
     """Of prompt and reply; longer prompts are refused here."""
-    inline_prompt_bytes: int = 256
-    """Smaller prompts are tokenized on the loop."""
     tokenizer_workers: int = 2
     tokenizer_queue: int = 64
     """Prompts that may wait for a worker."""
@@ -139,7 +137,7 @@ _POSITIVE = (
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
 )
 _NOT_NEGATIVE = (
-    *("drain_s", "request_timeout_s", "inline_prompt_bytes", "tokenizer_queue"),
+    *("drain_s", "request_timeout_s", "tokenizer_queue"),
     *("max_lead", "coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
 )
 

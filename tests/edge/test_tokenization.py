@@ -1,4 +1,4 @@
-"""Tokenization: small chats at once, others on the pool, never more than may wait."""
+"""Tokenization: off the loop, in order of arrival, never more than may wait."""
 
 from __future__ import annotations
 
@@ -8,58 +8,119 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from services.edge.tokenization import Tokenization
+from services.edge.tokenization import Job, Outcome, Tokenization
+
+ASK = [Message("user", "hello")]
 
 
 @pytest.fixture
 def tokenization(words: Vocabulary) -> Iterator[Tokenization]:
-    made = Tokenization(words, inline_bytes=16, num_workers=1, max_queued=1)
+    made = Tokenization(words, num_workers=1, max_queued=1)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("content", "small"), [("x" * 15, True), ("x" * 16, False), ("猫" * 5, True), ("猫" * 6, False)]
-)
-def test_small_is_counted_in_bytes(tokenization: Tokenization, content: str, small: bool) -> None:
-    assert tokenization.is_small([Message("user", content)]) is small
+def submit(tokenization: Tokenization, ask: list[Message]) -> tuple[Job, asyncio.Future[Outcome]]:
+    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    return tokenization.submit(ask, future.set_result), future
 
 
-async def test_both_ways_give_the_same_ids(tokenization: Tokenization, words: Vocabulary) -> None:
-    ask = [Message("user", "the same, twice")]
-    assert tokenization.encode(ask) == tuple(words.encode_chat(ask))
-    assert await tokenization.submit(ask) == tokenization.encode(ask)
+class Gate:
+    """Holds every tokenization until it is opened; knows which thread each ran on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.threads: set[threading.Thread] = set()
+        encode = Vocabulary.encode_chat
+
+        def slow(vocabulary: Vocabulary, messages: Sequence[Message]) -> list[int]:
+            self.threads.add(threading.current_thread())
+            self.entered.release()
+            assert self._open.wait(5)
+            return encode(vocabulary, messages)
+
+        monkeypatch.setattr(Vocabulary, "encode_chat", slow)
+
+    def open(self) -> None:
+        self._open.set()
 
 
-async def test_errors_come_through_the_future(tokenization: Tokenization) -> None:
-    with pytest.raises(InvalidRequestError):
-        await tokenization.submit([Message("nobody", "hello")])
-
-
-async def test_a_full_queue_refuses_and_a_cancelled_prompt_makes_room(
+async def test_ids_come_from_another_thread(
     tokenization: Tokenization, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
-    encode = Vocabulary.encode_chat
+    gate = Gate(monkeypatch)
+    gate.open()
+    _, ids = submit(tokenization, ASK)
+    assert await ids == tuple(words.encode_chat(ASK))
+    gate.threads.discard(threading.current_thread())
+    assert len(gate.threads) == 1
 
-    def slow(self: Vocabulary, messages: Sequence[Message]) -> list[int]:
-        assert gate.wait(5)
-        return encode(self, messages)
 
-    monkeypatch.setattr(Vocabulary, "encode_chat", slow)
-    ask = [Message("user", "hello")]
-    running = tokenization.submit(ask)
-    waiting = tokenization.submit(ask)
+async def test_errors_are_outcomes(tokenization: Tokenization) -> None:
+    _, refused = submit(tokenization, [Message("nobody", "hello")])
+    assert isinstance(await refused, InvalidRequestError)
+
+
+async def test_a_defect_fails_its_chat_and_leaves_the_worker(
+    tokenization: Tokenization, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(vocabulary: Vocabulary, messages: Sequence[Message]) -> list[int]:
+        raise ZeroDivisionError("secret words of a user")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Vocabulary, "encode_chat", broken)
+        _, failed = submit(tokenization, ASK)
+        outcome = await failed
+    assert isinstance(outcome, OutriderError)
+    assert outcome.message == "the edge failed to tokenize: ZeroDivisionError"
+    _, ids = submit(tokenization, ASK)
+    assert await ids == tuple(words.encode_chat(ASK))
+
+
+async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
+    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    _, running = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=5)
+    waiting, never = submit(tokenization, ASK)
     with pytest.raises(OverloadedError) as caught:
-        tokenization.submit(ask)
+        submit(tokenization, ASK)
     assert caught.value.retry_delay_ms > 0
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    await asyncio.sleep(0)  # the cancelled future's callbacks run
-    again = tokenization.submit(ask)
-    gate.set()
-    assert await running == await again == tuple(encode(words, ask))
+    tokenization.cancel(waiting)
+    _, again = submit(tokenization, ASK)
+    gate.open()
+    assert await running == await again
+    assert not never.done()
+
+
+async def test_what_runs_when_it_is_cancelled_is_not_delivered(
+    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    running, never = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=5)
+    tokenization.cancel(running)
+    _, after = submit(tokenization, ASK)
+    gate.open()
+    await after  # delivered in order, so the first one would have come before
+    assert not never.done()
+
+
+async def test_closing_gives_up_what_waits_and_ends_the_threads(
+    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    _, running = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=5)
+    _, never = submit(tokenization, ASK)
+    tokenization.close()
+    gate.open()
+    await running
+    (worker,) = gate.threads
+    await asyncio.to_thread(worker.join, 5)
+    assert not worker.is_alive() and not never.done()

@@ -81,6 +81,8 @@ class Commit:
     text: str
     ids: tuple[int, ...]
     upto: int
+    lossy: tuple[int, ...] = ()
+    """Numbers of tokens that a lossy threshold let through."""
 
 
 @dataclass(frozen=True, slots=True)

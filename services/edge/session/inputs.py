@@ -134,6 +134,8 @@ class RegionCommit:
     """Number of tokens now final: base + accepted + len(ids)."""
     max_lead: int = 0
     """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
+    lossy: tuple[int, ...] = ()
+    """Numbers of tokens among these that a lossy threshold let through."""
 
 
 @dataclass(frozen=True, slots=True)

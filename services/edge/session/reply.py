@@ -80,6 +80,8 @@ class ReplyFlow:
             raise MalformedFrameError(
                 f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
             )
+        if not all(commit.base <= number < commit.upto for number in commit.lossy):
+            raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
         self.chain.limit_lead(commit.max_lead)
         text = self._front.commit(resolved.ids)
         ended = self._front.finished
@@ -88,7 +90,7 @@ class ReplyFlow:
             self.refresh_at = None
         else:
             self._due(now + self._policy.coalesce_s)
-        committed = Commit(text, resolved.ids, commit.upto)
+        committed = Commit(text, resolved.ids, commit.upto, commit.lossy)
         return [committed] if retract is None else [retract, committed]
 
     def refresh(self, now: float) -> list[Action]:

@@ -116,6 +116,7 @@ class RegionWire:
             ids=ids,
             upto=commit.upto,
             max_lead=commit.pace.max_lead,
+            lossy=tuple(commit.lossy),
         )
 
 
