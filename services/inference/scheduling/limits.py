@@ -41,7 +41,7 @@ class SchedulerLimits:
     more prompt tokens and no more drafts."""
     prefill_stretch: float = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
-    low_tick_ms: float = 18.0
+    low_tick_ms: float = 20.0
     """Predicted duration of a call of LOW sessions alone while HIGH ones keep coming: such a call
     cannot be interrupted."""
     max_pause_ms: float = 500.0

@@ -147,11 +147,10 @@ class Planner:
         ]
         rows = sum(1 + turn.num_fill for turn in bidders)
         taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
+        repliers = [turn.session for turn in bidders]
         max_rows = min(
             rows + self._limits.max_batch_tokens - taken,
-            self.pace.max_draft_rows(
-                [turn.session for turn in bidders], rows, bounded=bounded, level=level
-            ),
+            self.pace.max_draft_rows(repliers, rows, taken, bounded=bounded, level=level),
         )
         counts = award_rows(bids, rows, max_rows, self._decode_cost)
         self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))

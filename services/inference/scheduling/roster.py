@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 
 import numpy as np
@@ -11,6 +12,9 @@ from services.inference.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.events import Priority
 from services.inference.scheduling.session import Input, Session, State
+
+_GUESTS = 4
+"""Turns that sessions which sit out get in the time after which one is due."""
 
 
 def _rank(session: Session) -> tuple[float, int]:
@@ -55,6 +59,7 @@ class Roster:
         self._closed: list[int] = []
         self._in_flight: frozenset[int] = frozenset()
         self._leaving: list[int] = []
+        self._guest_at = -math.inf
 
     @property
     def has_news(self) -> bool:
@@ -100,6 +105,8 @@ class Roster:
     def _next(self, hold_low: bool) -> Session | None:
         urgent, barrier = self.urgent, self._barrier() if hold_low else None
         paused = next((s for s in self.paused if not _makes_way(s, urgent)), None)
+        if len(self.running) + len(self.paused) < self._max_sessions:
+            urgent = None  # places that nobody comes back to: new ones may at least be guests
         waiting = next(
             (s for s in self.waiting if not (_makes_way(s, urgent) or _makes_way(s, barrier))), None
         )
@@ -172,13 +179,15 @@ class Roster:
 
     def takers(self, now: float, max_pause_s: float) -> tuple[list[Session], Session | None]:
         """Who may take part in the next call, in order of rank: those who run and make no way for
-        others, and, as a guest, the one that sat out longest, if that is over max_pause_s."""
+        others, and at times, as a guest, the one that sat out longest, if over max_pause_s."""
         urgent = self.urgent
         takers = [s for s in self.running if not _makes_way(s, urgent)]
         idle = [*self.paused, *(s for s in self.running if _makes_way(s, urgent))]
         longest = min(idle, key=lambda s: s.turn_at, default=None)
-        if longest is None or now - longest.turn_at < max_pause_s:
+        late = longest is not None and now - longest.turn_at >= max_pause_s
+        if longest is None or not late or now - self._guest_at < max_pause_s / _GUESTS:
             return takers, None
+        self._guest_at = now
         insort(takers, longest, key=_rank)
         return takers, longest
 

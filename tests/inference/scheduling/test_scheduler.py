@@ -140,13 +140,13 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     driver.finish()
 
 
-def test_short_prompts_take_a_quarter_from_a_long_one_and_no_more() -> None:
+def test_short_prompts_take_half_from_a_long_one_and_no_more() -> None:
     driver = long_and_short(request(2, (9, *PROMPT)))
     for number in range(3, 9):
         driver.open(request(number, (9, number, *PROMPT)))
     driver.tick()
     tokens = {part.session.number: part.num_tokens for part in driver.plans[-1].parts}
-    assert tokens == {1: 75, 2: 21, 3: 4}
+    assert tokens == {1: 50, 2: 21, 3: 22, 4: 7}
     driver.finish()
 
 

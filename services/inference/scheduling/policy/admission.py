@@ -77,7 +77,8 @@ class Admission:
         """Of 1, how near MEDIUM sessions are to being refused. LOW ones are let wait: their
         number is no pressure."""
         waiting = sum(session.priority > Priority.LOW for session in self._roster.waiting)
-        pressure = waiting / max(1, self._limits.max_queue)
+        excess = max(0, waiting - self._roster.num_vacant(Priority.MEDIUM))
+        pressure = excess / max(1, self._limits.max_queue)
         slo_ms = self._limits.slo_ttft_medium_ms
         if slo_ms:
             ahead = ahead_of(self._roster, Priority.MEDIUM, rank)

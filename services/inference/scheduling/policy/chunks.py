@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from services.inference.scheduling.session import Session
 
-LEAST_CHUNK = 16
+LEAST_CHUNK = 12
 """A prefill moves at least this much per call, whatever the call already costs."""
-_OVERTAKING_SHARE = 4
-"""One part in so many of a call's prompt tokens is for prompts that much shorter than the first."""
+_OVERTAKING_SHARE = 2
+"""One part in so many of a call's prompt tokens is for prompts far shorter than the first."""
+_FAR_SHORTER = 4
+"""Times that the first lacks as much."""
 
 
 def chunk_tokens(num_missing: int, budget: int, min_rows: int) -> int:
@@ -27,7 +29,7 @@ def share_out(
     overdue, and those who overtake."""
     chunks: dict[int, int] = {}
     if guest is not None and guest in prompts:
-        budget -= _give(chunks, guest, min(budget, LEAST_CHUNK), min_rows)
+        budget -= _give(chunks, guest, min(budget, LEAST_CHUNK // 2), min_rows)
     share = budget // _OVERTAKING_SHARE
     for session in _overtaking(prompts, budget):
         chunk = _give(chunks, session, share, min_rows)
@@ -55,7 +57,7 @@ def _overtaking(prompts: Sequence[Session], budget: int) -> list[Session]:
     short = [
         session
         for session in prompts
-        if session.num_missing * _OVERTAKING_SHARE <= first.num_missing
+        if session.num_missing * _FAR_SHORTER <= first.num_missing
         and session.priority >= first.priority
     ]
     return sorted(short, key=lambda session: session.num_missing)

@@ -56,14 +56,17 @@ class Forecast:
 
     def ttft_ms(self, num_tokens: int, ahead: Ahead) -> float:
         """First token of a session that has num_tokens to compute. Places come free one by one,
-        over the time that a session keeps one; before any did, they cost nothing."""
-        cost = self._cost
+        over the time that a session keeps one; before any did, they cost nothing. Meanwhile the
+        prompts ahead are computed."""
         excess = max(0, ahead.num_sessions + 1 - ahead.num_vacant)
         place_ms = excess * self._stay_ms / self._limits.max_sessions
-        tokens = ahead.prompt_tokens + num_tokens
-        calls = -(-tokens // self._chunk_tokens(ahead.num_replying))
-        call_ms = cost.fixed_ms + cost.row_ms * ahead.num_replying
-        return place_ms + calls * call_ms + cost.row_ms * tokens
+        ahead_ms = self._prefill_ms(ahead.prompt_tokens, ahead.num_replying)
+        return max(place_ms, ahead_ms) + self._prefill_ms(num_tokens, ahead.num_replying)
+
+    def _prefill_ms(self, num_tokens: int, num_replying: int) -> float:
+        cost = self._cost
+        calls = -(-num_tokens // self._chunk_tokens(num_replying))
+        return calls * (cost.fixed_ms + cost.row_ms * num_replying) + cost.row_ms * num_tokens
 
     def _chunk_tokens(self, num_replying: int) -> int:
         limits = self._limits

@@ -44,31 +44,34 @@ class Pace:
         self._draft_rows += _SMOOTHING * (num_rows - self._draft_rows)
 
     def is_bounded(self, takers: Sequence[Session], now: float) -> bool:
-        """Whether only LOW sessions take part while HIGH ones keep coming."""
-        return now - self._high_at <= _HIGH_MEMORY_S and all(
-            session.priority is Priority.LOW for session in takers
-        )
+        """Whether LOW sessions take part, and all prompts are theirs, while HIGH sessions keep
+        coming."""
+        if now - self._high_at > _HIGH_MEMORY_S:
+            return False
+        others = [session for session in takers if session.priority is not Priority.LOW]
+        prompts = any(session.state is State.PREFILLING for session in others)
+        return len(others) < len(takers) and not prompts
 
     def rotate(self, takers: Sequence[Session]) -> list[Session]:
-        """Of the takers of a bounded call those that fit it: prompts, which get what is left, and
-        of those in the middle of a reply the first and those who waited longest."""
+        """Of the takers of a bounded call those that fit it: prompts, which get what is left, all
+        above LOW, and of the LOW replies the first and those who waited longest."""
         prompts = [session for session in takers if session.state is State.PREFILLING]
-        replies = sorted(
-            (session for session in takers if session.state is not State.PREFILLING),
-            key=lambda session: session.turn_at,
-        )
-        spare_ms = self._limits.low_tick_ms - self._cost.fixed_ms
+        replies = [session for session in takers if session.state is not State.PREFILLING]
+        # The first of all is the one whose memory is sure to suffice.
+        chosen = [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
+        numbers = {session.number for session in chosen}
+        spare_ms = self._limits.low_tick_ms - self._steady_ms(chosen)
         if prompts:
             spare_ms /= 2
-        # The first of all is the one whose memory is sure to suffice.
-        first = next((s for s in takers if s.state is not State.PREFILLING), None)
-        chosen = {first.number} if first is not None else set[int]()
-        for session in replies:
+        has_low = any(session.priority is Priority.LOW for session in chosen)
+        others = (session for session in replies if session.number not in numbers)
+        for session in sorted(others, key=lambda session: session.turn_at):
             spare_ms -= self._steady_ms([session]) - self._cost.fixed_ms
-            if spare_ms < 0:
+            if spare_ms < 0 and has_low:
                 break
-            chosen.add(session.number)
-        return [s for s in takers if s.state is State.PREFILLING or s.number in chosen]
+            has_low = True
+            numbers.add(session.number)
+        return [s for s in takers if s.state is State.PREFILLING or s.number in numbers]
 
     def prompt_tokens(self, takers: Sequence[Session], *, bounded: bool, level: Level) -> int:
         """Most prompt tokens of the call: bounded in time while others decode, never nothing."""
@@ -93,9 +96,16 @@ class Pace:
         stretch = self._limits.prefill_stretch
         if level >= Level.SMALL_CHUNKS:
             stretch = min(stretch, _SMALL_STRETCH)
-        elif any(session.priority is Priority.HIGH for session in prompts):
+        elif any(self._is_quick(session, alone_ms) for session in prompts):
             stretch = math.inf
         return max(min(self._limits.max_tick_ms, stretch * alone_ms), _LEAST_STRETCH * alone_ms)
+
+    def _is_quick(self, session: Session, alone_ms: float) -> bool:
+        """Whether replies may wait for it up to the latency budget: for HIGH prompts, and for
+        those that are over within one such call."""
+        tokens = self._tokens_within(self._limits.max_tick_ms - alone_ms, session.cached_tokens)
+        whole = len(session.ids) - session.cached_tokens
+        return session.priority is Priority.HIGH or whole <= tokens
 
     def _tokens_within(self, spare_ms: float, past: int) -> int:
         """Tokens of a prompt, `past` of which are computed, that take so long."""
@@ -104,16 +114,20 @@ class Pace:
         return int(max(0.0, spare_ms - start_ms) / token_ms)
 
     def max_draft_rows(
-        self, repliers: Sequence[Session], rows: int, *, bounded: bool, level: Level
+        self, repliers: Sequence[Session], rows: int, taken: int, *, bounded: bool, level: Level
     ) -> int:
-        """Most rows of a call of these sessions, which has `rows` without drafts. Prompt tokens
-        are left out: drafts that came with a prompt are verified with its last chunk."""
+        """Most rows, drafts included, of sessions that have `rows` without, in a call of `taken`.
+        Prompt tokens count in bounded calls only: elsewhere drafts that came with a prompt are
+        verified with its last chunk."""
         free = self._cost.free_rows(rows)
         if level >= Level.NO_DRAFTS:
             return free
         alone_ms = self._steady_ms(repliers)
-        limit_ms = self._limits.low_tick_ms if bounded else self._limits.max_tick_ms
-        spare_ms = max(limit_ms, self._limits.prefill_stretch * alone_ms) - alone_ms
+        if bounded:
+            spare_ms = self._limits.low_tick_ms - alone_ms - self._cost.row_ms * (taken - rows)
+        else:
+            limit_ms = max(self._limits.max_tick_ms, self._limits.prefill_stretch * alone_ms)
+            spare_ms = limit_ms - alone_ms
         return max(free, rows + int(spare_ms / self._cost.row_ms))
 
     def _steady_ms(self, repliers: Sequence[Session], draft_rows: float = 0.0) -> float:
