@@ -109,6 +109,7 @@ class Chat(AsyncIterator[Event]):
             erased_chars=self._transcript.erased_chars,
             region=done.region,
             replica=done.replica,
+            lossy=tuple(self._transcript.lossy),
         )
 
     def received(self, data: bytes, end_stream: bool) -> None:

@@ -46,6 +46,9 @@ class Committed:
     ids: tuple[int, ...]
     upto: int
     """Number of final tokens."""
+    lossy: tuple[int, ...] = ()
+    """Numbers of tokens among `ids` that acceptance_threshold let through: the model's own choice
+    was another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +115,5 @@ class ChatResult:
     """Code points that were shown and then taken back."""
     region: str
     replica: str
+    lossy: tuple[int, ...] = ()
+    """Numbers of tokens that acceptance_threshold let through; always empty without one."""

@@ -17,6 +17,8 @@ class Transcript:
         self.committed = ""
         self.provisional = ""
         self.ids: list[int] = []
+        self.lossy: list[int] = []
+        """Numbers of tokens that acceptance_threshold let through."""
         self.num_retractions = 0
         self.erased_chars = 0
         """Code points shown and then taken back."""
@@ -64,7 +66,10 @@ class Transcript:
             )
         self.committed += event.text
         self.provisional = self.provisional[shared:]
+        if not all(len(self.ids) <= number < event.upto for number in event.lossy):
+            raise MalformedFrameError("the edge marks a token that this commit does not have")
         self.ids.extend(event.ids)
+        self.lossy.extend(event.lossy)
 
     def _finish(self, event: Done) -> None:
         if self.provisional or event.upto != len(self.ids):

@@ -112,7 +112,8 @@ def read(payload: bytes) -> Event:
         case "retract":
             return Retracted(frame.retract.erase_to)
         case "commit":
-            return Committed(frame.commit.text, tuple(frame.commit.ids), frame.commit.upto)
+            c = frame.commit
+            return Committed(c.text, tuple(c.ids), c.upto, tuple(c.lossy))
         case "accepted":
             a = frame.accepted
             return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge)

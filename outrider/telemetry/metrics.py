@@ -111,8 +111,13 @@ class Metrics:
         """CPU time the model thread spent outside the engine around one engine call."""
         self._overhead_ms.record(ms)
 
+    def record_lossy(self, count: int) -> None:
+        """Count tokens that acceptance_threshold let through."""
+        self.counter(names.LOSSY_TOKENS).add(count)
+
     def record_verification(self, drafted: int, accepted: int) -> None:
-        """Count drafted and accepted tokens; drives `rejection_rate`."""
+        """Count drafted and accepted tokens; drives `rejection_rate`. A token let through by
+        acceptance_threshold is an accepted one."""
         if drafted <= 0:
             return
         with self._lock:

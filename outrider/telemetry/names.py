@@ -17,6 +17,7 @@ PREFIX_HIT_RATE: Final = "prefix_hit_rate"
 TICK_OVERHEAD_MS: Final = "tick_overhead_ms"
 DRAFTED_TOKENS: Final = "outrider.draft.proposed_tokens"
 ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
+LOSSY_TOKENS: Final = "outrider.draft.lossy_tokens"
 PROMPT_TOKENS: Final = "outrider.prefix.prompt_tokens"
 REUSED_TOKENS: Final = "outrider.prefix.cached_tokens"
 

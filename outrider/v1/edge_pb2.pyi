@@ -290,21 +290,27 @@ class CommitText(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     upto: _builtins.int
     """Number of final tokens."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of tokens among `ids` that a lossy acceptance_threshold let through."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         upto: _builtins.int = ...,
+        lossy: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "lossy", b"lossy", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,11 @@ def test_commits_move_text_from_provisional_to_final() -> None:
     assert transcript.ids == [1, 2, 3]
 
 
+def test_tokens_let_through_are_remembered_by_their_number() -> None:
+    transcript = after(Committed("a b", (1, 2), 2, (1,)), Committed("c d", (3, 4), 4, (2, 3)))
+    assert transcript.lossy == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -59,6 +64,8 @@ def test_commits_move_text_from_provisional_to_final() -> None:
         (Provisional(0, 3, "x", 0.5),),
         (Provisional(0, 0, "abc", 0.5), Committed("abd", (1,), 1)),
         (Committed("a", (1,), 2),),
+        (Committed("a", (1,), 1), Committed("b", (2,), 2, (0,))),
+        (Committed("a", (1,), 1, (1,)),),
         (Provisional(0, 0, "abc", 0.5), done(0)),
         (done(1),),
         (done(0), Committed("a", (1,), 1)),
@@ -68,6 +75,8 @@ def test_commits_move_text_from_provisional_to_final() -> None:
         "keep more than there is",
         "commit against provisional text",
         "miscounted tokens",
+        "an earlier token marked",
+        "a later token marked",
         "end with provisional text",
         "end with tokens missing",
         "event after the end",

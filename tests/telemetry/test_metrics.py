@@ -63,6 +63,14 @@ def test_verifications_drive_the_rejection_rate() -> None:
     metrics.close()
 
 
+def test_lossy_tokens_are_counted() -> None:
+    metrics = Metrics("inference")
+    metrics.record_lossy(3)
+    metrics.record_lossy(1)
+    assert metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total") == 4
+    metrics.close()
+
+
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=50))
 def test_a_share_is_a_share(counts: list[tuple[int, int]]) -> None:
     window = ShareWindow(horizon=2000)

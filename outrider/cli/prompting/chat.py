@@ -68,6 +68,10 @@ def chat(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    acceptance_threshold: Annotated[
+        float,
+        typer.Option(help="Lossy: let drafts pass that are at least this likely; 0: exact."),
+    ] = 0.0,
     as_json: options.Json = False,
     edge: Annotated[
         str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")
@@ -92,7 +96,7 @@ def chat(
     only shown on a terminal.
     """
     address = _edge_address(edge, ca, insecure, (state_dir or default_state_dir()).resolve())
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
+    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
     prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
     wanted = Wanted(model, provisional, speculation, thin)
     session = ChatCommand(address, params, system, wanted)
@@ -227,9 +231,10 @@ def _report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> N
     print("" if shown else result.text, flush=True)
     t = result.timings
     first = f"{t.provisional_ttft_ms:.0f} ms" if t.provisional_ttft_ms is not None else "none"
+    lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
     print(
         f"first provisional {first} · first committed {t.committed_ttft_ms:.0f} ms · "
-        f"{t.tokens_per_s:.0f} tokens/s · {len(result.ids)} tokens · {result.finish_reason}",
+        f"{t.tokens_per_s:.0f} tokens/s · {len(result.ids)} tokens{lossy} · {result.finish_reason}",
         file=sys.stderr,
         flush=True,
     )
@@ -241,6 +246,7 @@ def _as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "prompt": prompt,
         "text": result.text,
         "ids": list(result.ids),
+        "lossy": list(result.lossy),
         "finish_reason": result.finish_reason,
         "timings": {
             "provisional_ttft_ms": t.provisional_ttft_ms,

@@ -62,9 +62,19 @@ def conversation(system: str | None, prompt: str) -> list[Message]:
 
 
 def sampling(
-    temperature: float, top_p: float, top_k: int, seed: int, max_tokens: int
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    seed: int,
+    max_tokens: int,
+    acceptance_threshold: float = 0.0,
 ) -> SamplingParams:
-    """Validated sampling values of the shared flags. Raises InvalidSamplingError."""
+    """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        acceptance_threshold=acceptance_threshold,
     )

@@ -49,6 +49,8 @@ class SessionRecord:
             interval_ms = (now - self._last_at) * 1e3
             self._metrics.record_token_latency(interval_ms / num_tokens, self._model)
         self._last_at = now
+        if event.lossy:
+            self._metrics.record_lossy(len(event.lossy))
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""

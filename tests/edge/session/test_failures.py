@@ -73,6 +73,10 @@ def wrong_upto() -> type[Exception]:
     return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
 
 
+def strange_mark() -> type[Exception]:
+    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 1, lossy=(1,)))
+
+
 def wrong_end() -> type[Exception]:
     return failure(in_state(State.STREAMING), RegionDone(FinishReason.STOP, 5))
 
@@ -94,6 +98,7 @@ def region_lost() -> type[Exception]:
         (deadline_while_tokenizing, DeadlineError),
         (region_misses_deadline, DeadlineError),
         (wrong_upto, MalformedFrameError),
+        (strange_mark, MalformedFrameError),
         (wrong_end, MalformedFrameError),
         (past_the_end, MalformedFrameError),
         (region_lost, UnavailableError),

@@ -75,8 +75,9 @@ def test_commits_with_and_without_ids() -> None:
     block = token_wire.to_proto(CODER.encode((4, 5)))
     commit = inference_pb2.Commit(epoch=1, base=2, accepted=3, ids=block, upto=7)
     commit.pace.max_lead = 9
+    commit.lossy.append(5)
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
-    assert got == RegionCommit(1, 2, 3, (4, 5), 7, 9)
+    assert got == RegionCommit(1, 2, 3, (4, 5), 7, 9, (5,))
     bare = inference_pb2.Commit(accepted=2, upto=2)
     assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2, 0)
 
