@@ -22,7 +22,7 @@ from outrider.models.vocabulary import Vocabulary
 FULL = (OURS, OURS_SPEC, PEER, PEER_SPEC, LLAMA_BEST)
 QUICK = (OURS_SPEC, PEER, LLAMA_BEST)
 FULL_SIZE = loads.Size(rounds=2, num_requests=80, num_capacity=64, shares=(0.5, 0.8, 0.95))
-QUICK_SIZE = loads.Size(rounds=1, num_requests=16, num_capacity=24, shares=(0.5, 0.95))
+QUICK_SIZE = loads.Size(rounds=1, num_requests=12, num_capacity=16, shares=(0.5, 0.95))
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     run = start("arrivals", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     mixed = asyncio.run(_measure(run, arguments, vocabulary))
-    checked = [request for request, _ in mixed.low[: 10 if run.quick else 60]]
+    checked = [request for request, _ in mixed.low[: 6 if run.quick else 60]]
     truth = reference(vocabulary, Work(()), checked, arguments.threads)
     priorities.report(run, mixed, truth)
     run.finish()
@@ -55,7 +55,7 @@ async def _measure(
             asks,
             under_load.capacity[OURS_SPEC],
             rounds=1 if run.quick else 3,
-            num_low=60 if run.quick else 160,
+            num_low=40 if run.quick else 160,
         )
 
 

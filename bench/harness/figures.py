@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -160,6 +161,8 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def start(name: str, arguments: argparse.Namespace) -> Run:
-    """The run that these parsed arguments ask for."""
+    """The run that these parsed arguments ask for. From now on SIGTERM ends this process as an
+    exception does, so that what it started is stopped too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     command = " ".join(["python -m", f"bench.{name}", *sys.argv[1:]])
     return Run(name=name, quick=bool(arguments.quick), command=command)
