@@ -10,7 +10,7 @@ Order of operations, fixed:
 5. noise and argmax (see `race`), or argmax alone at temperature 0, where 3 and 4 cannot change
    the winner.
 
-Every row is processed alone, in float64 after the logits, so neither batch nor drafts matter.
+Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither batch nor drafts matter.
 numpy's log and exp may differ in the last bit between CPU families; a choice then differs only
 at a tie to within 1e-13.
 """
@@ -18,6 +18,7 @@ at a tie to within 1e-13.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +59,8 @@ class Sampler:
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
 
-        Candidate ids are distinct and in any order. Raises EngineError for a row that is not
-        finite or not of this vocabulary.
+        Candidate ids are distinct and in any order. Raises EngineError for a row whose best is not
+        finite, or that is not of this vocabulary.
         """
         scores, ids = self._scores(logits, ids)
         column = self._column(scores, position, ids)
@@ -75,16 +76,17 @@ class Sampler:
         """
         scores, ids = self._scores(logits, ids)
         temperature = self.params.temperature or 1.0
-        columns, values = kept(scores, float(scores.max()), temperature, self.params)
+        columns, values = kept(scores, _checked(scores.max()), temperature, self.params)
         mass = np.exp(values)
         wanted = (columns if ids is None else ids[columns]) == token
         return float(mass[wanted].sum() / mass.sum())
 
     def _column(self, scores: Scores, position: int, ids: Ids | None) -> int:
         params = self.params
+        best = int(scores.argmax())
+        top = _checked(scores[best])
         if params.temperature == 0.0:
-            return int(scores.argmax())
-        top = float(scores.max())
+            return best
         if ids is None and not self._filtered:
             return race_full_row(scores, top, params.temperature, params.seed, position)
         columns, values = kept(scores, top, params.temperature, params)
@@ -130,5 +132,11 @@ def _check_row(logits: npt.NDArray[np.float32], ids: Ids | None, vocabulary_size
         raise EngineError(f"expected a row of {size} logits, the engine gave {logits.shape}")
     if ids is not None and not (0 <= ids.min() and ids.max() < vocabulary_size):
         raise EngineError("the engine named candidate ids outside the vocabulary")
-    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+
+
+def _checked(top: np.floating[Any]) -> float:
+    """The best score of a row. One NaN is enough to be it; -inf elsewhere is an id that cannot
+    be chosen."""
+    if not np.isfinite(top):
         raise EngineError("the engine gave logits that are not finite")
+    return float(top)

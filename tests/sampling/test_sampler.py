@@ -203,7 +203,7 @@ def test_probability_at_temperature_zero_is_the_model_s_own() -> None:
     assert sampler.probability(row([0.0, math.log(3.0)]), 1) == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("column", [0, 3, 7])
 def test_logits_that_are_not_finite_are_refused(
@@ -216,6 +216,19 @@ def test_logits_that_are_not_finite_are_refused(
         sampler.choose(logits, 0)
     with pytest.raises(EngineError, match="finite"):
         sampler.probability(logits, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_an_id_whose_logit_is_minus_infinity_is_never_chosen(temperature: float) -> None:
+    logits = row([-math.inf] * 8)
+    for seed in range(20):
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), 8, [])
+        with pytest.raises(EngineError, match="finite"):
+            sampler.choose(logits, 0)
+        some = logits.copy()
+        some[[2, 5]] = 1.0
+        assert sampler.choose(some, 0) in (2, 5)
+        assert sampler.probability(some, 5) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
