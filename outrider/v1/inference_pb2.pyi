@@ -521,6 +521,8 @@ class WatchLoadResponse(_message.Message):
     ROW_MS_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
+    OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -532,6 +534,12 @@ class WatchLoadResponse(_message.Message):
     row_ms: _builtins.float
     max_sessions: _builtins.int
     draining: _builtins.bool
+    paused_sessions: _builtins.int
+    """In the middle of their replies, their KV kept, out of the calls for the sake of others."""
+    overload_level: _builtins.int
+    """0: none; 1: drafts only where they cost nothing; 2: small prefill chunks; 3: LOW sessions
+    stay in the queue; 4: new sessions are refused. Each with all before it.
+    """
     def __init__(
         self,
         *,
@@ -544,10 +552,12 @@ class WatchLoadResponse(_message.Message):
         row_ms: _builtins.float = ...,
         max_sessions: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        paused_sessions: _builtins.int = ...,
+        overload_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -230,4 +230,6 @@ class SessionTable:
         gauges = self._metrics.gauge
         gauges("outrider.sessions.running").set(tick.load.running_sessions)
         gauges("outrider.sessions.queued").set(tick.load.queued_sessions)
+        gauges("outrider.sessions.paused").set(tick.load.paused_sessions)
+        gauges("outrider.overload.level").set(tick.load.overload_level)
         gauges("outrider.kv.free_blocks").set(tick.load.kv_blocks_free)

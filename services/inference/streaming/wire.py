@@ -226,6 +226,8 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         row_ms=load.row_ms,
         max_sessions=load.max_sessions,
         draining=draining,
+        paused_sessions=load.paused_sessions,
+        overload_level=load.overload_level,
     )
 
 

@@ -1,0 +1,63 @@
+"""Priorities, deadlines and objectives over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2
+from services.inference.engines.base import Round, Rows
+from services.inference.engines.fake import FakeEngine
+from tests.inference.harness import GatedEngine, reference, running
+
+LONG = SamplingParams(max_tokens=1500, temperature=0.8, seed=3, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=20, ignore_eos=True)
+PROMPT = [3 + number % 50 for number in range(300)]
+
+
+class HoldsPrompts(GatedEngine):
+    """Steps with a large chunk of a prompt wait for the gate."""
+
+    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+        large = any(len(part.tokens) > 100 for part in rounds)
+        return super().step(rounds) if large else FakeEngine.step(self, rounds)
+
+
+async def test_a_high_session_pauses_a_low_one_which_goes_on_exactly() -> None:
+    async with running(HoldsPrompts()) as it:
+        assert isinstance(it.engine, HoldsPrompts)
+        peer = it.peer()
+        await peer.open(1, [5, 6], LONG, priority=common_pb2.PRIORITY_LOW)
+        while (await peer.next(1)).WhichOneof("kind") != "commit":
+            pass
+        await peer.open(2, PROMPT, SHORT, priority=common_pb2.PRIORITY_HIGH)
+        await peer.next(2)
+        watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
+        report = await watch.read()
+        assert isinstance(report, inference_pb2.WatchLoadResponse)
+        assert (report.paused_sessions, report.running_sessions) == (1, 1)
+        assert it.metrics.registry.get_sample_value("outrider_sessions_paused") == 1
+        it.engine.gate.set()
+        assert (await peer.finish(2)).ids == list(reference(PROMPT, SHORT).ids)
+        assert (await peer.finish(1)).ids == list(reference([5, 6], LONG).ids)
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_with_its_status() -> None:
+    async with running() as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SHORT, deadline_ms=1)
+        reply = await peer.finish(1)
+        assert reply.error is not None and reply.error.reason == "DEADLINE"
+        await eventually(lambda: len(it.replica.table) == 0)
+
+
+async def test_a_session_that_would_miss_the_objective_is_told_when_to_come_back() -> None:
+    async with running(slo_ttft_low_ms=1.0) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SHORT, priority=common_pb2.PRIORITY_LOW)
+        reply = await peer.finish(1)
+        assert reply.error is not None and reply.error.reason == "OVERLOADED"
+        assert reply.error.retry_delay_ms > 0
+        await peer.open(2, PROMPT, SHORT)
+        assert (await peer.finish(2)).ids == list(reference(PROMPT, SHORT).ids)
