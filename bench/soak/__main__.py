@@ -1,0 +1,80 @@
+"""Runs one of the two and reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import bench.soak
+from bench.harness.figures import Run, parser, quantile, start
+from bench.soak.live import Soak, make_chats, num_wrong
+from bench.soak.virtual import VirtualReplica
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+
+
+def main() -> int:
+    flags = parser("soak", bench.soak.__doc__ or "")
+    flags.add_argument("--minutes", type=float, default=10.0, help="of real time")
+    flags.add_argument("--virtual", action="store_true", help="an hour of virtual time instead")
+    flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
+    arguments = flags.parse_args()
+    run = start("soak_virtual" if arguments.virtual else "soak", arguments)
+    ok = _virtual(run, arguments) if arguments.virtual else _live(run, arguments)
+    run.figures["ok"] = ok
+    run.finish()
+    return int(not ok)
+
+
+def _virtual(run: Run, arguments: argparse.Namespace) -> bool:
+    hours = 0.05 if run.quick else 1.0
+    replica = VirtualReplica(arguments.seed, hours * 3600)
+    tally = replica.run()
+    ends = run.table("Sessions by how they ended", "end", "sessions")
+    for end, count in sorted(tally.ends.items()):
+        ends.add(end, count)
+    waits = run.table("Time in the queue, virtual ms", "priority", "p50", "p99", "longest")
+    for name, times in sorted(tally.queue_ms.items()):
+        waits.add(name, quantile(times, 0.5), quantile(times, 0.99), max(times))
+    run.figures |= {
+        "virtual_hours": round(replica.now / 3600, 3),
+        "sessions": sum(tally.ends.values()),
+        "ticks": tally.num_ticks,
+        "wrong_texts": tally.wrong,
+        "copied_blocks": tally.num_copies,
+        "hit_rate": round(tally.cached_tokens / max(1, tally.prompt_tokens), 3),
+        "longest_queue_s": round(max(max(t) for t in tally.queue_ms.values()) / 1e3, 1),
+    }
+    return tally.wrong == 0 and not any(end.startswith("failed") for end in tally.ends)
+
+
+def _live(run: Run, arguments: argparse.Namespace) -> bool:
+    minutes = min(1.0, arguments.minutes) if run.quick else arguments.minutes
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    chats = make_chats(vocabulary, arguments.seed)
+    soak = Soak(vocabulary, chats, arguments.seed)
+    tally = asyncio.run(soak.run(minutes * 60, arguments.threads))
+    wrong = num_wrong(vocabulary, chats, tally, arguments.threads)
+    ends = run.table("Sessions by how they ended", "end", "sessions")
+    for end, count in sorted(tally.ends.items()):
+        ends.add(end, count)
+    load = tally.load
+    lost = -1 if load is None else load.kv_blocks_total - load.kv_blocks_free
+    left = -1 if load is None else load.running_sessions + load.queued_sessions
+    run.figures |= {
+        "minutes": minutes,
+        "sessions": sum(tally.ends.values()),
+        "wrong_texts": wrong,
+        "kv_blocks_lost": lost,
+        "sessions_left": left,
+        "hit_rate": round(tally.cached_tokens / max(1, tally.prompt_tokens), 3),
+        "kv_events": tally.num_kv_events,
+    }
+    return wrong == lost == left == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Minutes of random chats with a real replica in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.contenders.replica import replica_process
+from bench.harness.prompts import load_prompts
+from bench.harness.region_client import RegionClient
+from outrider.codec.ranks import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.rpc import make_channel
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from services.inference.engines.config import EngineConfig
+from services.inference.engines.factory import create_engine
+from services.inference.reference import generate
+
+SETTINGS = {"max_sessions": 8, "num_blocks": 160}
+"""A small pool, so that blocks are evicted and sessions preempted all the time."""
+NUM_CHATS = 40
+NUM_WORKERS = 12
+SALTS = (b"", b"acme", b"umbrella")
+_PRIORITIES = (common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_MEDIUM, common_pb2.PRIORITY_HIGH)
+_SPECULATION = (
+    common_pb2.SPECULATION_ON,
+    common_pb2.SPECULATION_OFF,
+    common_pb2.SPECULATION_REGION_ONLY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One of the chats that are asked again and again."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of it."""
+
+    replies: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """By the chat's number; all those of a chat have to be the same."""
+    ends: Counter[str] = field(default_factory=Counter)
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    num_kv_events: int = 0
+    load: inference_pb2.WatchLoadResponse | None = None
+    """When all was over."""
+
+
+def make_chats(vocabulary: Vocabulary, seed: int) -> list[Chat]:
+    """Questions behind one of three system prompts, greedy and sampled."""
+    chance = random.Random(seed)
+    texts = [prompt.text for prompt in load_prompts("chat_short", "code", "languages")]
+    systems = [prompt.text[:1500] for prompt in load_prompts("document")][:3]
+    return [
+        Chat(
+            tuple(
+                vocabulary.encode_chat(
+                    [
+                        Message("system", systems[number % 3]),
+                        Message("user", texts[number % len(texts)]),
+                    ]
+                )
+            ),
+            SamplingParams(
+                temperature=chance.choice((0.0, 0.8)),
+                seed=number,
+                max_tokens=chance.randint(4, 40),
+            ),
+        )
+        for number in range(NUM_CHATS)
+    ]
+
+
+class Soak:
+    """Workers that chat at random until the time is over."""
+
+    def __init__(self, vocabulary: Vocabulary, chats: Sequence[Chat], seed: int) -> None:
+        self._vocabulary = vocabulary
+        self._coder = TokenCoder(
+            vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)
+        )
+        self._chats = chats
+        self._random = random.Random(seed)
+        self.tally = Tally()
+
+    async def run(self, seconds: float, threads: int) -> Tally:
+        """Raises what a session ends with, but for what was asked for."""
+        async with replica_process({**SETTINGS, "threads": threads}) as (address, _):
+            watch = asyncio.create_task(self._follow(address))
+            end = time.monotonic() + seconds
+            async with self._client(address) as client:
+                workers = (self._work(client, address, end) for _ in range(NUM_WORKERS))
+                await asyncio.gather(*workers)
+            self.tally.load = await _idle_load(address)
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        return self.tally
+
+    @contextlib.asynccontextmanager
+    async def _client(self, address: str) -> AsyncIterator[RegionClient]:
+        async with RegionClient(self._coder, address, via_router=False) as client:
+            yield client
+
+    async def _work(self, shared: RegionClient, address: str, end: float) -> None:
+        while time.monotonic() < end:
+            number = self._random.randrange(len(self._chats))
+            roll = self._random.random()
+            if roll < 0.1:
+                await self._cut(self._ask(shared, number), "cancelled")
+            elif roll < 0.2:
+                async with self._client(address) as own:
+                    await self._cut(self._ask(own, number), "disconnected")
+            else:
+                await self._ask(shared, number)
+                self.tally.ends["finished"] += 1
+
+    async def _cut(self, asking: Coroutine[Any, Any, None], how: str) -> None:
+        """Give a session up after a while; one that is done by then has finished."""
+        task = asyncio.create_task(asking)
+        done, _ = await asyncio.wait([task], timeout=self._random.uniform(0, 2))
+        if done:
+            task.result()
+            self.tally.ends["finished"] += 1
+            return
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        self.tally.ends[how] += 1
+
+    async def _ask(self, client: RegionClient, number: int) -> None:
+        chat, known = self._chats[number], self.tally.replies.setdefault(number, [])
+
+        def drafter(reply: Sequence[int]) -> Sequence[int]:
+            roll = self._random.random()
+            if known and roll < 0.5:
+                return known[0][len(reply) : len(reply) + 6]
+            return self._random.choices(range(200, 2000), k=4) if roll < 0.8 else ()
+
+        reply = await client.generate(
+            chat.prompt,
+            chat.sampling,
+            digest=self._vocabulary.digest,
+            speculation=self._random.choice(_SPECULATION),
+            drafter=drafter,
+            priority=self._random.choice(_PRIORITIES),
+            cache_salt=self._random.choice(SALTS),
+        )
+        known.append(tuple(reply.ids))
+        self.tally.prompt_tokens += reply.prompt_tokens
+        self.tally.cached_tokens += reply.cached_tokens
+
+    async def _follow(self, address: str) -> None:
+        """Keep a copy of what is cached; events that do not fit it are a KeyError."""
+        channel = make_channel(address)
+        stored: set[bytes] = set()
+        try:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            async for response in stub.WatchKv(inference_pb2.WatchKvRequest()):
+                if response.snapshot.first:
+                    stored.clear()
+                for chain in response.snapshot.chains:
+                    stored.update(chain.block_hashes)
+                for event in response.events:
+                    self.tally.num_kv_events += 1
+                    stored.update(event.stored.block_hashes)
+                    for block in event.removed.block_hashes:
+                        stored.remove(block)
+        finally:
+            await channel.close()
+
+
+async def _idle_load(address: str) -> inference_pb2.WatchLoadResponse | None:
+    """The first report of a replica without sessions; the last one seen if that takes too long."""
+    channel = make_channel(address)
+    last: inference_pb2.WatchLoadResponse | None = None
+    try:
+        async with asyncio.timeout(20):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            async for last in stub.WatchLoad(inference_pb2.WatchLoadRequest()):
+                if not last.running_sessions and not last.queued_sessions:
+                    return last
+    except TimeoutError:
+        return last
+    finally:
+        await channel.close()
+    return last
+
+
+def num_wrong(vocabulary: Vocabulary, chats: Sequence[Chat], tally: Tally, threads: int) -> int:
+    """Replies that are not what the engine says alone, one token at a time; blocks."""
+    engine = create_engine(EngineConfig(threads=threads, num_blocks=300))
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+
+    wrong = 0
+    try:
+        for number, replies in tally.replies.items():
+            chat = chats[number]
+            expected = generate(engine, chat.prompt, chat.sampling, new_reply).ids
+            wrong += sum(reply != expected for reply in replies)
+    finally:
+        engine.close()
+    return wrong
