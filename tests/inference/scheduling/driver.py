@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.reference import generate
 from services.inference.scheduling.events import (
     Committed,
@@ -16,11 +17,9 @@ from services.inference.scheduling.events import (
     OpenRequest,
 )
 from services.inference.scheduling.limits import SchedulerLimits
-from tests.inference.letters import new_reply
-
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
+from tests.inference.letters import new_reply
 
 PROMPT = tuple(range(3, 23))
 

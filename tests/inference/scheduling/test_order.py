@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -14,10 +15,9 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
+from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
-
-from services.inference.engines.fake import FakeOptions
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
