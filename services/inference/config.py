@@ -83,7 +83,7 @@ class InferenceConfig:
     """Host memory for KV blocks that no longer fit the GPU."""
     trtllm_request_timeout_s: float = _TRTLLM.request_timeout_s
     """Time after which a request counts as lost."""
-    warm_up_rows: int = 48
+    warm_up_rows: int = 272
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     max_sessions: int = _LIMITS.max_sessions
     """Sessions that hold KV and share engine calls."""

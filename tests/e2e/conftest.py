@@ -11,5 +11,7 @@ from bench.harness.local_mesh import LocalMesh, local_mesh
 
 @pytest.fixture(scope="session")
 def mesh() -> Iterator[LocalMesh]:
-    with local_mesh() as running:
+    # Few sizes of calls, so that it starts in seconds; they change no text.
+    few = ("inference.max_fixed_rows=4", "inference.warm_up_rows=16")
+    with local_mesh(settings=few) as running:
         yield running

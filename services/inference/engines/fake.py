@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from outrider.errors import EngineError
 from services.inference.engines.base import EngineInfo, Ids, Logits, Round, Rows
+from services.inference.engines.sizing import NO_SIZING, SizingRule
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
 Words = npt.NDArray[np.uint64]
@@ -41,6 +42,8 @@ class FakeOptions:
     max_context_tokens: int = 2048
     min_rows: int = 1
     scratch_tokens: int = 1
+    sizing: SizingRule = NO_SIZING
+    """What the engine says of its calls' sizes; its cost is that of the tokens alone."""
     num_candidates: int = 0
     """Columns of a row; 0: one per id."""
     cuts_rows: bool = False
@@ -206,6 +209,7 @@ def _info(options: FakeOptions) -> EngineInfo:
         max_context_tokens=options.max_context_tokens,
         min_rows=options.min_rows,
         scratch_tokens=options.scratch_tokens,
+        sizing=options.sizing,
         num_candidates=options.num_candidates,
         partial_rows=options.cuts_rows,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from services.inference.engines.base import Round, Rows
 from services.inference.engines.fake import FakeEngine, FakeOptions
+from services.inference.engines.sizing import SizingRule
 from services.inference.engines.warmup import warm_up
 
 
@@ -29,6 +30,13 @@ def test_every_number_of_rows_that_fits_once(max_rows: int, num_blocks: int, mos
     engine = Recorder(FakeOptions(num_blocks=num_blocks, block_tokens=16, scratch_tokens=1))
     warm_up(engine, max_rows)
     assert engine.sizes == list(range(1, most + 1))
+
+
+def test_only_sizes_that_the_engine_tells_apart() -> None:
+    sizing = SizingRule((1, 2, 4), quantum=16)
+    engine = Recorder(FakeOptions(num_blocks=64, block_tokens=16, sizing=sizing))
+    warm_up(engine, 40)
+    assert engine.sizes == [1, 2, 4, 16, 32, 40]
 
 
 def test_the_engine_is_free_afterwards() -> None:
