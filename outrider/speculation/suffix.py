@@ -14,7 +14,7 @@ from outrider.speculation.survival import HitRates, copy_bin
 
 _SURE = 0.9
 """A copy this likely is not compared with other guesses."""
-_LEAST_PROMISE = 0.01
+LEAST_SURVIVAL = 0.01
 """A chain ends where it is less likely than this to be right so far."""
 
 
@@ -70,11 +70,14 @@ class SuffixDrafter:
             self._automaton.append(token)
             self._renew(token)
 
-    def draft(self, max_tokens: int) -> Guess:
-        """Up to `max_tokens` guesses for the tokens after the sequence."""
-        return self.draft_after((), max_tokens)
+    def draft(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Guess:
+        """Up to `max_tokens` guesses for the tokens after the sequence, as long as they are this
+        likely to be right so far."""
+        return self.draft_after((), max_tokens, least)
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, least: float = LEAST_SURVIVAL
+    ) -> Guess:
         """As `draft`, after the sequence and these ids, which are not kept."""
         chain = list(tentative_ids)
         end, length = self._match(chain)
@@ -83,7 +86,7 @@ class SuffixDrafter:
             copied = self._copied(chain, end) if length else -1
             token, rate = self._best(chain, copied, length)
             chance *= rate
-            if chance < _LEAST_PROMISE:
+            if chance < least:
                 break
             chain.append(token)
             promised.append(chance)

@@ -44,6 +44,17 @@ def test_nothing_passes_between_salts() -> None:
         assert guesses[0] == guesses[1]
 
 
+def test_a_chain_ends_where_it_is_less_likely_than_asked_for() -> None:
+    books = PhraseBooks()
+    answer(books, b"")
+    later = drafter(books, b"", [50])
+    later.extend(REPLY[:3])
+    whole = later.draft(8)
+    cut = later.draft(8, least=whole.survival[4] + 1e-9)
+    assert 0 < len(cut.ids) <= 4 < len(whole.ids) == 8
+    assert cut.ids == whole.ids[: len(cut.ids)]
+
+
 def test_prompts_are_not_learned() -> None:
     books = PhraseBooks()
     drafter(books, b"", [*REPLY, 1])

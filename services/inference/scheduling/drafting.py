@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix import LEAST_SURVIVAL, SuffixDrafter
 from outrider.speculation.verify import Verdict
 from services.inference.scheduling.events import Drafts
 
@@ -130,8 +130,9 @@ class DraftSources:
         self._ready = self.num_untaught(ids) == 0
         return count
 
-    def propose(self, max_tokens: int) -> Proposal:
-        """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess."""
+    def propose(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Proposal:
+        """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess, as
+        long as it is this likely."""
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
         survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
         wanted = max_tokens - len(edge)
@@ -139,10 +140,10 @@ class DraftSources:
         if wanted <= 0 or self._drafter is None or not self._ready:
             return Proposal(edge, survival, len(edge))
         if not edge:
-            guess = self._drafter.draft(wanted)
+            guess = self._drafter.draft(wanted, least)
             self._drafted = True
             return Proposal(guess.ids, guess.survival, 0)
-        guess = self._drafter.draft_after(edge, wanted)
+        guess = self._drafter.draft_after(edge, wanted, least)
         tail = tuple(survival[-1] * chance for chance in guess.survival)
         return Proposal(edge + guess.ids, survival + tail, len(edge))
 

@@ -140,7 +140,8 @@ class Planner:
         the shadow of a long prefill every guess would look cheap."""
         self._teach(turns)
         bidders = [turn for turn in turns if turn.last]
-        proposals = [self._proposal(turn) for turn in bidders]
+        least = self._decode_cost.least_survival(len(bidders))
+        proposals = [self._proposal(turn, least) for turn in bidders]
         bids = [
             Bid(proposal.survival, turn.num_fill)
             for turn, proposal in zip(bidders, proposals, strict=True)
@@ -169,9 +170,9 @@ class Planner:
         for session in sorted(sessions, key=lambda one: one.sources.num_untaught(one.ids)):
             left -= session.sources.teach(session.ids, left)
 
-    def _proposal(self, turn: _Turn) -> Proposal:
+    def _proposal(self, turn: _Turn, least: float) -> Proposal:
         wanted = min(self._limits.max_draft_tokens, turn.session.max_drafts)
-        return turn.session.sources.propose(wanted)
+        return turn.session.sources.propose(wanted, least)
 
     def _part(self, turn: _Turn, proposal: Proposal, count: int) -> Part:
         session = turn.session

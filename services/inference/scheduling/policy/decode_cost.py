@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.speculation.suffix import LEAST_SURVIVAL
 from services.inference.engines.sizing import NO_SIZING, SizingRule
 
 _FORGETTING = 0.98
@@ -11,6 +12,7 @@ _RIDGE = 16.0
 _MAX_SURPRISE = 1.5
 """A call longer than this times the prediction was held up by something else."""
 _MIN_MS = 1e-4
+_MOST = 0.25
 
 
 class DecodeCost:
@@ -35,6 +37,12 @@ class DecodeCost:
     def free_rows(self, rows: int) -> int:
         """Rows that such a call computes."""
         return self._sizing.padded(rows)
+
+    def least_survival(self, num_sessions: int) -> float:
+        """Drafts less likely than this are not worth looking for in calls of so many sessions:
+        half of what one must be to pay for its row where all sessions are alike."""
+        share = self.row_ms * num_sessions / self.price_ms(max(1, num_sessions))
+        return min(_MOST, max(LEAST_SURVIVAL, share / 2))
 
     def observe(self, rows: int, duration_ms: float, expected_row_ms: float) -> None:
         """A call of this many rows, all of them behind replies, took this long. The slope is drawn

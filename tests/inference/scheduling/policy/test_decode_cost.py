@@ -34,6 +34,12 @@ def test_calls_of_one_size_go_by_the_expected_slope() -> None:
     assert cost.price_ms(8) == pytest.approx(20.0)
 
 
+def test_the_more_sessions_the_likelier_a_draft_must_be_to_be_looked_for() -> None:
+    cost = DecodeCost(9.0, 1.0)
+    least = [cost.least_survival(num_sessions) for num_sessions in (0, 1, 9, 200)]
+    assert least == [0.01, pytest.approx(0.05), pytest.approx(0.25), 0.25]
+
+
 def test_padding_is_free() -> None:
     cost = DecodeCost(8.0, 1.0, SizingRule(quantum=4))
     assert cost.price_ms(5) == cost.price_ms(8) == pytest.approx(16.0)
