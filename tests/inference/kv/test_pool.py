@@ -70,6 +70,18 @@ def test_a_copy_is_not_made_for_a_session_that_is_gone() -> None:
     assert pool.take_copies() == ()
 
 
+def test_a_source_may_become_the_target_of_a_later_copy() -> None:
+    pool = KvPool(3, BLOCK)
+    for session, ids in ((1, [1, 2, 3, 4]), (2, [5, 6, 7, 8])):
+        filled(pool, session, ids)
+        pool.release(session)
+    assert pool.open(3, [1, 2, 9], b"") == 2
+    assert pool.open(4, [5, 6, 9], b"") == 2
+    first, second = pool.take_copies()
+    assert (first.source, second.target) == (0, 0)
+    assert (first.target, second.source) == (2, 1)
+
+
 def test_without_room_nothing_is_copied() -> None:
     pool = KvPool(1, BLOCK)
     filled(pool, 1, [1, 2, 3, 4])
