@@ -65,7 +65,7 @@ class Pace:
             spare_ms /= 2
         has_low = any(session.priority is Priority.LOW for session in chosen)
         others = (session for session in replies if session.number not in numbers)
-        for session in sorted(others, key=lambda session: session.turn_at):
+        for session in sorted(others, key=lambda one: (one.turn_at, one.num_reply)):
             spare_ms -= self._steady_ms([session]) - self._cost.fixed_ms
             if spare_ms < 0 and has_low:
                 break

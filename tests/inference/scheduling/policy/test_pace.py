@@ -1,0 +1,99 @@
+"""How long calls may be: what contexts cost, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from outrider.sampling.params import SamplingParams
+from services.inference.engines.fake import FakeOptions
+from services.inference.scheduling.budget import CostModel, attention
+from services.inference.scheduling.events import OpenRequest, Priority
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.planning import Plan
+from tests.inference.scheduling.driver import Driver
+
+CONTEXT_MS = 0.23
+"""Per thousand tokens and row: what SmolLM2-135M shows on one core."""
+OPTIONS = FakeOptions(block_tokens=32, num_blocks=1200, fixed_ms=9.0, row_ms=0.5)
+LIMITS = SchedulerLimits(fixed_ms=9.0, row_ms=0.5)
+
+
+def rounds_of(rng: Random) -> list[tuple[int, int]]:
+    """(tokens, past) of a call: replies, and perhaps a chunk of a prompt."""
+    replies = [(1, rng.choice([100, 500, 1500])) for _ in range(rng.randrange(1, 9))]
+    return [*replies, *([(rng.choice([16, 64]), rng.randrange(0, 1500))] * rng.randrange(2))]
+
+
+def test_the_cost_of_contexts_is_found() -> None:
+    cost, rng = CostModel(8.0, 1.2), Random(1)
+    for _ in range(400):
+        rounds = rounds_of(rng)
+        rows, context = sum(n for n, _ in rounds), sum(attention(n, past) for n, past in rounds)
+        noise = rng.uniform(0.95, 1.05)
+        cost.observe(rows, noise * (9.0 + 0.5 * rows + CONTEXT_MS * context), context)
+    assert cost.context_ms == pytest.approx(CONTEXT_MS, rel=0.15)
+    assert cost.row_ms == pytest.approx(0.5, rel=0.25)
+    assert cost.predict_ms(8, 8 * attention(1, 1500)) == pytest.approx(
+        13.0 + CONTEXT_MS * 8 * attention(1, 1500), rel=0.1
+    )
+
+
+def test_an_engine_to_which_contexts_cost_nothing_is_believed() -> None:
+    cost, rng = CostModel(8.0, 1.2), Random(1)
+    for _ in range(300):
+        rounds = rounds_of(rng)
+        rows, context = sum(n for n, _ in rounds), sum(attention(n, past) for n, past in rounds)
+        cost.observe(rows, 9.0 + 0.5 * rows, context)
+    assert cost.context_ms == pytest.approx(0.0, abs=0.01)
+    assert cost.predict_ms(20, 300.0) == pytest.approx(19.0, rel=0.1)
+
+
+class WithContext(Driver):
+    """The engine's time grows with the contexts it reads."""
+
+    def run(self, plan: Plan) -> None:
+        self.now += CONTEXT_MS * plan.context / 1e3
+        super().run(plan)
+
+
+def test_chunks_shrink_with_the_context_so_that_replies_do_not_wait() -> None:
+    driver = WithContext(OPTIONS, LIMITS)
+    sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+    for number in range(1, 5):
+        prompt = (number, *range(3, 60), *range(3, 60))
+        driver.open(OpenRequest(number, prompt, sampling, region_drafts=False))
+    while len(driver.peers[4].reply) < 30:
+        driver.tick()
+    prompt = tuple(3 + number * number % 59 for number in range(1500))
+    driver.open(OpenRequest(9, prompt, sampling, region_drafts=False))
+    chunks, times_ms = [], []
+    while not driver.peers[9].commits:
+        before = driver.now
+        driver.tick()
+        times_ms.append((driver.now - before) * 1e3)
+        chunks += [p.num_tokens for p in driver.plans[-1].parts if p.session.number == 9]
+    assert chunks[-2] < chunks[2]
+    late = times_ms[len(times_ms) // 3 :]
+    assert max(late) <= 1.25 * LIMITS.max_tick_ms
+    driver.finish()
+
+
+def test_low_replies_take_turns_in_short_calls() -> None:
+    driver = Driver(replace(OPTIONS, row_ms=2.0), replace(LIMITS, row_ms=2.0))
+    sampling = SamplingParams(max_tokens=300, ignore_eos=True)
+    driver.open(OpenRequest(99, (3, 4), SamplingParams(max_tokens=1), Priority.HIGH))
+    for number in range(12):
+        prompt = (3 + number, 4, 5)
+        driver.open(OpenRequest(number, prompt, sampling, Priority.LOW, region_drafts=False))
+    while any(not driver.peers[number].reply for number in range(12)):
+        driver.tick()
+    begun = {number: len(driver.peers[number].reply) for number in range(12)}
+    for _ in range(60):
+        driver.tick()
+        assert driver.engine.step_ms <= LIMITS.low_tick_ms + 1.0
+    gained = [len(driver.peers[number].reply) - begun[number] for number in range(1, 12)]
+    assert max(gained) - min(gained) <= 2 and min(gained) >= 15
+    driver.finish()
