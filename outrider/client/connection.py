@@ -22,15 +22,12 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from outrider.client.protocol import ALPN, CloseCode
+from outrider.client.protocol import ACK_DELAY_S, ALPN, CloseCode
 from outrider.errors import ConfigError, OutriderError, OverloadedError, UnavailableError
 
 KEEPALIVE_S: Final = 10.0
 """An edge closes a connection from which nothing comes for half a minute."""
 _IDLE_TIMEOUT_S: Final = 60.0
-_ACK_DELAY_S: Final = 0.02
-"""Below the max_ack_delay of 25 ms that aioquic announces (RFC 9000, section 13.2.1). Its own value
-of 1 ms answers nearly every token with a datagram, which costs both sides a tenth of their time."""
 _NO_ALPN: Final = 0x178  # RFC 9001, section 4.8: 0x100 + TLS alert no_application_protocol
 _CERTIFICATE_ALERTS: Final = range(0x12A, 0x131)  # bad_certificate .. unknown_ca
 
@@ -69,7 +66,7 @@ class ClientConnection(QuicConnectionProtocol):
 
     def __init__(self, quic: QuicConnection, address: EdgeAddress) -> None:
         super().__init__(quic)
-        quic._ack_delay = _ACK_DELAY_S  # aioquic has no public setting for it
+        quic._ack_delay = ACK_DELAY_S  # aioquic has no public setting for it
         self._address = address
         self._readers: dict[int, StreamReader] = {}
         self._established: asyncio.Future[None] = self._loop.create_future()

@@ -15,7 +15,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from outrider.client.protocol import CloseCode
+from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import MalformedFrameError, OutriderError, OverloadedError, UnavailableError
 from services.edge.chat import Chat
@@ -23,6 +23,11 @@ from services.edge.session.inputs import ClientFailed, ClientGone
 
 if TYPE_CHECKING:
     from services.edge.quic.listener import Listener
+
+_BULK_DATAGRAM_BYTES = 1000
+"""Datagrams this full belong to a long prompt, whose sender waits for acknowledgements before it
+sends on (RFC 9002, section 7.3.1)."""
+_BULK_ACK_DELAY_S = 0.001
 
 
 class EdgeConnection(QuicConnectionProtocol):
@@ -38,6 +43,9 @@ class EdgeConnection(QuicConnectionProtocol):
         """A datagram came. What it made the chats ask of a region goes out before the answer to
         the client, and datagrams that came together are answered together."""
         assert isinstance(data, bytes)
+        # aioquic has no public setting for it.
+        bulk = len(data) >= _BULK_DATAGRAM_BYTES
+        self._quic._ack_delay = _BULK_ACK_DELAY_S if bulk else ACK_DELAY_S
         self._quic.receive_datagram(data, addr, now=self._loop.time())
         self._process_events()
         self._transmit_soon()
