@@ -46,7 +46,7 @@ def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     from services.inference.engines.config import EngineConfig
     from services.inference.engines.openvino.loading import load_engine
 
-    config = EngineConfig(num_blocks=384, max_fixed_rows=8)
+    config = EngineConfig(num_blocks=384, max_fixed_rows=8, prepare_first=True)
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     yield engine
     engine.close()

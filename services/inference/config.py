@@ -46,8 +46,11 @@ class InferenceConfig:
     """Threads of one engine call."""
     max_fixed_rows: int = _ENGINE.max_fixed_rows
     """Calls of up to so many rows run on models compiled for their number of rows: faster, but each
-    of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model) and
-    takes seconds to start; 0: none. OpenVINO only."""
+    of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model); 0:
+    none. OpenVINO only."""
+    prepare_first: bool = False
+    """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
+    they are compiled while it serves."""
     kv_bytes: int = 0
     """Memory of the KV pool; 0: kv_share of what is free."""
     kv_share: float = _ENGINE.kv_share
@@ -160,6 +163,7 @@ class InferenceConfig:
             model_store=self.model_store,
             threads=self.threads,
             max_fixed_rows=self.max_fixed_rows,
+            prepare_first=self.prepare_first,
             kv_bytes=self.kv_bytes,
             kv_share=self.kv_share,
             num_blocks=self.num_blocks,

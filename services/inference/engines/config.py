@@ -28,6 +28,8 @@ class EngineConfig:
     max_fixed_rows: int = 32
     """Calls of up to so many rows run on models compiled for their number of rows, each with
     weights of its own; 0: on the one model that takes any number. OpenVINO only."""
+    prepare_first: bool = False
+    """Whether these are compiled before the engine serves, not beside."""
     kv_bytes: int = 0
     """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
     kv_share: float = DEFAULT_SHARE

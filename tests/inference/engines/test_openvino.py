@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -80,6 +81,25 @@ def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVino
         assert_same(all_rows(engine, ids, table(engine, 90, chunk), chunk), expected)
 
 
+def test_an_engine_computes_the_same_before_and_after_its_sizes_are_prepared(
+    openvino_engine: OpenVinoEngine, model_store: ModelStore
+) -> None:
+    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=16, max_fixed_rows=1))
+    ids = random_ids(engine, 40)
+    expected = all_rows(openvino_engine, ids, table(openvino_engine, 40))
+    # Some of these calls come before the size is ready, some after.
+    for _ in range(4):
+        assert_same(all_rows(engine, ids, table(engine, 40), chunk=1), expected)
+    engine.close()
+
+
+def test_closing_does_not_wait_for_all_sizes(model_store: ModelStore) -> None:
+    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=4, max_fixed_rows=64))
+    engine.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert "preparation" not in names
+
+
 def test_a_long_prompt_in_chunks_equals_one_pass(openvino_engine: OpenVinoEngine) -> None:
     engine, ids = openvino_engine, random_ids(openvino_engine, 1540)
     blocks, others = table(engine, 1540, first=192), table(engine, 1540, 7)
@@ -109,7 +129,7 @@ def test_it_writes_sense(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary
 def test_inexact_has_no_scratch_and_says_so(
     openvino_engine: OpenVinoEngine, model_store: ModelStore
 ) -> None:
-    config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2)
+    config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2, prepare_first=True)
     inexact = load_engine(DEFAULT_MODEL, model_store, config)
     assert not inexact.info.exact
     assert (inexact.info.min_rows, inexact.info.scratch_tokens) == (1, 0)
@@ -125,7 +145,7 @@ def test_inexact_has_no_scratch_and_says_so(
 
 
 def test_f32_is_exact_too(model_store: ModelStore) -> None:
-    config = EngineConfig(num_blocks=16, precision="f32", max_fixed_rows=2)
+    config = EngineConfig(num_blocks=16, precision="f32", max_fixed_rows=2, prepare_first=True)
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     ids = random_ids(engine, 70)
     expected = all_rows(engine, ids, table(engine, 70, 1))

@@ -77,6 +77,22 @@ def pad(inputs: Inputs, num_rows: int, num_attention_rows: int, spare_blocks: Id
     return padded | _spare_sequence(inputs, missing, spare_blocks) if missing else padded
 
 
+def spare_call(num_rows: int, num_attention_rows: int, spare_blocks: Ids) -> Inputs:
+    """A call of rows that nobody asks for, and nothing else."""
+    return {
+        "input_ids": np.zeros(num_rows, np.int64),
+        "position_ids": np.zeros(num_rows, np.int64),
+        "past_lens": np.zeros(1, np.int32),
+        "subsequence_begins": np.array([0, num_attention_rows], np.int32),
+        "block_indices": spare_blocks,
+        "block_indices_begins": np.array([0, len(spare_blocks)], np.int32),
+        "max_context_len": np.array(num_attention_rows, np.int32),
+        LOGIT_ROWS: np.zeros(1, np.int64),
+        ATTENTION_ROWS: np.zeros(num_attention_rows, np.int32),
+        KEPT_ROWS: np.zeros(num_rows, np.int32),
+    }
+
+
 def _spare_sequence(inputs: Inputs, num_rows: int, blocks: Ids) -> Inputs:
     """What tells the sequences apart, with one more at the end."""
     indices, begins = inputs["block_indices"], inputs["subsequence_begins"]

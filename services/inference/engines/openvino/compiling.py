@@ -7,9 +7,7 @@ its own, laid out for its kernels.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openvino as ov
@@ -19,9 +17,6 @@ from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.convert import ConvertedModel
 from services.inference.engines.openvino.graph import fix_rows, make_paged
 
-ANY = 0
-"""In place of a number of rows: the model that takes any."""
-
 
 def attention_rows(num_rows: int, *, exact: bool) -> int:
     """Rows in attention of a call of `num_rows` that is fixed: with duplication (decision 0002)
@@ -29,34 +24,44 @@ def attention_rows(num_rows: int, *, exact: bool) -> int:
     return 2 * num_rows if exact else num_rows
 
 
-def compile_sizes(
-    model: ConvertedModel, config: EngineConfig, sizes: Sequence[int]
-) -> dict[int, Any]:
-    """The compiled models by number of rows, ANY among them. Blocks for seconds, on all cores.
+class Compiler:
+    """One transformed graph, and a copy for each number of rows that shares its constants."""
 
-    Raises EngineError.
-    """
-    try:
-        core = ov.Core()
-        graph = core.read_model(model.graph)
-        make_paged(graph, duplicate_rows=config.exact)
-        copies = {size: _fixed(graph, size, config.exact) for size in sizes}
-        copies[ANY] = graph
-        settings = _settings(config)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            compiled = pool.map(
-                lambda each: core.compile_model(each, "CPU", settings), copies.values()
-            )
-            return dict(zip(copies, compiled, strict=True))
-    except RuntimeError as error:
-        raise EngineError(f"the model cannot be loaded: {error}") from error
+    def __init__(self, model: ConvertedModel, config: EngineConfig, sizes: Sequence[int]) -> None:
+        """Read and transform. Raises EngineError."""
+        self._settings = _settings(config)
+        self._exact = config.exact
+        self._core = ov.Core()
+        try:
+            self._free = self._core.read_model(model.graph)
+            make_paged(self._free, duplicate_rows=config.exact)
+            self._fixed = {size: self._copy(size) for size in sizes}
+        except RuntimeError as error:
+            raise EngineError(f"the model cannot be loaded: {error}") from error
 
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of rows that fixed() is still to be called for."""
+        return list(self._fixed)
 
-def _fixed(graph: Any, num_rows: int, exact: bool) -> Any:
-    """A copy; it shares the weights' constants with the original."""
-    copy = graph.clone()
-    fix_rows(copy, num_rows, attention_rows(num_rows, exact=exact))
-    return copy
+    def free(self) -> Any:
+        """The model for any number of rows. Blocks for seconds. Raises EngineError."""
+        return self._compiled(self._free)
+
+    def fixed(self, num_rows: int) -> Any:
+        """The model for calls of exactly so many rows, once. Raises EngineError."""
+        return self._compiled(self._fixed.pop(num_rows))
+
+    def _copy(self, num_rows: int) -> Any:
+        copy = self._free.clone()
+        fix_rows(copy, num_rows, attention_rows(num_rows, exact=self._exact))
+        return copy
+
+    def _compiled(self, graph: Any) -> Any:
+        try:
+            return self._core.compile_model(graph, "CPU", self._settings)
+        except RuntimeError as error:
+            raise EngineError(f"the model cannot be compiled: {error}") from error
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -12,10 +13,15 @@ from services.inference.engines.base import Logits
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.memory.budget import BlockShape
 from services.inference.engines.memory.free import free_memory
-from services.inference.engines.openvino.batch import Inputs
-from services.inference.engines.openvino.compiling import ANY, compile_sizes
+from services.inference.engines.openvino.batch import Inputs, spare_call
+from services.inference.engines.openvino.compiling import Compiler, attention_rows
 from services.inference.engines.openvino.convert import ConvertedModel
+from services.inference.engines.openvino.graph import ATTENTION_ROWS, KEPT_ROWS
 from services.inference.engines.openvino.kv import KvTensors
+from services.inference.engines.openvino.preparation import Preparation
+
+_ANY = 0
+"""In place of a number of rows: the model that takes any."""
 
 
 class PagedModel:
@@ -35,10 +41,10 @@ class PagedModel:
         scratch_tokens: int,
         fixed_sizes: Sequence[int] = (),
     ) -> None:
-        """Compile, also for calls of exactly these numbers of rows. Raises EngineError, and
-        ConfigError for a pool that is too small."""
-        compiled = compile_sizes(model, config, fixed_sizes)
-        free = compiled[ANY]
+        """Compile; models for calls of exactly `fixed_sizes` rows follow in the background, unless
+        config.prepare_first. Raises EngineError, and ConfigError for a pool that is too small."""
+        compiler = Compiler(model, config, fixed_sizes)
+        free = compiler.free()
         self.block_bytes = KvTensors.block_bytes(free)
         self.block_tokens = KvTensors.block_tokens(free)
         shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
@@ -48,10 +54,14 @@ class PagedModel:
         self.spare_blocks = np.arange(self.num_blocks, self.num_blocks + num_spare, dtype=np.int32)
         """Blocks beyond the pool, for rows that nobody asked for."""
         self.kv = KvTensors(free, self.num_blocks + num_spare)
-        self._requests = {size: each.create_infer_request() for size, each in compiled.items()}
-        for request in self._requests.values():
-            self.kv.bind(request)
+        self._requests = {_ANY: self._request(free)}
         self._failure = ""
+        self._exact = config.exact
+        self._preparation = Preparation(
+            compiler.sizes, lambda size: self._prepare(size, compiler.fixed(size))
+        )
+        if config.prepare_first:
+            self._preparation.wait()
 
     def infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
         """[num_rows, V] logits, in memory that a later call may overwrite.
@@ -68,11 +78,28 @@ class PagedModel:
 
     def release(self) -> None:
         """Give the memory back; no call may follow."""
+        self._preparation.stop()
         self._requests.clear()
         self.kv.release()
 
+    def _request(self, compiled: Any) -> Any:
+        request = compiled.create_infer_request()
+        self.kv.bind(request)
+        return request
+
+    def _prepare(self, num_rows: int, compiled: Any) -> None:
+        """In the preparation's thread, beside calls: one call, since the first is slow, that
+        touches spare blocks alone; then calls of this size are its own."""
+        request = self._request(compiled)
+        entering = attention_rows(num_rows, exact=self._exact)
+        for name, array in spare_call(num_rows, entering, self.spare_blocks).items():
+            if self._exact or name not in (ATTENTION_ROWS, KEPT_ROWS):
+                request.set_tensor(name, ov.Tensor(array))
+        request.infer()
+        self._requests[num_rows] = request
+
     def _infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
-        request = self._requests.get(len(inputs["input_ids"])) or self._requests[ANY]
+        request = self._requests.get(len(inputs["input_ids"])) or self._requests[_ANY]
         for name, array in inputs.items():
             request.set_tensor(name, ov.Tensor(array))
         request.get_output_tensor(0).data[..., 0] = np.nan
