@@ -69,6 +69,11 @@ class Echo(InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
         yield inference_pb2.WatchLoadResponse(max_sessions=1)
 
+    async def WatchKv(
+        self, request: inference_pb2.WatchKvRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
+        yield inference_pb2.WatchKvResponse()
+
 
 class Loopback:
     def __init__(self) -> None:
