@@ -20,6 +20,7 @@ ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
 LOSSY_TOKENS: Final = "outrider.draft.lossy_tokens"
 PROMPT_TOKENS: Final = "outrider.prefix.prompt_tokens"
 REUSED_TOKENS: Final = "outrider.prefix.cached_tokens"
+INSTANCE_SESSIONS: Final = "outrider.instance.sessions"
 
 # GenAI conventions; seconds unless said otherwise.
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
@@ -55,6 +56,7 @@ OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 REQUEST_ID: Final = "outrider.request.id"
+INSTANCE: Final = "outrider.instance"
 RPC_SYSTEM: Final = "rpc.system.name"
 RPC_METHOD: Final = "rpc.method"
 

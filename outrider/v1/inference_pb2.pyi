@@ -523,6 +523,7 @@ class WatchLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
+    NUM_INSTANCES_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -540,6 +541,10 @@ class WatchLoadResponse(_message.Message):
     """0: none; 1: drafts only where they cost nothing; 2: small prefill chunks; 3: LOW sessions
     stay in the queue; 4: new sessions are refused. Each with all before it.
     """
+    num_instances: _builtins.int
+    """Engines that share the sessions, each with calls of its own at the same time; 0 means 1. All
+    counts above are sums over them, the cost is that of one call of one of them.
+    """
     def __init__(
         self,
         *,
@@ -554,10 +559,11 @@ class WatchLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         paused_sessions: _builtins.int = ...,
         overload_level: _builtins.int = ...,
+        num_instances: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -29,6 +29,7 @@ from services.inference.config import InferenceConfig
 from services.inference.engines.base import Engine, EngineInfo
 from services.inference.engines.factory import create_engine
 from services.inference.engines.warmup import warm_up
+from services.inference.instances.fleet import Fleet
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit
 from services.inference.scheduling.scheduler import Scheduler
@@ -47,39 +48,52 @@ class LoadedModel:
     """What a replica needs of a model."""
 
     name: str
-    engine: Engine
+    engines: tuple[Engine, ...]
+    """One per instance, all alike."""
     coder: TokenCoder
     vocabulary_digest: bytes
     new_reply: Callable[[SamplingParams], ReplyText]
 
 
 def load_model(config: InferenceConfig) -> LoadedModel:
-    """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
+    """Load vocabulary and engines; blocks for seconds, longer if the model has to be fetched.
 
     Raises UnknownModelError, ModelStoreError, EngineError and ConfigError.
     """
     spec = lookup(config.model)
     vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
-    engine = create_engine(config.engine_config(vocabulary.size))
-    if engine.info.vocabulary_size != vocabulary.size:
+    engines = _load_engines(config, vocabulary.size)
+    if engines[0].info.vocabulary_size != vocabulary.size:
         raise EngineError(
-            f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of {spec.name} "
-            f"has {vocabulary.size}; their files do not belong together"
+            f"the engine scores {engines[0].info.vocabulary_size} ids, the vocabulary of "
+            f"{spec.name} has {vocabulary.size}; their files do not belong together"
         )
-    _log_pool(engine.info)
-    warm_up(engine, config.warm_up_rows)
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
 
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
-    return LoadedModel(spec.name, engine, coder, digest, new_reply)
+    return LoadedModel(spec.name, engines, coder, digest, new_reply)
 
 
-def _log_pool(info: EngineInfo) -> None:
+def _load_engines(config: InferenceConfig, vocabulary_size: int) -> tuple[Engine, ...]:
+    """One after the other; pools are as large as the first one's, whatever is free later."""
+    how = config.engine_config(vocabulary_size)
+    engines: list[Engine] = []
+    for instance in range(config.instances):
+        engine = create_engine(how)
+        engines.append(engine)
+        _log_pool(instance, engine.info)
+        warm_up(engine, config.warm_up_rows)
+        how = replace(how, num_blocks=engine.info.num_blocks)
+    return tuple(engines)
+
+
+def _log_pool(instance: int, info: EngineInfo) -> None:
     _log.info(
         "kv_pool",
+        instance=instance,
         num_blocks=info.num_blocks,
         num_tokens=info.num_blocks * info.block_tokens,
         num_bytes=info.num_blocks * info.block_bytes,
@@ -98,12 +112,18 @@ class Replica:
         self.table = SessionTable(
             _contract(config, model), metrics, max_sessions=limits.max_sessions, clock=clock
         )
-        self.scheduler = Scheduler(
-            model.engine.info, limits, model.new_reply, shipped_prior(model.vocabulary_digest)
+        prior = shipped_prior(model.vocabulary_digest)
+        self.schedulers = tuple(
+            Scheduler(engine.info, limits, model.new_reply, prior) for engine in model.engines
         )
-        self.runner = ModelRunner(model.engine, self.scheduler, self._on_tick, clock=clock)
+        self.runner: ModelRunner | Fleet
+        instances = list(zip(model.engines, self.schedulers, strict=True))
+        if len(instances) == 1:
+            self.runner = ModelRunner(*instances[0], self._on_tick, clock=clock)
+        else:
+            self.runner = Fleet(instances, self._on_tick, metrics, clock=clock)
         self.table.attach(self.runner)
-        self.blocks = BlockFeed(model.engine.info.block_tokens)
+        self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
             self.table,
             self.blocks,
@@ -210,7 +230,7 @@ async def _first_of(stop: asyncio.Event, broken: asyncio.Event) -> bool:
 
 
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
-    info = model.engine.info
+    info = model.engines[0].info
     return Contract(
         model=model.name,
         replica=config.replica,

@@ -42,8 +42,13 @@ class InferenceConfig:
     engine: str = "openvino"
     """openvino; tensorrt-llm, on a GPU; or fake: deterministic nonsense at no cost, for tests of a
     mesh."""
+    instances: int = 1
+    """Engines of this replica, each with threads, a scheduler, the limits below and an equal part
+    of the KV pool of its own: worth it with many cores and many sessions
+    (docs/guides/instances.md). Each loads the model again, one after the other, with all that
+    max_fixed_rows and prepare_first ask for."""
     threads: int = 1
-    """Threads of one engine call."""
+    """Threads of one engine call; no more than cores / instances pay."""
     max_fixed_rows: int = _ENGINE.max_fixed_rows
     """Calls of up to so many rows run on models compiled for their number of rows: faster, but each
     of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model); 0:
@@ -52,12 +57,12 @@ class InferenceConfig:
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
     they are compiled while it serves."""
     kv_bytes: int = 0
-    """Memory of the KV pool; 0: kv_share of what is free."""
+    """Memory of the KV pool, of all instances together; 0: kv_share of what is free."""
     kv_share: float = _ENGINE.kv_share
-    """Share of the memory that is free once the model is loaded: 64 MiB at least, 16 GiB at most,
-    and room for one sequence of max_context_tokens."""
+    """Share of the memory that is free once the first model is loaded: each instance's part is
+    64 MiB at least, 16 GiB at most, and room for one sequence of max_context_tokens."""
     num_blocks: int | None = None
-    """Blocks of the KV pool; given, it decides instead of kv_bytes."""
+    """Blocks of the KV pool, of all instances together; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
     """Prompt and reply together; the replica does not start if its KV pool is too small for one
     such session. 0: the model's most, as far as the pool has room."""
@@ -137,6 +142,7 @@ class InferenceConfig:
         for name in ("max_message_bytes", "max_outbox_frames", "max_stream_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
+        self._check_instances()
         if self.warm_up_rows < 0:
             raise ConfigError(f"warm_up_rows is {self.warm_up_rows}: it cannot be negative")
         if not self.drain_s >= 0:
@@ -144,17 +150,32 @@ class InferenceConfig:
         self.limits()
         self.engine_config()
 
+    def _check_instances(self) -> None:
+        if self.instances < 1:
+            raise ConfigError(f"instances is {self.instances}: give at least 1")
+        if self.instances > 1 and self.engine == "tensorrt-llm":
+            raise ConfigError(
+                "instances of tensorrt-llm would share one GPU's time: set instances to 1 and "
+                "raise max_sessions, or start a replica for each GPU"
+            )
+        if self.num_blocks is not None and self.num_blocks < self.instances:
+            raise ConfigError(
+                f"num_blocks is {self.num_blocks}: give at least one to each of "
+                f"{self.instances} instances"
+            )
+
     def limits(self) -> SchedulerLimits:
-        """The scheduler's bounds. Raises ConfigError."""
+        """The bounds of each scheduler. Raises ConfigError."""
         names = {field.name for field in fields(SchedulerLimits)}
         ours = {field.name: getattr(self, field.name) for field in fields(self)}
         return SchedulerLimits(**{name: ours[name] for name in names & ours.keys()})
 
     def engine_config(self, vocabulary_size: int | None = None) -> EngineConfig:
-        """What to make the engine from; a fake engine gets this vocabulary. Raises ConfigError."""
+        """What to make each engine from; a fake engine gets this vocabulary. Raises ConfigError."""
+        num_blocks = None if self.num_blocks is None else self.num_blocks // self.instances
         fake = FakeOptions(
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
-            num_blocks=self.num_blocks or _FAKE.num_blocks,
+            num_blocks=num_blocks or _FAKE.num_blocks,
             max_context_tokens=self.max_context_tokens or _FAKE.max_context_tokens,
         )
         return EngineConfig(
@@ -162,11 +183,12 @@ class InferenceConfig:
             model=self.model,
             model_store=self.model_store,
             threads=self.threads,
+            pin_threads=self.instances == 1,
             max_fixed_rows=self.max_fixed_rows,
             prepare_first=self.prepare_first,
-            kv_bytes=self.kv_bytes,
-            kv_share=self.kv_share,
-            num_blocks=self.num_blocks,
+            kv_bytes=self.kv_bytes // self.instances,
+            kv_share=self.kv_share / self.instances,
+            num_blocks=num_blocks,
             max_context_tokens=self.max_context_tokens,
             precision=cast(Literal["bf16", "f32"], self.precision),
             exact=self.exact,

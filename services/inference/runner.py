@@ -59,6 +59,7 @@ class Tick:
 
     events: tuple[Event, ...]
     load: Load
+    """Of the instance whose turn it was."""
     num_rounds: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
@@ -69,6 +70,13 @@ class Tick:
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
     """Whether the thread has ended; every session that is left is lost."""
+    total: Load | None = None
+    """Of all instances of the replica; None: there is one."""
+
+    @property
+    def replica_load(self) -> Load:
+        """The load of the whole replica."""
+        return self.total or self.load
 
 
 class Inbox:

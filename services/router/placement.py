@@ -89,9 +89,10 @@ class Decision:
 def predict(replica: Replica, prompt_tokens: int) -> Wait:
     """The wait of a session with that many prompt tokens, were it placed there now."""
     load = replica.load or UNREPORTED
-    ahead = load.queued_prompt_tokens + replica.placed_tokens
+    # Instances share sessions and prompts evenly; a prompt is computed by one of them.
+    ahead = _each(load.queued_prompt_tokens + replica.placed_tokens, load)
     num_running = min(replica.num_sessions, load.max_sessions or replica.num_sessions)
-    call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * num_running
+    call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * _each(num_running, load)
     # Places come free one by one, over the time of a reply for all of them.
     share = replica.num_excess / load.max_sessions if replica.num_excess else 0.0
     return Wait(
@@ -123,6 +124,10 @@ def place(
     best = min(rng.sample(range(num_near), 2)) if num_near > 2 else 0
     wait, name = waits[best]
     return Decision(name, wait, tuple((other, wait.total_ms) for wait, other in waits))
+
+
+def _each(count: int, load: Load) -> int:
+    return -(-count // load.num_instances)
 
 
 def _num_calls(tokens: int) -> int:

@@ -84,6 +84,8 @@ class Load:
     max_sessions: int = 0
     """Sessions that run at once, further ones wait; 0: no limit stated."""
     draining: bool = False
+    num_instances: int = 1
+    """Engines that share the sessions; the cost is that of one call of one of them."""
 
 
 class RoundTrip:

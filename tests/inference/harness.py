@@ -24,6 +24,7 @@ from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.engines.base import Engine, Round, Rows
 from services.inference.engines.fake import FakeEngine, FakeOptions
+from services.inference.instances.totals import total_load
 from services.inference.reference import ReferenceReply, generate
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
@@ -46,8 +47,8 @@ class GatedEngine(FakeEngine):
         return super().step(rounds)
 
 
-def loaded(engine: Engine) -> LoadedModel:
-    return LoadedModel("letters", engine, CODER, DIGEST, new_reply)
+def loaded(*engines: Engine) -> LoadedModel:
+    return LoadedModel("letters", engines, CODER, DIGEST, new_reply)
 
 
 def reference(prompt: Sequence[int], sampling: SamplingParams) -> ReferenceReply:
@@ -174,12 +175,13 @@ def opening(
 class Running:
     """A started replica with a client."""
 
-    def __init__(self, engine: Engine, config: InferenceConfig) -> None:
+    def __init__(self, engines: Sequence[Engine], config: InferenceConfig) -> None:
         self.crashed = False
         """Set by a test that kills the model thread: its scheduler died with sessions in hand."""
         self.metrics = Metrics("test")
-        self.engine = engine
-        self.replica = Replica(config, loaded(engine), self.metrics)
+        self.engines = engines
+        self.engine = engines[0]
+        self.replica = Replica(config, loaded(*engines), self.metrics)
         self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
         self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -189,7 +191,7 @@ class Running:
 
     @property
     def num_busy_blocks(self) -> int:
-        load = self.replica.scheduler.load()
+        load = total_load([scheduler.load() for scheduler in self.replica.schedulers])
         return load.kv_blocks_total - load.kv_blocks_free
 
     def is_clean(self) -> bool:
@@ -197,25 +199,28 @@ class Running:
         return (
             len(self.replica.table) == 0
             and self.replica.service.num_streams == 0
-            and self.replica.scheduler.load().running_sessions == 0
+            and not any(s.load().running_sessions for s in self.replica.schedulers)
             and self.num_busy_blocks == 0
         )
 
 
 @asynccontextmanager
-async def running(engine: Engine | None = None, **settings: Any) -> AsyncIterator[Running]:
-    """A replica for a test; afterwards nothing of it may be left."""
+async def running(*engines: Engine, **settings: Any) -> AsyncIterator[Running]:
+    """A replica for a test, with a FakeEngine if none is given; afterwards nothing of it may be
+    left."""
     config = InferenceConfig(engine="fake", drain_s=settings.pop("drain_s", 0.0), **settings)
     async with leak_check():
-        it = Running(engine or FakeEngine(), config)
+        it = Running(engines or (FakeEngine(),), config)
         await it.replica.start()
         try:
             yield it
         finally:
             await it.channel.close()
-            if isinstance(it.engine, GatedEngine):
-                it.engine.gate.set()
+            for engine in it.engines:
+                if isinstance(engine, GatedEngine):
+                    engine.gate.set()
             await it.replica.stop()
             it.metrics.close()
         assert it.crashed or it.is_clean()
-        it.replica.scheduler.check_invariants()
+        for scheduler in it.replica.schedulers:
+            scheduler.check_invariants()

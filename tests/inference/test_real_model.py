@@ -59,8 +59,8 @@ class Borrowed:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    def open(self, sequence: int, prompt: Ids) -> None:
-        self._engine.open(sequence, prompt)
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        self._engine.open(sequence, prompt, salt, num_candidates)
         self._opened.add(sequence)
 
     def step(self, rounds: Sequence[Round]) -> list[Rows]:
@@ -172,13 +172,13 @@ def model(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> LoadedMode
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
     engine = Borrowed(openvino_engine)
-    return LoadedModel("smollm2", engine, _coder(vocabulary), vocabulary.digest, new_reply)
+    return LoadedModel("smollm2", (engine,), _coder(vocabulary), vocabulary.digest, new_reply)
 
 
 @pytest.fixture(scope="module")
 def truth(model: LoadedModel, prompts: list[list[int]]) -> list[ReferenceReply]:
     return [
-        generate(model.engine, prompt, _sampling(number), model.new_reply)
+        generate(model.engines[0], prompt, _sampling(number), model.new_reply)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -207,7 +207,7 @@ async def test_concurrent_sessions_equal_the_reference(
         await replica.stop()
     metrics.close()
     assert seen == [reply.ids for reply in truth]
-    assert replica.scheduler.load().kv_blocks_free == model.engine.info.num_blocks
+    assert replica.schedulers[0].load().kv_blocks_free == model.engines[0].info.num_blocks
 
 
 async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:

@@ -25,6 +25,9 @@ class EngineConfig:
     """The model store's directory; None is the machine's."""
     threads: int = 1
     """Threads of one call."""
+    pin_threads: bool = True
+    """Whether threads may be bound to cores: engines that share a process are all bound to the
+    same ones, and wait for each other while the rest idle. OpenVINO only."""
     max_fixed_rows: int = 32
     """Calls of up to so many rows run on models compiled for their number of rows, each with
     weights of its own; 0: on the one model that takes any number. OpenVINO only."""

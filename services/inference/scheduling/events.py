@@ -148,3 +148,5 @@ class Load:
     """In the middle of a reply, their KV kept, without a place in the calls."""
     overload_level: int = 0
     """policy.overload.Level."""
+    num_instances: int = 1
+    """Engine instances that these numbers are of."""

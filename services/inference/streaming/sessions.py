@@ -31,7 +31,7 @@ _DRAIN_RETRY_MS = 1000
 
 
 class Model(Protocol):
-    """The model thread as the loop sees it (runner.ModelRunner)."""
+    """The model threads as the loop sees them (runner.ModelRunner, instances.fleet.Fleet)."""
 
     def open(self, request: OpenRequest) -> None: ...
 
@@ -148,7 +148,7 @@ class SessionTable:
 
     def on_tick(self, tick: Tick) -> None:
         """Take the model thread's news."""
-        self.load = tick.load
+        self.load = tick.replica_load
         for event in tick.events:
             session = self._live.get(event.session)
             if session is not None:
@@ -224,12 +224,13 @@ class SessionTable:
         return True
 
     def _measure(self, tick: Tick) -> None:
+        load = tick.replica_load
         if tick.num_rounds:
             self._metrics.set_batch_utilization(tick.num_rounds / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)
         gauges = self._metrics.gauge
-        gauges("outrider.sessions.running").set(tick.load.running_sessions)
-        gauges("outrider.sessions.queued").set(tick.load.queued_sessions)
-        gauges("outrider.sessions.paused").set(tick.load.paused_sessions)
-        gauges("outrider.overload.level").set(tick.load.overload_level)
-        gauges("outrider.kv.free_blocks").set(tick.load.kv_blocks_free)
+        gauges("outrider.sessions.running").set(load.running_sessions)
+        gauges("outrider.sessions.queued").set(load.queued_sessions)
+        gauges("outrider.sessions.paused").set(load.paused_sessions)
+        gauges("outrider.overload.level").set(load.overload_level)
+        gauges("outrider.kv.free_blocks").set(load.kv_blocks_free)

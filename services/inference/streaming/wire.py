@@ -228,6 +228,7 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         draining=draining,
         paused_sessions=load.paused_sessions,
         overload_level=load.overload_level,
+        num_instances=load.num_instances,
     )
 
 

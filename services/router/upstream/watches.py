@@ -43,4 +43,5 @@ async def loads(channel: grpc.aio.Channel, min_interval_ms: int) -> AsyncIterato
             row_ms=max(0.0, report.row_ms),
             max_sessions=report.max_sessions,
             draining=report.draining,
+            num_instances=max(1, report.num_instances),
         )

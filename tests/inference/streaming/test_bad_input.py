@@ -245,7 +245,9 @@ async def test_sessions_per_stream_and_in_the_queue_are_bounded() -> None:
     async with running(GatedEngine(), **limits) as it:
         assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
-        for number in range(1, 6):
+        await peer.open(1, [5])
+        await eventually(it.engine.waiting.is_set)
+        for number in range(2, 6):
             await peer.open(number, [4 + number])
         full = (await peer.finish(4)).error
         assert type(full) is errors.OverloadedError

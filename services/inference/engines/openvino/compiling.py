@@ -65,7 +65,9 @@ class Compiler:
 
 
 def _settings(config: EngineConfig) -> dict[str, str]:
+    pinning = {} if config.pin_threads else {"ENABLE_CPU_PINNING": "NO"}
     return {
+        **pinning,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": str(config.threads),
