@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -74,6 +75,14 @@ def test_prompts_ahead_and_running_sessions_count() -> None:
     # 500 tokens ahead in two calls; each call also carries two rows of four sessions.
     assert wait.queue_ms == 500.0 + 2 * (10.0 + 8.0)
     assert wait.prefill_ms == 100.0 + 18.0
+
+
+def test_instances_share_what_is_ahead_but_not_a_prompt() -> None:
+    one = Load(8, 0, 1024, fixed_ms=10.0, row_ms=1.0, max_sessions=16)
+    four = replace(one, running_sessions=32, queued_prompt_tokens=4096, max_sessions=64)
+    alike = predict(replica("b", load=replace(four, num_instances=4)), 100)
+    assert alike == predict(replica("a", load=one), 100)
+    assert alike.prefill_ms < predict(replica("b", load=four), 100).prefill_ms
 
 
 def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
