@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,26 +15,15 @@ from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Round, Rows
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.instances.fleet import Fleet
 from services.inference.runner import MAX_FAILURES, ModelRunner
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
 from tests.inference.streaming.test_block_feed import Follower
+from tests.inference.streaming.test_failures import Breaking
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
-
-
-class Breaking(FakeEngine):
-    """Raises `error` from step() while it is set."""
-
-    error: Exception | None = None
-
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
-        if self.error is not None:
-            raise self.error
-        return super().step(rounds)
 
 
 def placed(it: Running) -> list[int]:
