@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -107,21 +106,13 @@ class Replica:
     def __init__(self, config: InferenceConfig, model: LoadedModel, metrics: Metrics) -> None:
         """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
-        limits = config.limits()
-        clock = time.monotonic
-        self.table = SessionTable(
-            _contract(config, model), metrics, max_sessions=limits.max_sessions, clock=clock
-        )
+        limits, contract = config.limits(), _contract(config, model)
+        self.table = SessionTable(contract, metrics, max_sessions=limits.max_sessions)
         prior = shipped_prior(model.vocabulary_digest)
         self.schedulers = tuple(
             Scheduler(engine.info, limits, model.new_reply, prior) for engine in model.engines
         )
-        self.runner: ModelRunner | Fleet
-        instances = list(zip(model.engines, self.schedulers, strict=True))
-        if len(instances) == 1:
-            self.runner = ModelRunner(*instances[0], self._on_tick, clock=clock)
-        else:
-            self.runner = Fleet(instances, self._on_tick, metrics, clock=clock)
+        self.runner = self._new_runner(model.engines, metrics)
         self.table.attach(self.runner)
         self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
@@ -160,6 +151,13 @@ class Replica:
         self.service.close()
         await self._server.stop(grace=0.5)
         await self.runner.stop()
+
+    def _new_runner(self, engines: Sequence[Engine], metrics: Metrics) -> ModelRunner | Fleet:
+        """One instance has nothing between its thread and the table."""
+        instances = list(zip(engines, self.schedulers, strict=True))
+        if len(instances) == 1:
+            return ModelRunner(*instances[0], self._on_tick)
+        return Fleet(instances, self._on_tick, metrics)
 
     def _on_tick(self, tick: Tick) -> None:
         self.table.on_tick(tick)
