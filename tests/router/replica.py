@@ -88,6 +88,11 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         while True:
             yield await self._loads.get()
 
+    async def WatchKv(
+        self, request: inference_pb2.WatchKvRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
+        yield inference_pb2.WatchKvResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
