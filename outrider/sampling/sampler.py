@@ -10,9 +10,9 @@ Order of operations, fixed:
 5. noise and argmax (see `race`), or argmax alone at temperature 0, where 3 and 4 cannot change
    the winner.
 
-Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither batch
-nor drafts matter. numpy's log and exp may differ in the last bit between CPU families; a choice then
-differs only at a tie to within 1e-13, or of 1e-7 at the edge of top_p's set.
+Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither
+batch nor drafts matter. numpy's log and exp may differ in the last bit between CPU families; a
+choice then differs only at a tie to within 1e-13, or of 1e-7 at the edge of top_p's set.
 """
 
 from __future__ import annotations
