@@ -67,7 +67,7 @@ class Sessions:
 @contextmanager
 def sessions(*, exact: bool, threads: int, count: int) -> Iterator[Sessions]:
     """An engine with `count` sequences ready."""
-    engine = create_engine(EngineConfig(exact=exact, threads=threads))
+    engine = create_engine(EngineConfig(exact=exact, threads=threads, prepare_first=True))
     try:
         most = CONTEXT + max(rows for _, rows in SHAPES) + engine.info.scratch_tokens
         ready = Sessions(engine, -(-most // engine.info.block_tokens))

@@ -65,7 +65,9 @@ def main() -> int:
     ids = [vocabulary.encode_chat([Message("user", p.text)]) for p in prompts]
     ids = ids[:20] if run.quick else ids
     rounds: list[dict[float, Outcome]] = []
-    bench = Bench(create_engine(EngineConfig()), vocabulary, arguments.concurrency)
+    bench = Bench(
+        create_engine(EngineConfig(prepare_first=True)), vocabulary, arguments.concurrency
+    )
     for turn in range(arguments.rounds or (1 if run.quick else 3)):
         order = THRESHOLDS[turn % 5 :] + THRESHOLDS[: turn % 5]
         rounds.append({threshold: bench.answer(ids, threshold) for threshold in order})

@@ -18,7 +18,7 @@ def reference(
     vocabulary: Vocabulary, work: Work, requests: Sequence[Request], threads: int
 ) -> list[tuple[int, ...]]:
     """The ids of each reply; blocks."""
-    engine = create_engine(EngineConfig(threads=threads))
+    engine = create_engine(EngineConfig(threads=threads, max_fixed_rows=1))
 
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())

@@ -25,7 +25,15 @@ from outrider.testing import free_tcp_port
 from outrider.v1 import common_pb2
 
 _START_TIMEOUT_S = 180.0
-_SETTINGS = {"log_level": "error", "max_sessions": 32, "max_queue": 4096, "kv_bytes": 1 << 30}
+_SETTINGS = {
+    "log_level": "error",
+    "max_sessions": 32,
+    "max_queue": 4096,
+    "kv_bytes": 1 << 30,
+    # Sizes for 32 sessions with a draft each, and no compiling beside what is measured.
+    "max_fixed_rows": 64,
+    "prepare_first": "true",
+}
 
 
 class Replica:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.inference.engines.base import Engine, Round
-from services.inference.engines.sizing import SizingRule
+from services.inference.engines.sizing import NO_SIZING, SizingRule
 
 _SEQUENCE = 0
 
@@ -32,6 +32,8 @@ def warm_up(engine: Engine, max_rows: int) -> None:
 
 
 def _sizes(sizing: SizingRule, least: int, most: int) -> list[int]:
-    """Numbers of rows, each the largest of a size."""
+    """Numbers of rows, each the largest of a size; one if the engine tells no sizes apart."""
+    if sizing == NO_SIZING:
+        return [least][: most - least + 1]
     largest = {sizing.padded(rows): rows for rows in range(least, most + 1)}
     return list(largest.values())

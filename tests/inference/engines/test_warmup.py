@@ -26,10 +26,22 @@ class Recorder(FakeEngine):
 
 
 @pytest.mark.parametrize(("max_rows", "num_blocks", "most"), [(0, 64, 0), (5, 64, 5), (999, 2, 31)])
-def test_every_number_of_rows_that_fits_once(max_rows: int, num_blocks: int, most: int) -> None:
-    engine = Recorder(FakeOptions(num_blocks=num_blocks, block_tokens=16, scratch_tokens=1))
+def test_every_size_that_fits_once(max_rows: int, num_blocks: int, most: int) -> None:
+    sizing = SizingRule(tuple(range(1, 40)))
+    engine = Recorder(
+        FakeOptions(num_blocks=num_blocks, block_tokens=16, scratch_tokens=1, sizing=sizing)
+    )
     warm_up(engine, max_rows)
     assert engine.sizes == list(range(1, most + 1))
+
+
+@pytest.mark.parametrize(("max_rows", "sizes"), [(0, []), (300, [1])])
+def test_an_engine_that_tells_no_sizes_apart_is_called_once(
+    max_rows: int, sizes: list[int]
+) -> None:
+    engine = Recorder(FakeOptions())
+    warm_up(engine, max_rows)
+    assert engine.sizes == sizes
 
 
 def test_only_sizes_that_the_engine_tells_apart() -> None:
