@@ -28,7 +28,6 @@ OVERHEAD_SESSIONS = 16
 def main() -> int:
     arguments = _flags().parse_args()
     run = start("inference", arguments)
-    run.quick = run.quick or not plan.is_whole(arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     report(run, asyncio.run(_compete(arguments, vocabulary)))
     run.finish()

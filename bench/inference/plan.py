@@ -48,12 +48,6 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def is_whole(arguments: argparse.Namespace) -> bool:
-    """Whether every cell is measured; a part is no record of the bench."""
-    chosen = (arguments.kinds, arguments.temperatures, arguments.sessions)
-    return [*map(tuple, chosen)] == [KINDS, TEMPERATURES, CONCURRENCIES]
-
-
 def lineup(arguments: argparse.Namespace) -> list[str]:
     """The contenders a run starts; a quick one leaves the inexact replicas out."""
     return [n for n in NAMES if not (arguments.quick and n in (FAST, FAST_SPEC))]

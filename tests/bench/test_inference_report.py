@@ -73,10 +73,9 @@ def flags(**values: object) -> argparse.Namespace:
     return argparse.Namespace(**given)
 
 
-def test_a_whole_run_measures_every_cell_and_a_part_is_no_record() -> None:
+def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert len(plan.cells(flags())) == 2 * 3 * 6
-    assert plan.is_whole(flags())
-    assert not plan.is_whole(flags(kinds=["chat"]))
+    assert len(plan.cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
     assert plan.lineup(flags()) == list(NAMES)
     quick = plan.cells(flags(quick=True))
     assert Cell("chat", 0.0, 16) in quick
