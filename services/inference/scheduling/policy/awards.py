@@ -18,7 +18,7 @@ class Bid:
     """Leading drafts whose rows the round has anyway (min_rows)."""
 
 
-_LEAST_PROFIT = 0.01
+LEAST_PROFIT = 0.01
 """What a session must gain, as a logarithm, for drafts to be paid for: estimates are not exact."""
 
 
@@ -52,7 +52,7 @@ def award_rows(bids: Sequence[Bid], rows: int, max_rows: int, cost: RowPrice) ->
         for index, (bid, count) in enumerate(zip(bids, counts, strict=True))
         for gain in _gains(bid.survival, count)
     )[: max(0, max_rows - rows)]
-    best, gained, num_taken = _LEAST_PROFIT * len(bids), 0.0, 0
+    best, gained, num_taken = LEAST_PROFIT * len(bids), 0.0, 0
     base_ms = cost.price_ms(rows)
     for number, (negated, _) in enumerate(offers, 1):
         gained -= negated

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+import structlog
 from structlog.testing import capture_logs
+from structlog.types import EventDict
 
 from outrider.errors import EngineError
 from services.inference.engines.base import Engine, Round
@@ -247,7 +251,17 @@ def test_a_gap_in_the_tokens_is_refused() -> None:
             run(engine, sequence, ids[11:], 11, blocks, 1)
 
 
-def test_statistics_and_events_are_told() -> None:
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """What is logged, at any level, whatever earlier tests configured."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)
+
+
+def test_statistics_and_events_are_told(logs: list[EventDict]) -> None:
     engine, _ = make_engine()
     assert engine.stats() == RuntimeStats(0, 2, 40, 60, 100, 7, 0.5)
     assert engine.events() == [
@@ -256,22 +270,22 @@ def test_statistics_and_events_are_told() -> None:
         BlockRemoved(2, 11),
         BlockRemoved(2, 12),
     ]
-    with capture_logs() as logs:
-        for _ in range(3):
-            engine.step([])
+    for _ in range(3):
+        engine.step([])
     (told,) = logs
     assert told["event"] == "trtllm_stats"
     assert (told["used_blocks"], told["blocks_stored"], told["blocks_removed"]) == (40, 2, 2)
 
 
-def test_a_runtime_without_statistics_still_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_without_statistics_still_serves(
+    monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
     engine, llm = make_engine()
 
     def broken(timeout: float | None) -> None:
         raise RuntimeError("no statistics")
 
     monkeypatch.setattr(llm, "get_stats", broken)
-    with capture_logs() as logs:
-        assert engine.step([]) == []
-        assert engine.step([]) == []
+    assert engine.step([]) == []
+    assert engine.step([]) == []
     assert [entry["log_level"] for entry in logs] == ["error"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.policy.awards import Bid, award_rows
+from services.inference.scheduling.policy.awards import LEAST_PROFIT, Bid, award_rows
 from services.inference.scheduling.policy.decode_cost import DecodeCost
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0), max_size=4).map(lambda s: sorted(s, reverse=True))
@@ -58,7 +58,10 @@ def test_no_other_choice_has_a_better_geometric_mean_of_commits_per_millisecond(
 
     chosen = tuple(award_rows(bids, len(bids), 100, cost))
     best = max(map(fairness, product(*(range(len(s) + 1) for s in survivals))))
-    assert fairness(chosen) == pytest.approx(best)
+    # Short of the best only where the best gains hardly anything over no drafts.
+    hardly = math.exp(LEAST_PROFIT * len(bids))
+    none = fairness((0,) * len(bids))
+    assert fairness(chosen) == pytest.approx(best) or (not any(chosen) and best <= none * hardly)
 
 
 def test_those_who_repeat_themselves_hardly_slow_down_those_who_do_not() -> None:
