@@ -18,6 +18,7 @@ from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
@@ -75,10 +76,14 @@ def _load(model: str, threads: int) -> _Runner:
     from services.inference.engines.config import EngineConfig
     from services.inference.engines.factory import create_engine
 
+    # To standard error: standard output is the reply's.
+    configure_logging("reference", "warning")
     spec = lookup(model)
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
     return _Runner(
-        create_engine(EngineConfig(model=spec.name, threads=threads or os.cpu_count() or 1)),
+        create_engine(
+            EngineConfig(model=spec.name, threads=threads or os.cpu_count() or 1, max_fixed_rows=1)
+        ),
         vocabulary,
     )
 
