@@ -25,13 +25,15 @@ def shown(text: str) -> list[str]:
 
 
 def regenerated(text: str, results: Path) -> str:
-    """`text` with every block made anew. Raises FileNotFoundError for a bench without results."""
+    """`text` with every block made anew."""
     return _BLOCK.sub(
         lambda block: block[1] + _section(results / f"{block[2]}.json") + block[3], text
     )
 
 
 def _section(path: Path) -> str:
+    if not path.exists():
+        return f"Not recorded yet: `python -m bench.{path.stem}`.\n"
     record = json.loads(path.read_text(encoding="utf-8"))
     machine = record["machine"]
     parts = []

@@ -16,9 +16,7 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.8)
 MAX_TOKENS = 64
 MIN_REQUESTS = {"chat": 4, "code": 4, "document": 2}
-REQUESTS_PER_SESSION = {"chat": 3, "code": 3, "document": 1}
-"""Each session asks again as soon as it has its answer: else the last one to end, alone, would
-weigh as much as all before it. Documents take too long for that."""
+"""Requests of a cell are as many as its sessions, and no fewer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Prompts:
     def work(self, cell: Cell) -> Work:
         """Raises RuntimeError when there are no more prompts of the kind."""
         self._num_works += 1
-        count = max(cell.concurrency * REQUESTS_PER_SESSION[cell.kind], MIN_REQUESTS[cell.kind])
+        count = max(cell.concurrency, MIN_REQUESTS[cell.kind])
         texts = self._supplies[cell.kind].take(count)
         system = Message("system", f"Work {self._num_works:04d}. You are a helpful assistant.")
         return Work(

@@ -83,6 +83,8 @@ def test_the_readme_s_blocks_are_made_anew(tmp_path: Path) -> None:
     assert regenerated(new, tmp_path) == new
 
 
-def test_a_block_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        regenerated("<!-- bench:none -->\n<!-- /bench:none -->", tmp_path)
+def test_a_block_without_results_says_so(tmp_path: Path) -> None:
+    new = regenerated("<!-- bench:none -->\n<!-- /bench:none -->", tmp_path)
+    assert new == (
+        "<!-- bench:none -->\nNot recorded yet: `python -m bench.none`.\n<!-- /bench:none -->"
+    )
