@@ -15,7 +15,7 @@ from bench.peers import llamacpp
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
-from services.inference.engines.openvino.convert import converted
+from services.inference.engines.openvino.graph.convert import converted
 
 OURS = "outrider, drafts off"
 OURS_SPEC = "outrider, drafts on"

@@ -13,9 +13,9 @@ from services.inference.engines.openvino.batch import (
     lay_out,
     pad,
 )
-from services.inference.engines.openvino.compiling import attention_rows
-from services.inference.engines.openvino.convert import ConvertedModel
-from services.inference.engines.openvino.graph import ATTENTION_ROWS
+from services.inference.engines.openvino.graph.compiling import attention_rows
+from services.inference.engines.openvino.graph.convert import ConvertedModel
+from services.inference.engines.openvino.graph.paging import ATTENTION_ROWS
 from services.inference.engines.openvino.model import PagedModel
 from services.inference.engines.sizing import SizingRule, ladder
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 from services.inference.engines.config import EngineConfig
-from services.inference.engines.openvino.convert import converted
 from services.inference.engines.openvino.engine import OpenVinoEngine
+from services.inference.engines.openvino.graph.convert import converted
 
 
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
 from outrider.errors import EngineError
@@ -14,9 +16,9 @@ from services.inference.engines.config import EngineConfig
 from services.inference.engines.memory.budget import BlockShape
 from services.inference.engines.memory.free import free_memory
 from services.inference.engines.openvino.batch import Inputs, spare_call
-from services.inference.engines.openvino.compiling import Compiler, attention_rows
-from services.inference.engines.openvino.convert import ConvertedModel
-from services.inference.engines.openvino.graph import ATTENTION_ROWS, KEPT_ROWS
+from services.inference.engines.openvino.graph.compiling import Compiler, attention_rows
+from services.inference.engines.openvino.graph.convert import ConvertedModel
+from services.inference.engines.openvino.graph.paging import ATTENTION_ROWS, KEPT_ROWS
 from services.inference.engines.openvino.kv import KvTensors
 from services.inference.engines.openvino.preparation import Preparation
 
@@ -50,16 +52,13 @@ class PagedModel:
         shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks, self.pool_reason = size.num_blocks, size.reason
-        num_spare = -(-2 * max(fixed_sizes, default=1) // self.block_tokens)
-        self.spare_blocks = np.arange(self.num_blocks, self.num_blocks + num_spare, dtype=np.int32)
+        self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
         """Blocks beyond the pool, for rows that nobody asked for."""
-        self.kv = KvTensors(free, self.num_blocks + num_spare)
+        self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))
         self._requests = {_ANY: self._request(free)}
         self._failure = ""
         self._exact = config.exact
-        self._preparation = Preparation(
-            compiler.sizes, lambda size: self._prepare(size, compiler.fixed(size))
-        )
+        self._preparation = Preparation(compiler.sizes, partial(self._prepare, compiler))
         if config.prepare_first:
             self._preparation.wait()
 
@@ -87,10 +86,10 @@ class PagedModel:
         self.kv.bind(request)
         return request
 
-    def _prepare(self, num_rows: int, compiled: Any) -> None:
+    def _prepare(self, compiler: Compiler, num_rows: int) -> None:
         """In the preparation's thread, beside calls: one call, since the first is slow, that
         touches spare blocks alone; then calls of this size are its own."""
-        request = self._request(compiled)
+        request = self._request(compiler.fixed(num_rows))
         entering = attention_rows(num_rows, exact=self._exact)
         for name, array in spare_call(num_rows, entering, self.spare_blocks).items():
             if self._exact or name not in (ATTENTION_ROWS, KEPT_ROWS):
@@ -111,3 +110,11 @@ class PagedModel:
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")
         return logits
+
+
+def _spare_blocks(
+    num_blocks: int, fixed_sizes: Sequence[int], block_tokens: int
+) -> npt.NDArray[np.int32]:
+    """Behind the pool's `num_blocks`: as many as the largest fixed call enters attention with."""
+    num_spare = -(-2 * max(fixed_sizes, default=1) // block_tokens)
+    return np.arange(num_blocks, num_blocks + num_spare, dtype=np.int32)

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
-from services.inference.engines.openvino.convert import converted
+from services.inference.engines.openvino.graph.convert import converted
 
 pytestmark = pytest.mark.model
 
@@ -22,7 +22,7 @@ from outrider.errors import EngineError
 from services.inference.engines.base import Round
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.batch import duplicate_single_rows, lay_out
-from services.inference.engines.openvino.convert import ConvertedModel, ModelFacts
+from services.inference.engines.openvino.graph.convert import ConvertedModel, ModelFacts
 from services.inference.engines.openvino.model import PagedModel
 
 facts = ModelFacts(vocabulary_size=49152, max_context_tokens=8192)

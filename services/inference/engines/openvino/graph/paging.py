@@ -20,7 +20,7 @@ import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import EngineError
-from services.inference.engines.openvino.weights import fuse_products, make_symmetric
+from services.inference.engines.openvino.graph.weights import fuse_products, make_symmetric
 
 LOGIT_ROWS: Final = "logit_rows"
 ATTENTION_ROWS: Final = "attention_rows"

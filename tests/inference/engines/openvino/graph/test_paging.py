@@ -12,8 +12,8 @@ import pytest
 from outrider.errors import EngineError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
-from services.inference.engines.openvino.convert import converted
-from services.inference.engines.openvino.graph import make_paged
+from services.inference.engines.openvino.graph.convert import converted
+from services.inference.engines.openvino.graph.paging import make_paged
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import EngineError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
-from services.inference.engines.openvino.convert import (
+from services.inference.engines.openvino.graph.convert import (
     ModelFacts,
     convert,
     converted,

@@ -10,7 +10,7 @@ import openvino as ov
 import openvino.opset13 as ops
 import pytest
 
-from services.inference.engines.openvino.weights import (
+from services.inference.engines.openvino.graph.weights import (
     fuse_products,
     make_symmetric,
     read_weights,

@@ -14,8 +14,8 @@ import openvino as ov
 
 from outrider.errors import EngineError
 from services.inference.engines.config import EngineConfig
-from services.inference.engines.openvino.convert import ConvertedModel
-from services.inference.engines.openvino.graph import fix_rows, make_paged
+from services.inference.engines.openvino.graph.convert import ConvertedModel
+from services.inference.engines.openvino.graph.paging import fix_rows, make_paged
 
 
 def attention_rows(num_rows: int, *, exact: bool) -> int:

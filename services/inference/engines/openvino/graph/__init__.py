@@ -1,0 +1,1 @@
+"""From a GGUF file to compiled models: conversion, rewrites of the graph, compilation."""
