@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from outrider.rpc import HealthControl, add_health, bind, make_channel, make_ser
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
+from tests.router.relay.mesh import commit, opening
 
 DIGEST = b"\x01" * 32
 CODECS = (common_pb2.TOKEN_CODEC_VARINT, common_pb2.TOKEN_CODEC_U16)
@@ -146,22 +147,25 @@ class RouterUnderTest:
                 pass
 
 
+QUICK: Mapping[str, Any] = {
+    "region": "us",
+    "default_model": "m",
+    "seed": 1,
+    "near_ms": 0.0,
+    "probe_interval_s": 0.05,
+    "probe_timeout_s": 2.0,
+    "max_backoff_s": 0.2,
+    "drain_s": 0.0,
+    "log_level": "error",
+}
+"""Settings of a router that need not be patient."""
+
+
 @asynccontextmanager
 async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[RouterUnderTest]:
     """A router before these replicas, through its own `serve`, stopped at the end."""
-    quick: dict[str, Any] = {
-        "replicas": tuple(ReplicaConfig(r.name, r.region, r.address) for r in replicas),
-        "region": "us",
-        "default_model": "m",
-        "seed": 1,
-        "near_ms": 0.0,
-        "probe_interval_s": 0.05,
-        "probe_timeout_s": 2.0,
-        "max_backoff_s": 0.2,
-        "drain_s": 0.0,
-        "log_level": "error",
-    }
-    config = RouterConfig(**(quick | settings))
+    known = tuple(ReplicaConfig(r.name, r.region, r.address) for r in replicas)
+    config = RouterConfig(**{"replicas": known, **QUICK, **settings})
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
@@ -187,3 +191,12 @@ async def running_replicas(*replicas: Replica) -> AsyncIterator[None]:
     finally:
         for replica in replicas:
             await replica.kill()
+
+
+async def started(edge: Edge, replica: Replica, number: int = 1) -> int:
+    """A session that has committed; what the replica calls it."""
+    await edge.send(opening(number))
+    sent = await replica.hear("open")
+    replica.say(commit(sent.session))
+    await edge.hear("commit")
+    return sent.session

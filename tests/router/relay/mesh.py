@@ -130,3 +130,18 @@ def done(number: int) -> inference_pb2.SessionDown:
 def failed(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     """The end, by an error."""
     return inference_pb2.SessionDown(session=number, error=to_detail(error))
+
+
+def reasons(frames: Frames) -> list[tuple[int, str]]:
+    """Session and reason of frames that are errors."""
+    return [(frame.session, frame.error.reason) for frame in frames]
+
+
+async def start(mesh: Mesh, edge: int, number: int = 1) -> int:
+    """A session that has committed; what the near replica calls it."""
+    mesh.send(edge, opening(number))
+    (sent,) = await mesh.at_replica("near")
+    mesh.reply("near", accepted(sent.session))
+    mesh.reply("near", commit(sent.session))
+    await mesh.at_edge(edge)
+    return sent.session

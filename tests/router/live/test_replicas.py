@@ -1,0 +1,108 @@
+"""Replicas that refuse, die, come back or stop serving, over real gRPC."""
+
+from __future__ import annotations
+
+from outrider.errors import OverloadedError
+from outrider.testing import free_tcp_port, leak_check
+from outrider.v1 import router_pb2
+from tests.router.relay.mesh import commit, done, draft, failed, opening
+from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
+
+
+async def test_a_refused_session_is_served_by_the_other_replica(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    near.say(failed((await near.hear("open")).session, OverloadedError("full")))
+    far.say(done((await far.hear("open")).session))
+    await edge.hear("done")
+
+
+async def test_a_replica_that_dies_before_the_first_commit_is_replaced(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    await edge.send(draft(base=3))
+    await near.hear("open")
+    await near.hear("draft")
+    await near.kill()
+    sent = await far.hear("open")
+    assert (await far.hear("draft")).draft.base == 3
+    far.say(commit(sent.session, upto=2))
+    assert (await edge.hear("commit")).commit.upto == 2
+
+
+async def test_a_replica_that_dies_later_is_a_clear_error_and_comes_back(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    await started(edge, near)
+    await near.kill()
+    lost = await edge.hear("error")
+    assert lost.error.reason == "REPLICA_LOST"
+    await router.state_of("near", router_pb2.REPLICA_STATE_DOWN)
+    await near.start()
+    await router.state_of("near", router_pb2.REPLICA_STATE_READY)
+    await started(edge, near, 2)
+
+
+async def test_a_replica_that_does_not_serve_gets_no_new_sessions_and_keeps_its_own(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    number = await started(edge, near)
+    assert near.health is not None
+    near.health.set_serving(False)
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    await edge.send(opening(2))
+    await far.hear("open")
+    near.say(commit(number, upto=2))
+    assert (await edge.hear("commit")).session == 1
+    near.health.set_serving(True)
+    await router.state_of("near", router_pb2.REPLICA_STATE_READY)
+    near.report(draining=True)
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+
+
+async def test_a_replica_that_shuts_down_ends_its_own_sessions(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    number = await started(edge, near)
+    assert near.health is not None
+    near.health.close()
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    near.say(commit(number, upto=2))
+    near.say(done(number))
+    await edge.hear("commit")
+    await edge.hear("done")
+
+
+async def test_the_replica_list_shows_what_placement_sees(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    await started(edge, near)
+    entry = (await router.replicas())["near"]
+    assert (entry.region, entry.address, entry.model) == ("us", near.address, "m")
+    assert (entry.vocabulary_digest, entry.sessions) == (near.digest, 1)
+    assert 0.0 < entry.rtt_ms < 500.0
+    only = await router.stub.ListReplicas(router_pb2.ListReplicasRequest(region="eu"))
+    assert [replica.name for replica in only.replicas] == ["far"]
+
+
+async def test_no_replica_is_a_clear_error_and_the_stream_lives_on() -> None:
+    absent = Replica("absent")
+    absent.port = free_tcp_port()
+    absent.address = f"127.0.0.1:{absent.port}"
+    async with leak_check(), running_router(absent) as router:
+        edge = router.edge()
+        await edge.send(opening())
+        refusal = await edge.hear("error")
+        assert refusal.error.reason == "NO_REPLICA"
+        assert "absent DOWN" in refusal.error.message
+        async with running_replicas(absent):
+            await router.state_of("absent", router_pb2.REPLICA_STATE_READY)
+            await started(edge, absent, 2)

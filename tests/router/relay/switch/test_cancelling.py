@@ -1,0 +1,63 @@
+"""Sessions that their edge cancels, or leaves."""
+
+from __future__ import annotations
+
+from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, reasons, start, texting
+
+
+async def test_a_cancel_reaches_the_replica_and_its_answer_the_edge(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    number = await start(mesh, edge)
+    mesh.send(edge, cancel())
+    mesh.send(edge, cancel())
+    mesh.send(edge, draft())
+    (sent,) = await mesh.at_replica("near")
+    assert (sent.session, sent.WhichOneof("kind")) == (number, "cancel")
+    mesh.reply("near", done(number))
+    assert [f.WhichOneof("kind") for f in await mesh.at_edge(edge)] == ["done"]
+
+
+async def test_a_cancel_that_the_replica_never_confirms_ends_in_time(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    await start(mesh, edge)
+    mesh.send(edge, cancel())
+    mesh.switch.expire(mesh.clock.advance(4.9))
+    assert len(mesh.table) == 1
+    mesh.switch.expire(mesh.clock.advance(0.1))
+    assert reasons(await mesh.at_edge(edge)) == [(1, "CANCELLED")]
+    assert mesh.registry["near"].sessions == set()
+
+
+async def test_a_replica_lost_while_cancelling_is_a_cancellation(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    await start(mesh, edge)
+    mesh.send(edge, cancel())
+    mesh.lose("near")
+    assert reasons(await mesh.at_edge(edge)) == [(1, "CANCELLED")]
+
+
+async def test_an_edge_that_leaves_cancels_its_sessions_and_no_others(mesh: Mesh) -> None:
+    leaving, staying = mesh.edge(), mesh.edge()
+    number = await start(mesh, leaving)
+    await start(mesh, staying)
+    mesh.send(leaving, texting(2))
+    mesh.switch.detach_edge(leaving, mesh.clock())
+    sent = await mesh.at_replica("near")
+    assert [(f.session, f.WhichOneof("kind")) for f in sent] == [(number, "cancel")]
+    assert sent[0].cancel.reason == "CANCELLED"
+    assert len(mesh.table) == 1
+    mesh.reply("near", commit(number))
+    assert await mesh.at_edge(staying) == []
+
+
+async def test_a_half_closed_edge_gets_the_rest_and_then_the_end(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    number = await start(mesh, edge)
+    mesh.switch.half_close_edge(edge)
+    mesh.reply("near", done(number))
+    outlet = mesh.down[edge]
+    assert (await outlet.take()) is not None
+    assert (await outlet.take()) is None
+    idle = mesh.edge()
+    mesh.switch.half_close_edge(idle)
+    assert (await mesh.down[idle].take()) is None

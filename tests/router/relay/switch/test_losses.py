@@ -1,0 +1,134 @@
+"""Replicas that refuse, and replicas that are lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import InvalidSamplingError, OutriderError, OverloadedError, UnavailableError
+from outrider.v1 import inference_pb2
+from tests.router.relay.mesh import (
+    Mesh,
+    accepted,
+    commit,
+    done,
+    draft,
+    failed,
+    opening,
+    reasons,
+    start,
+)
+
+
+async def test_no_replica_is_a_clear_error(mesh: Mesh) -> None:
+    mesh.lose("near")
+    mesh.lose("far")
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    (frame,) = await mesh.at_edge(edge)
+    assert frame.error.reason == "NO_REPLICA"
+    assert "near DOWN, far DOWN" in frame.error.message
+    assert len(mesh.table) == 0
+
+
+async def test_unknown_model_and_vocabulary_are_told_apart(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening(1, model="x"))
+    mesh.send(edge, opening(2, vocabulary_digest=b"\x02" * 32))
+    assert reasons(await mesh.at_edge(edge)) == [(1, "UNKNOWN_MODEL"), (2, "VOCABULARY_MISMATCH")]
+
+
+@pytest.mark.parametrize("error", [OverloadedError("full"), UnavailableError("stopping")])
+@pytest.mark.parametrize("is_opened", [False, True])
+async def test_a_refused_session_is_placed_once_more(
+    mesh: Mesh, error: OutriderError, is_opened: bool
+) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    mesh.send(edge, draft(base=7))
+    sent = (await mesh.at_replica("near"))[0].session
+    if is_opened:
+        mesh.reply("near", accepted(sent))
+        await mesh.at_edge(edge)
+    mesh.reply("near", failed(sent, error))
+    again = await mesh.at_replica("far")
+    assert [frame.WhichOneof("kind") for frame in again] == ["open", "draft"]
+    assert again[1].draft.base == 7
+    assert await mesh.at_edge(edge) == []
+    assert mesh.registry["near"].sessions == set()
+    mesh.reply("near", commit(sent))
+    mesh.reply("far", accepted(sent))
+    mesh.reply("far", commit(again[0].session, upto=4))
+    kinds = [frame.WhichOneof("kind") for frame in await mesh.at_edge(edge)]
+    assert kinds == (["commit"] if is_opened else ["opened", "commit"]), "opened is said once"
+
+
+async def test_a_second_refusal_is_the_edges(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    sent = (await mesh.at_replica("near"))[0].session
+    mesh.reply("near", failed(sent, OverloadedError("near is full")))
+    mesh.reply("far", failed(sent, OverloadedError("far is full", retry_delay_ms=70)))
+    (frame,) = await mesh.at_edge(edge)
+    assert (frame.session, frame.error.message) == (1, "far is full")
+    assert frame.error.retry_delay_ms == 70
+
+
+async def test_without_another_replica_the_refusal_is_the_edges(mesh: Mesh) -> None:
+    mesh.lose("far")
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    sent = (await mesh.at_replica("near"))[0].session
+    mesh.reply("near", failed(sent, OverloadedError("near is full")))
+    (frame,) = await mesh.at_edge(edge)
+    assert frame.error.message == "near is full"
+
+
+async def test_an_error_of_the_request_is_not_tried_elsewhere(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    sent = (await mesh.at_replica("near"))[0].session
+    mesh.reply("near", failed(sent, InvalidSamplingError("absurd")))
+    assert reasons(await mesh.at_edge(edge)) == [(1, "INVALID_SAMPLING")]
+    assert await mesh.at_replica("far") == []
+
+
+async def test_a_replica_lost_before_the_first_commit_is_replaced(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    mesh.lose("near")
+    (again,) = await mesh.at_replica("far")
+    mesh.reply("far", done(again.session))
+    assert [f.WhichOneof("kind") for f in await mesh.at_edge(edge)] == ["done"]
+
+
+async def test_a_replica_lost_after_a_commit_is_a_clear_error(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    await start(mesh, edge)
+    mesh.lose("near")
+    (frame,) = await mesh.at_edge(edge)
+    assert frame.error.reason == "REPLICA_LOST"
+    assert "near" in frame.error.message
+    assert await mesh.at_replica("far") == []
+
+
+async def test_a_session_whose_second_replica_dies_fails(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    mesh.lose("near")
+    mesh.connect("near")
+    mesh.lose("far")
+    assert reasons(await mesh.at_edge(edge)) == [(1, "REPLICA_LOST")]
+
+
+async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    number = await start(mesh, edge)
+    former = mesh.streams["near"]
+    mesh.lose("near")
+    mesh.connect("near")
+    await mesh.at_edge(edge)
+    response = inference_pb2.SessionDown(session=number)
+    mesh.streams["near"], current = former, mesh.streams["near"]
+    mesh.reply("near", response)
+    mesh.streams["near"] = current
+    assert await mesh.at_edge(edge) == []
