@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.local.up import RunningMesh, running_mesh
+from outrider.cli.local.state import RunningMesh, running_mesh
 
 
 @dataclass(frozen=True, slots=True)

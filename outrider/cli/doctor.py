@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
+from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.errors import ModelStoreError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from outrider.cli.local import mesh
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
+from outrider.cli.local.state import RunningMesh, publish, withdraw
 from outrider.errors import UnavailableError
 from outrider.process import Ports, read_ports
 
@@ -121,10 +121,7 @@ class Supervisor:
             }
             for child in self.children
         ]
-        state = {"supervisor_pid": os.getpid(), "host": self.options.host, "services": services}
-        scratch = self.state_dir / "mesh.json.tmp"
-        scratch.write_text(json.dumps(state, indent=2), encoding="utf-8")
-        scratch.replace(self.state_dir / "mesh.json")
+        publish(self.state_dir, RunningMesh(os.getpid(), self.options.host, services))
 
     async def wait(self, stop: asyncio.Event) -> str | None:
         """Until `stop` is set (None) or a process dies (a sentence that says which)."""
@@ -140,9 +137,15 @@ class Supervisor:
         child = dead[0]
         return f"{child.spec.name} ended with status {child.process.returncode}:\n{tail(child.log)}"
 
+    def kill(self) -> None:
+        """End every process now; what is under way is lost."""
+        for process in self._starting:
+            if process.returncode is None:
+                process.kill()
+
     async def stop(self) -> None:
         """Stop the edge first and the replicas last; kill what does not drain in time."""
-        (self.state_dir / "mesh.json").unlink(missing_ok=True)
+        withdraw(self.state_dir)
         for role in mesh.ROLES:
             group = [c.process for c in self.children if c.spec.role == role]
             await asyncio.gather(*(_end(process) for process in group))

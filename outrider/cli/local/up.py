@@ -10,57 +10,28 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from outrider.cli.local.mesh import DEFAULT_REGIONS, MeshOptions
+from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
+from outrider.cli.local.state import (
+    StateDir,
+    already_up,
+    default_state_dir,
+    holding,
+    running_mesh,
+    supervisor_pid,
+)
 from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
 from outrider.errors import OutriderError, UnavailableError
 
 _POLL_S = 0.1
-
-StateDir = Annotated[
-    Path | None,
-    typer.Option(help="Where configs, logs and certificates of the mesh live.", show_default=False),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class RunningMesh:
-    """What `mesh.json` says of a mesh that is up."""
-
-    supervisor_pid: int
-    host: str
-    services: list[dict[str, Any]]
-
-    def service(self, name: str) -> dict[str, Any]:
-        """The row of one service. Raises UnavailableError."""
-        for row in self.services:
-            if row["name"] == name:
-                return row
-        raise UnavailableError(f"the mesh has no service named {name!r}")
-
-
-def default_state_dir() -> Path:
-    """$OUTRIDER_STATE_DIR, or the user's state folder (XDG Base Directory)."""
-    if explicit := os.environ.get("OUTRIDER_STATE_DIR"):
-        return Path(explicit)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "outrider"
-
-
-def running_mesh(state_dir: Path) -> RunningMesh | None:
-    """The mesh whose state is in `state_dir`, if its supervisor lives."""
-    try:
-        state = json.loads((state_dir / "mesh.json").read_text(encoding="utf-8"))
-        os.kill(state["supervisor_pid"], 0)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return RunningMesh(**state)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def up(
@@ -85,12 +56,13 @@ def up(
 ) -> None:
     """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
 
-    Every service is a process of its own with a log under the state folder. Ctrl-C stops all.
+    Every service is a process of its own with a log under the state folder. Ctrl-C stops all, a
+    second Ctrl-C at once.
     Then: outrider chat "hello"
     """
     folder = (state_dir or default_state_dir()).resolve()
-    if running_mesh(folder):
-        raise UnavailableError(f"a mesh is already up in {folder}; stop it with `outrider down`")
+    if supervisor_pid(folder) is not None:
+        raise already_up(folder)
     names = tuple(name.strip() for name in regions.split(",") if name.strip())
     count = len(names) * replicas
     share = threads or max(1, (os.cpu_count() or 1) // max(1, count))
@@ -122,26 +94,61 @@ def _detach(state_dir: Path) -> None:
             stderr=sink,
             start_new_session=True,
         )
+    with _taken_along(child):
+        _wait_ready(child, state_dir, log)
+    _console().print(log.read_text(encoding="utf-8").rstrip())
+
+
+def _wait_ready(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
     limit = time.monotonic() + 2 * START_LIMIT_S
-    while running_mesh(state_dir) is None:
+    while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
         if child.poll() is not None or time.monotonic() > limit:
             raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
         time.sleep(_POLL_S)
-    Console(stderr=True, highlight=False).print(log.read_text(encoding="utf-8").rstrip())
+
+
+@contextlib.contextmanager
+def _taken_along(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whatever ends the wait for a mesh before it is ready, Ctrl-C or SIGTERM too, stops it."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in _STOP_SIGNALS}
+    try:
+        yield
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _console() -> Console:
+    # Paths and logs are printed as they are: no markup, no line breaks but their own.
+    return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 async def _run(options: MeshOptions, state_dir: Path) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = _console()
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
     supervisor = Supervisor(options, state_dir, console.print)
-    try:
-        died = await _start_and_wait(supervisor, stop, console)
-    finally:
-        console.print("stopping")
-        await supervisor.stop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            supervisor.kill()
+        stop.set()
+
+    for number in _STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    with holding(state_dir):
+        try:
+            died = await _start_and_wait(supervisor, stop, console)
+        finally:
+            console.print("stopping")
+            await supervisor.stop()
     if died:
         raise UnavailableError(died)
 
@@ -166,24 +173,17 @@ async def _start_and_wait(
 def down(state_dir: StateDir = None) -> None:
     """Stop the mesh that `outrider up` started."""
     folder = (state_dir or default_state_dir()).resolve()
-    mesh = running_mesh(folder)
-    if mesh is None:
+    pid = supervisor_pid(folder)
+    if pid is None:
         raise UnavailableError(f"no mesh is up in {folder}")
-    os.kill(mesh.supervisor_pid, signal.SIGTERM)
-    limit = time.monotonic() + 4 * STOP_LIMIT_S
-    while _alive(mesh.supervisor_pid):
+    os.kill(pid, signal.SIGTERM)
+    limit = time.monotonic() + (len(ROLES) + 1) * STOP_LIMIT_S
+    # Not until the process is gone: without anyone to reap it, it would stay as a zombie for ever.
+    while supervisor_pid(folder) == pid:
         if time.monotonic() > limit:
-            raise OutriderError(f"process {mesh.supervisor_pid} does not stop; kill it by hand")
+            raise OutriderError(f"process {pid} does not stop; kill it by hand")
         time.sleep(_POLL_S)
-    Console(stderr=True, highlight=False).print("stopped")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    _console().print("stopped")
 
 
 def status(

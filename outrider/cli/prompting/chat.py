@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.local.up import StateDir, default_state_dir, running_mesh
+from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.painter import Painter
 from outrider.errors import OutriderError, UnavailableError

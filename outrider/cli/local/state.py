@@ -1,0 +1,145 @@
+"""Whether a mesh runs from a state folder, and what it consists of.
+
+    mesh.lock    locked (flock(2)) by the supervisor while it lives; holds its process id
+    mesh.json    the services, there while the mesh is ready
+
+The kernel drops the lock when its holder dies, however it dies, and what the files say counts only
+while it is held. So what a killed supervisor or a reboot left behind is never taken for a mesh, and
+a process id that has passed to another program is never sent a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.errors import UnavailableError
+
+_LOCK, _RECORD = "mesh.lock", "mesh.json"
+_PROBES_S = 1.0
+"""Whoever looks holds the lock for an instant; one that lasts longer is a mesh's."""
+_POLL_S = 0.01
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(help="Where configs, logs and certificates of the mesh live.", show_default=False),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningMesh:
+    """A mesh that is up."""
+
+    supervisor_pid: int
+    host: str
+    services: list[dict[str, Any]]
+
+    def service(self, name: str) -> dict[str, Any]:
+        """The row of one service. Raises UnavailableError."""
+        for row in self.services:
+            if row["name"] == name:
+                return row
+        raise UnavailableError(f"the mesh has no service named {name!r}")
+
+
+def default_state_dir() -> Path:
+    """$OUTRIDER_STATE_DIR, or the user's state folder (XDG Base Directory)."""
+    if explicit := os.environ.get("OUTRIDER_STATE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "outrider"
+
+
+@contextlib.contextmanager
+def holding(state_dir: Path) -> Iterator[None]:
+    """The folder is this process's to run a mesh from. UnavailableError if it is another's."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(state_dir / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(descriptor, state_dir)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, state_dir: Path) -> None:
+    limit = time.monotonic() + _PROBES_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise already_up(state_dir) from None
+        time.sleep(_POLL_S)
+
+
+def already_up(state_dir: Path) -> UnavailableError:
+    """Why no second mesh can run from a folder."""
+    return UnavailableError(f"a mesh is already up in {state_dir}; stop it with `outrider down`")
+
+
+def supervisor_pid(state_dir: Path) -> int | None:
+    """The process whose mesh runs from the folder, starting and stopping included."""
+    path = state_dir / _LOCK
+    if not _is_held(path):
+        return None
+    text = path.read_text(encoding="ascii")
+    return int(text) if text.isdecimal() else None
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def running_mesh(state_dir: Path) -> RunningMesh | None:
+    """The mesh that is up in the folder; None without one, and while it starts or stops.
+
+    Raises UnavailableError when its record is damaged.
+    """
+    pid = supervisor_pid(state_dir)
+    if pid is None:
+        return None
+    try:
+        mesh = RunningMesh(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise UnavailableError(
+            f"{state_dir / _RECORD} is damaged ({error}); start anew: outrider down, outrider up"
+        ) from error
+    # Another's record is of a mesh that was killed before this one began to start.
+    return mesh if mesh.supervisor_pid == pid else None
+
+
+def publish(state_dir: Path, mesh: RunningMesh) -> None:
+    """The mesh is up: whoever looks from now on sees all of it."""
+    scratch = state_dir / f"{_RECORD}.tmp"
+    scratch.write_text(json.dumps(asdict(mesh), indent=2), encoding="utf-8")
+    scratch.replace(state_dir / _RECORD)
+
+
+def withdraw(state_dir: Path) -> None:
+    """The mesh is not up, or no more."""
+    (state_dir / _RECORD).unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""Which mesh is up: decided by a lock, whatever files were left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.harness.local_mesh import outrider
+from outrider.cli.local.state import (
+    RunningMesh,
+    holding,
+    publish,
+    running_mesh,
+    supervisor_pid,
+    withdraw,
+)
+from outrider.errors import UnavailableError
+
+MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}])
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any mesh."""
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_mesh_is_up_from_its_publication_to_its_withdrawal(tmp_path: Path) -> None:
+    assert supervisor_pid(tmp_path) is None
+    with holding(tmp_path):
+        assert supervisor_pid(tmp_path) == os.getpid()
+        assert running_mesh(tmp_path) is None
+        publish(tmp_path, MESH)
+        assert running_mesh(tmp_path) == MESH
+        withdraw(tmp_path)
+        assert running_mesh(tmp_path) is None
+    assert supervisor_pid(tmp_path) is None
+
+
+def test_a_folder_holds_one_mesh(tmp_path: Path) -> None:
+    with holding(tmp_path), pytest.raises(UnavailableError, match="already up"), holding(tmp_path):
+        pass
+
+
+def test_files_left_behind_are_no_mesh(tmp_path: Path) -> None:
+    with holding(tmp_path):
+        publish(tmp_path, MESH)
+    assert running_mesh(tmp_path) is None
+    with holding(tmp_path):  # they do not stop the next one, nor pass for it while it starts
+        publish(tmp_path, replace(MESH, supervisor_pid=1))
+        assert running_mesh(tmp_path) is None
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    with holding(tmp_path):
+        (tmp_path / "mesh.json").write_text("{bad", encoding="utf-8")
+        with pytest.raises(UnavailableError, match=r"mesh\.json is damaged"):
+            running_mesh(tmp_path)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("command", ["down", "status"])
+def test_a_pid_that_passed_to_another_program_is_left_alone(
+    command: str, tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    record = {"supervisor_pid": stranger.pid, "host": "127.0.0.1", "services": []}
+    (tmp_path / "mesh.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "mesh.lock").write_text(str(stranger.pid), encoding="utf-8")
+    done = outrider(command, "--state-dir", str(tmp_path), check=False)
+    assert done.returncode == 1
+    assert "no mesh is up" in done.stderr
+    assert stranger.poll() is None
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_leaving_a_detached_start_stops_it(number: signal.Signals, tmp_path: Path) -> None:
+    command = ["up", "--detach", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    waiting = subprocess.Popen([sys.executable, "-m", "outrider.cli.main", *command])
+    while supervisor_pid(tmp_path) is None:
+        assert waiting.poll() is None
+    waiting.send_signal(number)
+    assert waiting.wait(60) == 128 + number
+    assert supervisor_pid(tmp_path) is None
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(120)
+def test_down_stops_a_mesh_that_is_still_starting(tmp_path: Path) -> None:
+    command = ["up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli.main", *command], stderr=subprocess.PIPE
+    )
+    try:
+        while supervisor_pid(tmp_path) is None:
+            assert started.poll() is None
+        done = outrider("down", "--state-dir", str(tmp_path))
+        assert "stopped" in done.stderr
+        assert started.wait(60) == 0
+    finally:
+        started.send_signal(signal.SIGKILL)
+        assert started.stderr is not None
+        started.stderr.close()
+        started.wait()
