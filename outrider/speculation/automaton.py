@@ -61,16 +61,31 @@ class SuffixAutomaton:
         at = len(self.text)
         self.text.append(token)
         new = self._new_state(self._length[self._last] + 1, ROOT, at)
-        state = self._last
-        target = self._next(state, token)
-        while target == _NONE and state != _NONE:
-            self._add_edge(state, token, new)
-            state = self._link[state]
-            target = self._next(state, token) if state != _NONE else _NONE
+        state, target = self._add_edges(token, new)
         if state != _NONE:
             self._link[new] = self._suffix_state(state, token, target)
         self._last = new
         self._note_occurrence(at)
+
+    def _add_edges(self, token: int, new: int) -> tuple[int, int]:
+        """From the whole text's state up the links, give those without an edge for `token` one to
+        `new`. Returns the first that has one, and where it leads; _NONE if none has."""
+        first, targets, branches, links = self._token, self._target, self._more, self._link
+        state = self._last
+        while state != _NONE:
+            if first[state] == token:
+                return state, targets[state]
+            more = branches[state]
+            if more is not None:
+                if token in more:
+                    return state, more[token]
+                more[token] = new
+            elif first[state] == _NONE:
+                first[state], targets[state] = token, new
+            else:
+                branches[state] = {token: new}
+            state = links[state]
+        return _NONE, _NONE
 
     def _suffix_state(self, state: int, token: int, target: int) -> int:
         """The state of exactly (longest string of `state`) + token, split off if need be."""
@@ -110,16 +125,6 @@ class SuffixAutomaton:
             return self._target[state]
         more = self._more[state]
         return _NONE if more is None else more.get(token, _NONE)
-
-    def _add_edge(self, state: int, token: int, target: int) -> None:
-        if self._token[state] == _NONE:
-            self._token[state], self._target[state] = token, target
-            return
-        more = self._more[state]
-        if more is None:
-            self._more[state] = {token: target}
-        else:
-            more[token] = target
 
     def _redirect(self, state: int, token: int, target: int) -> None:
         if self._token[state] == token:

@@ -43,6 +43,11 @@ def keys(context: Sequence[int]) -> list[int]:
     return made
 
 
+def extended(contexts: Sequence[int], token: int) -> list[int]:
+    """The keys behind one more token, given those before it."""
+    return [token, *[key << _TOKEN_BITS | token for key in contexts[: MAX_ORDER - 1]]]
+
+
 class NgramMemory:
     """Learns from committed tokens; knows at least the last `max_entries` contexts of each order
     and at most twice as many: a full table becomes the old one, and what is used in it returns.
@@ -69,15 +74,14 @@ class NgramMemory:
     def learn(self, contexts: Sequence[int], token: int) -> None:
         """`token` followed these contexts."""
         for order, key in enumerate(contexts):
-            young = self._young[order]
-            value = young.get(key) or self._old[order].get(key, 0)
-            confidence = value & _MAX_CONFIDENCE
-            if not confidence:
-                value = pack(token, 1)
+            young, old = self._young[order], self._old[order]
+            value = young.get(key) or (old.get(key, 0) if old else 0)
+            if not value:
+                value = token << _CONFIDENCE_BITS | 1
             elif value >> _CONFIDENCE_BITS == token:
-                value += confidence < _MAX_CONFIDENCE
+                value += value & _MAX_CONFIDENCE < _MAX_CONFIDENCE
             else:
-                value = value - 1 if confidence > 1 else pack(token, 1)
+                value = value - 1 if value & _MAX_CONFIDENCE > 1 else pack(token, 1)
             young[key] = value
             if len(young) >= self._max_entries:
                 self._old[order], self._young[order] = young, {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.speculation.automaton import SuffixAutomaton
-from outrider.speculation.ngrams import MAX_ORDER, keys
+from outrider.speculation.ngrams import MAX_ORDER, extended, keys
 from outrider.speculation.phrases import Phrases
 from outrider.speculation.survival import HitRates, copy_bin
 
@@ -59,16 +59,22 @@ class SuffixDrafter:
         self._rates = HitRates(self._average.rates)
         self._num_prompt_left = num_prompt
         self._promised: list[float] = []
+        self._contexts: list[int] = []
+        """Keys of the sequence's last tokens, if there are phrases to look up."""
+        self._guesses: list[tuple[int, int]] | None = None
+        """What `phrases` knows of the sequence's next token, once it was asked."""
 
     def extend(self, ids: Sequence[int]) -> None:
         """Add tokens that are final, and learn from them how good guesses are."""
-        for token in ids:
-            if self._num_prompt_left > 0:
-                self._num_prompt_left -= 1
-            else:
-                self._learn(token)
-            self._automaton.append(token)
-            self._renew(token)
+        num_prompt = min(self._num_prompt_left, len(ids))
+        self._num_prompt_left -= num_prompt
+        for token in ids[:num_prompt]:
+            self._append(token)
+        if num_prompt and self._phrases is not None:
+            self._contexts = keys(self._automaton.text[-MAX_ORDER:])
+        for token in ids[num_prompt:]:
+            self._learn(token)
+            self._append(token)
 
     def draft(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Guess:
         """Up to `max_tokens` guesses for the tokens after the sequence, as long as they are this
@@ -81,15 +87,17 @@ class SuffixDrafter:
         """As `draft`, after the sequence and these ids, which are not kept."""
         chain = list(tentative_ids)
         end, length = self._match(chain)
+        contexts = self._contexts_after(chain)
         promised, chance = list[float](), 1.0
         while len(promised) < max_tokens:
             copied = self._copied(chain, end) if length else -1
-            token, rate = self._best(chain, copied, length)
+            token, rate = self._best(copied, length, contexts)
             chance *= rate
             if chance < least:
                 break
             chain.append(token)
             promised.append(chance)
+            contexts = extended(contexts, token)
             end, length = (end + 1, length + 1) if token == copied else self._match(chain)
         self._promised = promised
         return Guess(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
@@ -104,20 +112,30 @@ class SuffixDrafter:
         text = self._automaton.text
         return text[end + 1] if end + 1 < len(text) else chain[end + 1 - len(text)]
 
-    def _best(self, chain: Sequence[int], copied: int, length: int) -> tuple[int, float]:
+    def _best(self, copied: int, length: int, contexts: list[int]) -> tuple[int, float]:
         """The likeliest next token and its hit rate; rate 0 if there is none."""
         rates = self._rates.rates
         token, rate = copied, rates[copy_bin(length)] if length else 0.0
         if self._phrases is not None and rate < _SURE:
-            for other, which in self._phrases.guesses(self._contexts(chain)):
+            for other, which in self._guesses_of(contexts):
                 if rates[which] > rate:
                     token, rate = other, rates[which]
         return token, rate
 
-    def _contexts(self, chain: Sequence[int]) -> list[int]:
-        if len(chain) >= MAX_ORDER:
-            return keys(chain)
-        return keys((*self._automaton.text[-MAX_ORDER:], *chain))
+    def _guesses_of(self, contexts: list[int]) -> list[tuple[int, int]]:
+        """What `phrases` knows; of the sequence's own end it is asked once."""
+        assert self._phrases is not None
+        if contexts is not self._contexts:
+            return self._phrases.guesses(contexts)
+        if self._guesses is None:
+            self._guesses = self._phrases.guesses(contexts)
+        return self._guesses
+
+    def _contexts_after(self, chain: Sequence[int]) -> list[int]:
+        contexts = self._contexts
+        for token in chain:
+            contexts = extended(contexts, token)
+        return contexts
 
     def _match(self, chain: Sequence[int]) -> tuple[int, int]:
         """Where the longest suffix of the sequence and `chain` occurred: its end and length."""
@@ -129,25 +147,23 @@ class SuffixDrafter:
         return end, length
 
     def _learn(self, token: int) -> None:
-        automaton = self._automaton
+        automaton, outcomes = self._automaton, list[tuple[int, bool]]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
-            self._observe(copy_bin(automaton.match_length), hit)
-        if self._phrases is None:
-            return
-        contexts = self._contexts(())
-        for guess, which in self._phrases.guesses(contexts):
-            self._observe(which, guess == token)
-        self._phrases.learn(contexts, token)
+            outcomes.append((copy_bin(automaton.match_length), hit))
+        if self._phrases is not None:
+            for guess, which in self._guesses_of(self._contexts):
+                outcomes.append((which, guess == token))
+            self._phrases.learn(self._contexts, token)
+            self._contexts, self._guesses = extended(self._contexts, token), None
+        self._rates.observe(outcomes)
+        self._average.observe(outcomes)
 
-    def _observe(self, which: int, hit: bool) -> None:
-        self._rates.observe(which, hit)
-        self._average.observe(which, hit)
-
-    def _renew(self, token: int) -> None:
+    def _append(self, token: int) -> None:
+        self._automaton.append(token)
         if self._successor is not None:
             self._successor.append(token)
-        if self._successor is not None and len(self._automaton.text) >= self._max_context:
-            self._automaton, self._successor = self._successor, None
+            if len(self._automaton.text) >= self._max_context:
+                self._automaton, self._successor = self._successor, None
         if self._successor is None and 2 * len(self._automaton.text) >= self._max_context:
             self._successor = SuffixAutomaton()

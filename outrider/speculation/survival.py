@@ -48,10 +48,14 @@ class HitRates:
         self._weights = [belief] * len(self.rates)
         self._memory = memory
 
-    def observe(self, which: int, hit: bool) -> None:
-        """Count one token that a guess of this bin got right or wrong."""
-        weight = self._weights[which] = min(self._weights[which] + 1, self._memory)
-        self.rates[which] += (hit - self.rates[which]) / weight
+    def observe(self, outcomes: Sequence[tuple[int, bool]]) -> None:
+        """Guesses for one token: the bin of each, and whether it was right."""
+        rates, weights = self.rates, self._weights
+        for which, hit in outcomes:
+            weight = weights[which]
+            if weight < self._memory:
+                weight = weights[which] = weight + 1
+            rates[which] += (hit - rates[which]) / weight
 
 
 def new_average(*, sampled: bool) -> HitRates:
