@@ -53,11 +53,7 @@ def load(
     for key, value in (flags or {}).items():
         if value is not None:
             where = f"flag {key}"
-            kind = _kind(kinds, key, where)
-            if isinstance(value, str):
-                values[key] = _parse(value, kind, where)
-            else:
-                values[key] = _convert(value, kind, where)
+            values[key] = _flag(value, _kind(kinds, key, where), where)
     return _build(cls, values, f"configuration of {section}")
 
 
@@ -114,6 +110,10 @@ def _parse(text: str, kind: object, where: str) -> object:
     if inner is float:
         return _converted(lambda: float(text), "a number", text, where)
     return _convert(text, inner, where)
+
+
+def _flag(value: object, kind: object, where: str) -> object:
+    return _parse(value, kind, where) if isinstance(value, str) else _convert(value, kind, where)
 
 
 def _converted(parse: Callable[[], object], wanted: str, text: str, where: str) -> object:

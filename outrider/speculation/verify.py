@@ -45,17 +45,13 @@ def verify(
     Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
     another was chosen. Raises EngineError when rows are missing or not valid.
     """
-    if not 1 <= len(logits_rows) <= len(drafts) + 1:
-        raise EngineError(
-            f"{len(drafts)} drafts have 1 to {len(drafts) + 1} rows, not {len(logits_rows)}"
-        )
+    _check_rows(len(logits_rows), len(drafts))
     ids: list[int] = []
     lossy: list[int] = []
     accepted = 0
-    for index, row in enumerate(logits_rows):
+    for index, (row, draft) in enumerate(zip(logits_rows, (*drafts, None), strict=False)):
         columns = None if ids_rows is None else ids_rows[index]
         chosen = sampler.choose(row, position + index, columns)
-        draft = drafts[index] if index < len(drafts) else None
         if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):
             lossy.append(index)
             chosen = draft
@@ -65,6 +61,11 @@ def verify(
         if reply_push(chosen) or chosen != draft:
             break
     return Verdict(tuple(ids), accepted, tuple(lossy))
+
+
+def _check_rows(num_rows: int, num_drafts: int) -> None:
+    if not 1 <= num_rows <= num_drafts + 1:
+        raise EngineError(f"{num_drafts} drafts have 1 to {num_drafts + 1} rows, not {num_rows}")
 
 
 def _tolerable(

@@ -46,9 +46,7 @@ async def serve(
 ) -> None:
     """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
     has answered. Raises ConfigError, UnknownModelError, ModelStoreError."""
-    configure_logging("edge", config.log_level)
-    # aioquic reports every reset stream and closed connection; here those are ordinary.
-    logging.getLogger("quic").setLevel(logging.WARNING)
+    _configure_logging(config.log_level)
     configure_tracing("edge")
     spec = lookup(config.model)
     store = ModelStore(config.model_store or default_root())
@@ -66,6 +64,12 @@ async def serve(
         await edge.stop()
         metrics.close()
         shutdown_tracing()
+
+
+def _configure_logging(level: str) -> None:
+    configure_logging("edge", level)
+    # aioquic reports every reset stream and closed connection; here those are ordinary.
+    logging.getLogger("quic").setLevel(logging.WARNING)
 
 
 class Edge:

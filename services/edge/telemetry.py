@@ -86,15 +86,7 @@ class EdgeTelemetry:
             return
         reason = session.error.reason if session.error else None
         metrics.record_request(now - times.asked, self._model, reason)
-        log.info(
-            "chat ended",
-            request_id=session.request.request_id if session.request else "",
-            trace_id=span.trace_id if span else "",
-            outcome=reason or "OK",
-            num_prompt_tokens=session.num_prompt_tokens,
-            num_tokens=session.num_tokens,
-            total_ms=round((now - times.asked) * 1000, 1),
-        )
+        _log_end(session, span.trace_id if span else "", now - times.asked)
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
         metrics.counter(TOKENS).add(session.num_tokens)
         self._record_ttft(times.asked, times.provisional, times.committed)
@@ -115,3 +107,15 @@ class EdgeTelemetry:
         if committed is not None:
             self._metrics.counter(COMMITTED_TTFT).add((committed - asked) * 1000)
             self._metrics.counter(COMMITTED_CHATS).add(1)
+
+
+def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
+    log.info(
+        "chat ended",
+        request_id=session.request.request_id if session.request else "",
+        trace_id=trace_id,
+        outcome=session.error.reason if session.error else "OK",
+        num_prompt_tokens=session.num_prompt_tokens,
+        num_tokens=session.num_tokens,
+        total_ms=round(total_s * 1000, 1),
+    )

@@ -132,14 +132,7 @@ async def serve(
 async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
     server = make_server(max_message_bytes=config.max_message_bytes)
-    service = RouterService(
-        router.switch,
-        router.registry,
-        clock=router.clock,
-        buffer_frames=config.edge_buffer_frames,
-        max_sessions_per_stream=config.max_sessions_per_stream,
-    )
-    router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router), server)
     health = add_health(server, SERVICE)
     port = bind(server, config.host, config.port)
     admin = AdminServer(
@@ -155,6 +148,16 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
     finally:
         await server.stop(grace=0.5)
         await admin.stop()
+
+
+def _service(router: Router) -> RouterService:
+    return RouterService(
+        router.switch,
+        router.registry,
+        clock=router.clock,
+        buffer_frames=router.config.edge_buffer_frames,
+        max_sessions_per_stream=router.config.max_sessions_per_stream,
+    )
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import structlog
 
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
-from outrider.rpc import HealthControl, add_health, bind, make_server
+from outrider.rpc import add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -48,27 +48,35 @@ async def serve(
     workers = Workers(config.threads, config.max_pending)
     try:
         if vocabularies is None:
-            store = ModelStore(config.model_store or default_root())
-            vocabularies = await asyncio.to_thread(Vocabularies.load, config.models, store)
-        answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
-        service = TokenizerService(answering, workers, metrics, max_in_flight=config.max_in_flight)
-        async with _listening(config, service, metrics) as (ports, health):
+            vocabularies = await asyncio.to_thread(_load, config)
+        service = _service(config, vocabularies, workers, metrics)
+        async with _listening(config, service, workers, metrics) as ports:
             _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
             if ready:
                 ready(ports)
             await (stop or asyncio.Event()).wait()
-            health.close()
-            await workers.drain(config.drain_s)
     finally:
         workers.close()
         metrics.close()
         shutdown_tracing()
 
 
+def _load(config: TokenizerConfig) -> Vocabularies:
+    return Vocabularies.load(config.models, ModelStore(config.model_store or default_root()))
+
+
+def _service(
+    config: TokenizerConfig, vocabularies: Vocabularies, workers: Workers, metrics: Metrics
+) -> TokenizerService:
+    answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
+    return TokenizerService(answering, workers, metrics, max_in_flight=config.max_in_flight)
+
+
 @asynccontextmanager
 async def _listening(
-    config: TokenizerConfig, service: TokenizerService, metrics: Metrics
-) -> AsyncIterator[tuple[Ports, HealthControl]]:
+    config: TokenizerConfig, service: TokenizerService, workers: Workers, metrics: Metrics
+) -> AsyncIterator[Ports]:
+    """The ports, to be answered on until the context is left; then drains the workers."""
     server = make_server(max_message_bytes=config.max_message_bytes)
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
     health = add_health(server, SERVICE)
@@ -83,7 +91,9 @@ async def _listening(
     await server.start()
     health.set_serving(True)
     try:
-        yield Ports(port, admin_port), health
+        yield Ports(port, admin_port)
+        health.close()
+        await workers.drain(config.drain_s)
     finally:
         # Callers keep their streams open for good: there is no point in waiting for those.
         await server.stop(grace=_LAST_ANSWERS_S)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
+from outrider.models.chat import Message
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
@@ -62,11 +65,7 @@ class RegionWire:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
         else:
-            messages = (
-                common_pb2.ChatMessage(role=message.role, content=message.content)
-                for message in request.messages
-            )
-            opening.messages.messages.extend(messages)
+            opening.messages.messages.extend(_turns(request.messages))
         return inference_pb2.SessionUp(open=opening)
 
     def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
@@ -118,6 +117,10 @@ class RegionWire:
             max_lead=commit.pace.max_lead,
             lossy=tuple(commit.lossy),
         )
+
+
+def _turns(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
+    return (common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages)
 
 
 def cancel(reason: str) -> inference_pb2.SessionUp:

@@ -110,17 +110,20 @@ class SessionTable(Generic[FrameT]):
             raise DuplicateSessionError(
                 f"Session {number} is already open on this stream: number every session once."
             )
-        if self._num_sessions >= self._limits.max_sessions:
-            raise _overloaded(f"This router relays {self._num_sessions} sessions")
-        if len(sessions) >= self._limits.max_sessions_per_edge:
-            raise _overloaded(f"This stream carries {len(sessions)} sessions")
-        if self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
-            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+        self._check_room(len(sessions), num_bytes)
         session = Session(edge, number, self._take_number(), now, frame, num_bytes, deadline_at)
         self._kept_bytes += num_bytes
         self._num_sessions += 1
         sessions[number] = session
         return session
+
+    def _check_room(self, num_of_edge: int, num_bytes: int) -> None:
+        if self._num_sessions >= self._limits.max_sessions:
+            raise _overloaded(f"This router relays {self._num_sessions} sessions")
+        if num_of_edge >= self._limits.max_sessions_per_edge:
+            raise _overloaded(f"This stream carries {num_of_edge} sessions")
+        if self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
+            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
 
     def of_edge(self, edge: int, number: int) -> Session[FrameT] | None:
         """The live session an edge means; None if it ended."""

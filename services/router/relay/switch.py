@@ -231,8 +231,7 @@ class Switch:
             self._resolve(session, stream, action, error, now)
         if has_ended:
             self._journal.ended(session.relayed, error, now)
-            if session.edge in self._half_closed:
-                self._close_if_done(session.edge)
+            self._close_if_done(session.edge)
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
         self._journal.frames_down += 1
@@ -283,7 +282,7 @@ class Switch:
         self._edges[edge].offer(Down(frame=frame), last=True)
 
     def _close_if_done(self, edge: int) -> None:
-        if not self._table.edge_sessions(edge):
+        if edge in self._half_closed and not self._table.edge_sessions(edge):
             self._edges[edge].close()
 
 
