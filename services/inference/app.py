@@ -63,6 +63,7 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
     engines = _load_engines(config, vocabulary.size)
     if engines[0].info.vocabulary_size != vocabulary.size:
+        _close_engines(engines)
         raise EngineError(
             f"the engine scores {engines[0].info.vocabulary_size} ids, the vocabulary of "
             f"{spec.name} has {vocabulary.size}; their files do not belong together"
@@ -80,13 +81,23 @@ def _load_engines(config: InferenceConfig, vocabulary_size: int) -> tuple[Engine
     """One after the other; pools are as large as the first one's, whatever is free later."""
     how = config.engine_config(vocabulary_size)
     engines: list[Engine] = []
-    for instance in range(config.instances):
-        engine = create_engine(how)
-        engines.append(engine)
-        _log_pool(instance, engine.info)
-        warm_up(engine, config.warm_up_rows)
-        how = replace(how, num_blocks=engine.info.num_blocks)
+    try:
+        for instance in range(config.instances):
+            engine = create_engine(how)
+            engines.append(engine)
+            _log_pool(instance, engine.info)
+            warm_up(engine, config.warm_up_rows)
+            how = replace(how, num_blocks=engine.info.num_blocks)
+    except BaseException:
+        _close_engines(engines)
+        raise
     return tuple(engines)
+
+
+def _close_engines(engines: Sequence[Engine]) -> None:
+    """End engines that no replica took over: some have threads and memory outside Python."""
+    for engine in engines:
+        engine.close()
 
 
 def _log_pool(instance: int, info: EngineInfo) -> None:
@@ -191,12 +202,21 @@ async def serve(
     )
     try:
         admin_port = await admin.start()
-        loaded.append(Replica(config, await asyncio.to_thread(load_model, config), metrics))
+        loaded.append(await _load_replica(config, metrics))
         await _run(loaded[0], admin_port, ready, stop or asyncio.Event())
     finally:
         await admin.stop()
         metrics.close()
         shutdown_tracing()
+
+
+async def _load_replica(config: InferenceConfig, metrics: Metrics) -> Replica:
+    model = await asyncio.to_thread(load_model, config)
+    try:
+        return Replica(config, model, metrics)
+    except BaseException:
+        await asyncio.to_thread(_close_engines, model.engines)
+        raise
 
 
 async def _run(
