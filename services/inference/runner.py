@@ -256,9 +256,10 @@ class ModelRunner:
         return f"the engine failed {self._num_failures} times in a row; restart the replica"
 
     def _close_engine(self) -> None:
+        # Whatever is wrong with it: stop() waits for the last tick, which comes after this.
         try:
             self._engine.close()
-        except EngineError:
+        except Exception:
             log.exception("the engine did not close")
 
     def _report(self, events: list[Event], num_rounds: int) -> None:
@@ -273,7 +274,8 @@ class ModelRunner:
         self._loop.call_soon_threadsafe(self._deliver, tick)
 
     def _deliver(self, tick: Tick) -> None:
-        self._problem = tick.problem
+        # A replica that was given up is not taken back by a call that succeeds by chance.
+        self._problem = tick.problem or self._problem
         if tick.over:
             self._over.set()
         self._on_tick(tick)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,9 +12,9 @@ import pytest
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
-from services.inference.engines.base import Engine
+from services.inference.engines.base import Engine, Round, Rows
 from services.inference.engines.fake import FakeEngine
-from services.inference.runner import Cancel, Draft, Inbox, ModelRunner, Tick
+from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
 from services.inference.scheduling.events import (
     Committed,
     Drafts,
@@ -197,3 +197,49 @@ async def test_a_runner_that_never_started_can_be_stopped() -> None:
         it.runner.open(_request(1))
     await it.runner.stop()
     assert it.ticks == []
+
+
+class Unclosable(FakeEngine):
+    """Raises something unforeseen from close()."""
+
+    def close(self) -> None:
+        raise ZeroDivisionError("a defect")
+
+
+async def test_an_engine_that_cannot_be_closed_does_not_hold_up_the_end() -> None:
+    it = Watched(Unclosable())
+    it.runner.start()
+    async with asyncio.timeout(5):
+        await it.runner.stop()
+    assert it.ticks[-1].over
+
+
+class Failing(GatedEngine):
+    """Its first calls raise EngineError."""
+
+    num_calls = 0
+
+    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+        rows = super().step(rounds)
+        self.num_calls += 1
+        if self.num_calls <= MAX_FAILURES:
+            raise EngineError("out of order")
+        return rows
+
+
+async def test_a_replica_that_was_given_up_takes_no_sessions_again() -> None:
+    engine = Failing()
+    async with _running(engine) as it:
+        engine.gate.set()
+        for session in range(1, MAX_FAILURES):
+            it.runner.open(_request(session))
+            assert isinstance(await it.end(session), Failed)
+        engine.gate.clear()
+        engine.waiting.clear()
+        it.runner.open(_request(8))
+        await eventually(engine.waiting.is_set)
+        it.runner.open(_request(9))
+        engine.gate.set()
+        assert isinstance(await it.end(8), Failed)
+        assert isinstance(await it.end(9), Finished)
+        assert "restart the replica" in it.runner.problem
