@@ -242,3 +242,28 @@ async def test_the_share_of_reused_prompt_tokens_is_measured() -> None:
         assert value("outrider_prefix_prompt_tokens_total") == 100
         assert value("outrider_prefix_cached_tokens_total") == 48
         assert value("prefix_hit_rate") == pytest.approx(0.48, abs=0.01)
+
+
+async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
+    async with running() as it:
+        peer = it.peer()
+        sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+        whole = reference(PROMPTS[7], sampling).ids
+        resume = wire_tokens.to_proto(CODER.encode(whole[:30]))
+        peer.replies[1].ids += whole[:30]
+        await peer.open(1, PROMPTS[7], sampling, resume=resume)
+        reply = await peer.finish(1)
+        assert reply.done is not None
+        assert reply.done.usage.completion_tokens == 40
+        value = it.metrics.registry.get_sample_value
+        labels = {
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "outrider",
+            "gen_ai_request_model": "letters",
+        }
+        output = labels | {"gen_ai_token_type": "output"}
+        assert value("gen_ai_client_token_usage_sum", output) == 10
+        per_token = value("gen_ai_server_time_per_output_token_seconds_sum", labels)
+        assert per_token is not None
+        decode_s = (reply.done.timings.total_ms - reply.done.timings.ttft_ms) / 1e3
+        assert per_token == pytest.approx(decode_s / 9)

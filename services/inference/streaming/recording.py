@@ -24,11 +24,15 @@ class SessionRecord:
         request_id: str,
         trace: TraceParent,
         clock: Callable[[], float],
+        *,
+        num_resumed: int = 0,
     ) -> None:
-        """`clock` in seconds. A malformed `trace` starts a new one."""
+        """`clock` in seconds. A malformed `trace` starts a new one. The first `num_resumed` tokens
+        of the reply were generated elsewhere, and counted there."""
         self._metrics = metrics
         self._model = model
         self._clock = clock
+        self._num_resumed = num_resumed
         self._opened_at = clock()
         self._started_ns = time.time_ns()
         self._first_at: float | None = None
@@ -55,20 +59,19 @@ class SessionRecord:
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""
         usage, timings = event.usage, event.timings
+        num_generated = usage.completion_tokens - self._num_resumed
         self._metrics.record_verification(usage.draft_tokens, usage.accepted_tokens)
-        if usage.completion_tokens:
+        if num_generated:
             self._metrics.record_prefix(usage.prompt_tokens, usage.cached_tokens)
-        self._metrics.record_usage(usage.prompt_tokens, usage.completion_tokens, self._model)
-        if usage.completion_tokens > 1:
+        self._metrics.record_usage(usage.prompt_tokens, num_generated, self._model)
+        if num_generated > 1:
             seconds = (timings.total_ms - timings.ttft_ms) / 1e3
-            self._metrics.record_time_per_token(
-                seconds / (usage.completion_tokens - 1), self._model
-            )
+            self._metrics.record_time_per_token(seconds / (num_generated - 1), self._model)
         self._request(_UNFINISHED.get(event.reason))
         self._phases(timings)
         attributes: dict[str, int | tuple[str, ...]] = {
             names.INPUT_TOKENS: usage.prompt_tokens,
-            names.OUTPUT_TOKENS: usage.completion_tokens,
+            names.OUTPUT_TOKENS: num_generated,
             names.CACHED_TOKENS: usage.cached_tokens,
             names.FINISH_REASONS: (event.reason.name.lower(),),
         }

@@ -52,7 +52,7 @@ class Peer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LiveSession:
     """One session; `key` is the model thread's number, `number` the peer's."""
 
@@ -62,6 +62,8 @@ class LiveSession:
     request_id: str
     codec: TokenCodec
     record: SessionRecord
+    cancelled: bool = False
+    """Whether the model thread was told to end it."""
 
 
 class SessionTable:
@@ -130,9 +132,13 @@ class SessionTable:
             self._metrics.counter("outrider.draft.dropped_frames").add(1)
 
     def cancel(self, session: LiveSession) -> None:
-        """The peer asked to stop; its last frame will say how far the session came."""
+        """The peer asked to stop; its last frame will say how far the session came.
+
+        The model thread is told once: a peer that goes on asking fills no memory."""
         assert self._model is not None
-        self._model.cancel(session.key)
+        if not session.cancelled:
+            session.cancelled = True
+            self._model.cancel(session.key)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
         """End a session from this side: free its KV, tell its peer."""
@@ -181,7 +187,12 @@ class SessionTable:
     def _record(self, frame: inference_pb2.OpenSession) -> SessionRecord:
         trace = (frame.trace.traceparent, frame.trace.tracestate)
         return SessionRecord(
-            self._metrics, self.contract.model, frame.request_id, trace, self.clock
+            self._metrics,
+            self.contract.model,
+            frame.request_id,
+            trace,
+            self.clock,
+            num_resumed=frame.resume.count,
         )
 
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable
 
+import structlog
+
 from outrider.errors import (
     CancelledError,
     DuplicateSessionError,
@@ -16,6 +18,8 @@ from outrider.rpc import Outbox
 from outrider.v1 import inference_pb2
 from services.inference.streaming import wire
 from services.inference.streaming.sessions import LiveSession, SessionTable
+
+log = structlog.get_logger()
 
 _MAX_ENDED = 4096
 """Ended sessions whose late frames are still recognised."""
@@ -37,7 +41,8 @@ class Stream:
     async def read(self, frames: AsyncIterable[inference_pb2.GenerateRequest]) -> None:
         """Take frames until the peer has no more; its sessions then run to their end.
 
-        A frame without a usable session number ends the stream.
+        A frame without a usable session number ends the stream, and so does a defect of ours:
+        a peer whose frames nobody takes would wait for ever.
         """
         try:
             async for request in frames:
@@ -46,6 +51,10 @@ class Stream:
                 self.receive(request.frame)
         except OutriderError as error:
             self.close(error)
+            return
+        except Exception as error:
+            log.exception("a stream cannot be read")
+            self.close(OutriderError(f"the stream broke with {type(error).__name__}; open another"))
             return
         self._no_more_frames = True
         self._close_if_done()

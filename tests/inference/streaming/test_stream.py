@@ -1,0 +1,72 @@
+"""One stream against a peer that says too much, and frames that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider import errors
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from outrider.v1 import inference_pb2
+from services.inference.scheduling.events import Drafts, OpenRequest
+from services.inference.streaming.sessions import Model, SessionTable
+from services.inference.streaming.stream import Stream
+from tests.inference.harness import GatedEngine, opening, running
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+class Counted:
+    """A model whose cancels are counted on their way."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.num_cancels = 0
+
+    def open(self, request: OpenRequest) -> None:
+        self._model.open(request)
+
+    def draft(self, session: int, drafts: Drafts) -> bool:
+        return self._model.draft(session, drafts)
+
+    def cancel(self, session: int) -> None:
+        self.num_cancels += 1
+        self._model.cancel(session)
+
+
+def _stream(table: SessionTable) -> Stream:
+    return Stream(table, max_frames=64, max_sessions=8)
+
+
+async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        model = Counted(it.replica.runner)
+        it.replica.table.attach(model)
+        stream = _stream(it.replica.table)
+        stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
+        await eventually(it.engine.waiting.is_set)
+        cancel = inference_pb2.SessionUp(session=1, cancel=inference_pb2.CancelSession())
+        for _ in range(1000):
+            stream.receive(cancel)
+        assert model.num_cancels == 1
+        it.engine.gate.set()
+        await eventually(lambda: len(it.replica.table) == 0)
+
+
+async def _broken_frames() -> AsyncIterator[inference_pb2.GenerateRequest]:
+    frame = inference_pb2.SessionUp(session=1, open=opening([5], LONG))
+    yield inference_pb2.GenerateRequest(frame=frame)
+    raise ZeroDivisionError("a defect")
+
+
+async def test_a_reader_that_breaks_ends_its_stream_and_its_sessions() -> None:
+    async with running(GatedEngine()) as it:
+        stream = _stream(it.replica.table)
+        await stream.read(_broken_frames())
+        assert len(it.replica.table) == 0
+        with pytest.raises(errors.OutriderError, match="ZeroDivisionError"):
+            async for _ in stream.outbox:
+                pass
