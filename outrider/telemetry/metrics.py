@@ -104,7 +104,7 @@ class Metrics:
         self._per_token_s.record(seconds, _attributes(model))
 
     def set_batch_utilization(self, share: float) -> None:
-        """Rows of the last engine call over the rows it may have, 0..1."""
+        """Sessions in the last engine call over the sessions it may have, 0..1."""
         self.gauge(names.BATCH_UTILIZATION).set(share)
 
     def record_tick_overhead(self, ms: float) -> None:
