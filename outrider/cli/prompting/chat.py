@@ -18,7 +18,7 @@ import typer
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.painter import Painter
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
@@ -97,7 +97,9 @@ def chat(
     """
     address = _edge_address(edge, ca, insecure, (state_dir or default_state_dir()).resolve())
     params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
-    prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
+    prompts = options.read_prompts(text, prompt, prompt_file)
+    if as_json and not prompts:
+        raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
     wanted = Wanted(model, provisional, speculation, thin)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
@@ -109,8 +111,8 @@ def chat(
 def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path) -> EdgeAddress:
     if edge is not None:
         host, _, port = edge.rpartition(":")
-        if not host or not port.isdecimal():
-            raise UnavailableError(f"--edge takes HOST:PORT, not {edge!r}")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise InvalidRequestError(f"--edge takes HOST:PORT, not {edge!r}")
         return EdgeAddress(host, int(port), ca, insecure)
     mesh = running_mesh(state)
     if mesh is None:

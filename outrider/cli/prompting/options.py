@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from outrider.errors import InvalidRequestError
-from outrider.models.chat import Message
+from outrider.models.chat import Message, check_text
 from outrider.sampling.params import SamplingParams
 
 OnText: TypeAlias = Callable[[str], None] | None
@@ -33,26 +33,49 @@ Json = Annotated[
 ]
 
 
-def read_prompts(prompt: str | None, prompt_file: Path | None) -> list[str]:
-    """The prompts asked for on the command line. Raises InvalidRequestError."""
-    if prompt is not None and prompt_file is not None:
-        raise InvalidRequestError("give --prompt or --prompt-file, not both")
-    if prompt == "-":
-        return [typer.get_text_stream("stdin").read()]
-    if prompt is not None:
-        return [prompt]
-    return _from_file(prompt_file) if prompt_file is not None else []
+def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None) -> list[str]:
+    """The prompts of the command line, by argument or flag. Raises InvalidRequestError."""
+    if sum(given is not None for given in (text, prompt, prompt_file)) > 1:
+        raise InvalidRequestError("give one of: a prompt as argument, --prompt, --prompt-file")
+    if prompt_file is not None:
+        return _from_file(prompt_file)
+    one = _from_stdin() if prompt == "-" else prompt if prompt is not None else text
+    if one is None:
+        return []
+    check_text(one)
+    return [one]
+
+
+def _from_stdin() -> str:
+    try:
+        return typer.get_text_stream("stdin").read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"standard input is not UTF-8 text: {error}") from error
 
 
 def _from_file(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        prompts = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{path}: {error}; one JSON string per line is needed") from error
-    if not all(isinstance(p, str) for p in prompts):
-        raise InvalidRequestError(f"{path}: every line must be a JSON string")
-    return prompts
+        # Not splitlines: U+2028 and its like may stand within a JSON string.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path} is not UTF-8 text: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise InvalidRequestError(f"{path} holds no prompt; one JSON string per line is needed")
+    return [_from_line(line, f"{path}, line {number}") for number, line in numbered]
+
+
+def _from_line(line: str, where: str) -> str:
+    try:
+        prompt = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequestError(f"{where} is no JSON string: {error}") from error
+    if not isinstance(prompt, str):
+        raise InvalidRequestError(f"{where} is JSON, but no string; put the prompt in quotes")
+    check_text(prompt)
+    return prompt
 
 
 def conversation(system: str | None, prompt: str) -> list[Message]:

@@ -42,7 +42,7 @@ def reference(
 ) -> None:
     """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
     params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
-    prompts = options.read_prompts(prompt if prompt is not None else text, prompt_file)
+    prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     runner = _load(model, threads)

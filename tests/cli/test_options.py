@@ -1,0 +1,90 @@
+"""Prompts from the command line: what is taken, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.cli.prompting.options import read_prompts
+from outrider.errors import InvalidRequestError, OutriderError
+
+
+def test_one_prompt_from_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_prompts("hi", None, None) == ["hi"]
+    assert read_prompts(None, "hi", None) == ["hi"]
+    assert read_prompts(None, None, None) == []
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("grüß\nGott\n".encode())))
+    assert read_prompts(None, "-", None) == ["grüß\nGott\n"]
+
+
+def test_a_file_has_one_json_string_per_line_whatever_is_in_them(tmp_path: Path) -> None:
+    # U+2028, U+0085 and the like end a line for str.splitlines, and stand unescaped in JSON.
+    prompts = ["one", "two\u2028lines", "next\u0085line", "form\x7ffeed", "", "tab\there"]
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps(prompt, ensure_ascii=False) for prompt in prompts]
+    file.write_text("\n".join(lines) + "\n\n", encoding="utf-8")
+    assert read_prompts(None, None, file) == prompts
+    file.write_bytes("\r\n".join(lines).encode())
+    assert read_prompts(None, None, file) == prompts
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds no prompt"),
+        (b"\n \n", "holds no prompt"),
+        (b"hello", "line 1"),
+        (b'"a"\n{"b": 1}', "line 2"),
+        (b'"\xff"', "UTF-8"),
+        (b'"a"\n"\\ud800"', "lone surrogate"),
+    ],
+)
+def test_files_that_are_none(content: bytes, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=says):
+        read_prompts(None, None, file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompts\.jsonl"):
+        read_prompts(None, None, tmp_path / "prompts.jsonl")
+
+
+def test_input_that_is_no_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    with pytest.raises(InvalidRequestError, match="standard input is not UTF-8"):
+        read_prompts(None, "-", None)
+
+
+def test_an_argument_that_is_no_utf8() -> None:
+    # What Python makes of bytes on the command line that are no UTF-8 (PEP 383).
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        read_prompts(b"\xff".decode(errors="surrogateescape"), None, None)
+
+
+@pytest.mark.parametrize(
+    "given", [("a", "b", None), ("a", None, Path("c")), (None, "b", Path("c"))]
+)
+def test_two_places_at_once(given: tuple[str | None, str | None, Path | None]) -> None:
+    with pytest.raises(InvalidRequestError, match="one of"):
+        read_prompts(*given)
+
+
+@pytest.mark.parametrize("edge", ["nowhere", ":4433", "here:0", "here:99999", "here:http"])
+def test_edges_that_are_none(edge: str) -> None:
+    done = CliRunner().invoke(app, ["chat", "hi", "--edge", edge])
+    assert isinstance(done.exception, OutriderError)
+    assert "HOST:PORT" in done.exception.message
+
+
+def test_objects_need_prompts() -> None:
+    done = CliRunner().invoke(app, ["chat", "--json", "--edge", "localhost:1"])
+    assert isinstance(done.exception, OutriderError)
+    assert "--prompt" in done.exception.message
+    assert done.stdout == ""
