@@ -17,6 +17,7 @@ from outrider.client.events import (
     Event,
     Provisional,
     Retracted,
+    ServerTimings,
     Timings,
     Usage,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Provisional",
     "Retracted",
     "SamplingParams",
+    "ServerTimings",
     "Timings",
     "Transcript",
     "Usage",

@@ -105,6 +105,8 @@ class Chat(AsyncIterator[Event]):
             finish_reason=done.finish_reason,
             usage=done.usage,
             timings=self._timings(),
+            replica_timings=done.replica_timings,
+            edge_timings=done.edge_timings,
             num_retractions=self._transcript.num_retractions,
             erased_chars=self._transcript.erased_chars,
             region=done.region,

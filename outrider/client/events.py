@@ -110,6 +110,8 @@ class ChatResult:
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
+    replica_timings: ServerTimings
+    edge_timings: ServerTimings
     num_retractions: int
     erased_chars: int
     """Code points that were shown and then taken back."""

@@ -74,11 +74,7 @@ def request_frame(
     messages: Iterable[Message], options: ChatOptions, trace: tuple[str, str]
 ) -> bytes:
     """The first frame of a chat stream. Raises InvalidRequestError for values no frame can hold."""
-    if options.speculation not in _SPECULATION or options.priority not in _PRIORITY:
-        raise InvalidRequestError(
-            f"speculation is one of {', '.join(_SPECULATION)} and priority one of "
-            f"{', '.join(_PRIORITY)}, not {options.speculation!r} and {options.priority!r}"
-        )
+    _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
             model=options.model,
@@ -96,6 +92,14 @@ def request_frame(
         return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
+
+
+def _check_words(options: ChatOptions) -> None:
+    if options.speculation not in _SPECULATION or options.priority not in _PRIORITY:
+        raise InvalidRequestError(
+            f"speculation is one of {', '.join(_SPECULATION)} and priority one of "
+            f"{', '.join(_PRIORITY)}, not {options.speculation!r} and {options.priority!r}"
+        )
 
 
 def read(payload: bytes) -> Event:

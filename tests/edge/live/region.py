@@ -61,6 +61,10 @@ class RegionSession:
     task: asyncio.Task[None] | None = None
 
 
+TIMINGS = common_pb2.Timings(queue_ms=1, prefill_ms=20, ttft_ms=30, total_ms=400)
+"""What the region says of every session."""
+
+
 class Region(router_pb2_grpc.RouterServiceServicer):
     """Answers every session with `reply`; the hooks let a test make it misbehave."""
 
@@ -144,13 +148,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         session.drafts += ids
 
     async def _run(self, number: int, session: RegionSession, outbox: Outbox[Any]) -> None:
-        opened = inference_pb2.SessionOpened(
-            prompt_tokens=self._num_prompt_tokens(session.open),
-            replica="scripted",
-            region="test-region",
-            vocabulary_digest=self.digest,
-            codec=common_pb2.TokenCodec.ValueType(session.codec),
-        )
+        opened = self._opened(session)
         self._send(outbox, inference_pb2.SessionDown(session=number, opened=opened))
         while session.committed < len(session.reply):
             if session.committed >= self.hold_at:
@@ -164,10 +162,20 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             finish_reason=common_pb2.FINISH_REASON_STOP,
             upto=session.committed,
             usage=common_pb2.Usage(completion_tokens=session.committed),
+            timings=TIMINGS,
         )
         self._send(outbox, inference_pb2.SessionDown(session=number, done=done))
         del self.live[number]
         self.finished.append(session)
+
+    def _opened(self, session: RegionSession) -> inference_pb2.SessionOpened:
+        return inference_pb2.SessionOpened(
+            prompt_tokens=self._num_prompt_tokens(session.open),
+            replica="scripted",
+            region="test-region",
+            vocabulary_digest=self.digest,
+            codec=common_pb2.TokenCodec.ValueType(session.codec),
+        )
 
     def _commit(self, session: RegionSession) -> inference_pb2.Commit:
         base, truth = session.committed, session.reply
