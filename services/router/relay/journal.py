@@ -21,6 +21,7 @@ FRAMES: Final = "outrider.router.frames"
 DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
 SESSIONS: Final = "outrider.router.sessions"
 REPLICAS: Final = "outrider.router.replicas"
+MAX_LISTED: Final = 8
 
 
 @dataclass(slots=True)
@@ -29,6 +30,12 @@ class _Entry:
     opened_at: float
     model: str = ""
     """Known once placed: a client's own word must not become a metric label."""
+
+
+def _listed(decision: Decision) -> str:
+    """The best replicas that a session could have gone to, with their predicted waits."""
+    best = decision.considered[:MAX_LISTED]
+    return ", ".join(f"{name} {wait_ms:.1f} ms" for name, wait_ms in best)
 
 
 class Journal:
@@ -66,6 +73,7 @@ class Journal:
             entry.span.set(**{"outrider.replica": decision.replica, "outrider.region": region})
             terms = asdict(decision.wait)
             entry.span.set(**{f"outrider.wait.{term}": value for term, value in terms.items()})
+            entry.span.set(**{"outrider.considered": _listed(decision)})
         self._placements[decision.replica, region] += 1
         self._decision_ms += decided_ms
 

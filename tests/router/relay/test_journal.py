@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,8 @@ async def test_the_session_span_continues_the_edges_and_is_the_replicas_parent(
     assert span.attributes is not None
     assert span.attributes["outrider.replica"] == "near"
     assert span.attributes["outrider.wait.rtt_ms"] == 1.0
+    considered = str(span.attributes["outrider.considered"])
+    assert re.fullmatch(r"near [\d.]+ ms, far [\d.]+ ms", considered)
     assert span.attributes[names.REQUEST_ID] == "r"
     mesh.metrics.close()
 
