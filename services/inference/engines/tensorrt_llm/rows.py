@@ -3,8 +3,10 @@
 The runtime answers with one mapping per prompt position whose KV it computed; what it took from
 its cache has none. So rows are counted from the end: the last one is behind the last prompt token.
 
-A mapping holds the likeliest ids with ranks 1, 2, ..., and in some versions one entry more for the
-token that really followed, which under reuse may be another position's. Only ranks are read.
+A mapping holds the likeliest ids with ranks 1, 2, ..., and behind them, in later versions, one more
+entry for the token that really followed; under reuse that is another position's token. Its rank
+counts the ids above it, so it may share a rank with an id of equal score: the first of a rank is
+the row's own, whatever was drafted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def last_rows(answer: TokenLogprobs | None, num_rows: int, num_candidates: int) 
     shape = (len(wanted), num_candidates)
     logits, ids = np.empty(shape, np.float32), np.empty(shape, np.int32)
     for row, candidates in enumerate(wanted):
-        ranked = {one.rank: (token, one.logprob) for token, one in candidates.items()}
+        ranked: dict[int | None, tuple[int, float]] = {}
+        for token, one in candidates.items():
+            ranked.setdefault(one.rank, (token, one.logprob))
         for column in range(num_candidates):
             if column + 1 not in ranked:
                 raise EngineError(
