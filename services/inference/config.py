@@ -60,7 +60,8 @@ class InferenceConfig:
     """Memory of the KV pool, of all instances together; 0: kv_share of what is free."""
     kv_share: float = _ENGINE.kv_share
     """Share of the memory that is free once the first model is loaded: each instance's part is
-    64 MiB at least, 16 GiB at most, and room for one sequence of max_context_tokens."""
+    64 MiB at least, 16 GiB at most, and room for one sequence of max_context_tokens. With
+    tensorrt-llm: of the GPU's, below 1, without these bounds."""
     num_blocks: int | None = None
     """Blocks of the KV pool, of all instances together; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
@@ -85,8 +86,6 @@ class InferenceConfig:
     """Whether requests without a top_k are served from the candidates instead of refused."""
     trtllm_logits_bytes: int = _TRTLLM.logits_bytes
     """GPU memory for the logits of requests in flight."""
-    trtllm_free_memory_fraction: float = _TRTLLM.free_memory_fraction
-    """Share of the GPU memory left by the weights that the KV pool may take at most."""
     trtllm_host_cache_bytes: int = _TRTLLM.host_cache_bytes
     """Host memory for KV blocks that no longer fit the GPU."""
     trtllm_request_timeout_s: float = _TRTLLM.request_timeout_s

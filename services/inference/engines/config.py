@@ -36,7 +36,8 @@ class EngineConfig:
     kv_bytes: int = 0
     """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
     kv_share: float = DEFAULT_SHARE
-    """Share of the memory that is free once the model is loaded, with bounds (memory.budget)."""
+    """Share of the memory that is free once the model is loaded, with bounds (memory.budget); of
+    the GPU's, without bounds, for tensorrt-llm."""
     num_blocks: int | None = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
@@ -49,7 +50,8 @@ class EngineConfig:
     fake: FakeOptions = field(default_factory=FakeOptions)
     """The fake engine's shape; num_blocks above is the other engines'."""
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
-    """The TensorRT-LLM engine's own settings; it uses num_blocks and kv_bytes of those above."""
+    """The TensorRT-LLM engine's own settings; of those above it uses the pool's and
+    max_context_tokens."""
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):

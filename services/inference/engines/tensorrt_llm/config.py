@@ -19,8 +19,9 @@ class TensorRtLlmOptions:
     """GPUs that share the model."""
     max_batch_size: int = 64
     """Requests of one iteration of the runtime."""
-    max_num_tokens: int = 8192
-    """Tokens of one iteration; longer prompts are computed in chunks."""
+    max_num_tokens: int = 4096
+    """Tokens of one iteration; longer prompts are computed in chunks. An iteration in which one
+    request wants rows computes the logits of all its tokens (loading.iteration_logits_bytes)."""
     num_candidates: int = 20
     """Likeliest ids of a sampled row; a greedy row has one."""
     truncate_sampling: bool = False
@@ -28,8 +29,6 @@ class TensorRtLlmOptions:
     logits_bytes: int = 4 << 30
     """GPU memory for the logits of requests in flight: prompt tokens x vocabulary x 4 bytes each,
     outside the KV pool."""
-    free_memory_fraction: float = 0.5
-    """Share of the GPU memory left by the weights that the KV pool may take at most."""
     host_cache_bytes: int = 0
     """Host memory for KV blocks that no longer fit the GPU; 0: none."""
     request_timeout_s: float = 120.0
@@ -48,10 +47,6 @@ class TensorRtLlmOptions:
         if self.host_cache_bytes < 0:
             raise ConfigError(
                 f"trtllm host_cache_bytes is {self.host_cache_bytes}; it cannot be negative"
-            )
-        if not 0.0 < self.free_memory_fraction <= 1.0:
-            raise ConfigError(
-                f"trtllm free_memory_fraction is {self.free_memory_fraction}; use above 0 to 1"
             )
         if not self.request_timeout_s > 0.0:
             raise ConfigError(

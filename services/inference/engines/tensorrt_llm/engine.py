@@ -23,16 +23,14 @@ import structlog
 
 from outrider.errors import EngineError
 from services.inference.engines.base import EngineInfo, Ids, Round, Rows
-from services.inference.engines.tensorrt_llm.api import Api, Llm, TokenLogprobs
-from services.inference.engines.tensorrt_llm.config import TensorRtLlmOptions
+from services.inference.engines.tensorrt_llm.api import Llm, TokenLogprobs
 from services.inference.engines.tensorrt_llm.reports import (
-    BlockRemoved,
-    BlockStored,
+    CacheChanges,
     RuntimeStats,
-    block_events,
+    cache_changes,
     latest_stats,
 )
-from services.inference.engines.tensorrt_llm.requests import Flight, Request, RequestMaker, Ticket
+from services.inference.engines.tensorrt_llm.requests import Flight, Request, Ticket
 from services.inference.engines.tensorrt_llm.rows import last_rows, leading_rows
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
@@ -78,16 +76,11 @@ class _Sequence:
 class TensorRtLlmEngine:
     """Implements base.Engine; loading.load_engine makes one."""
 
-    def __init__(self, llm: Llm, api: Api, options: TensorRtLlmOptions, info: EngineInfo) -> None:
+    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo) -> None:
+        """`flight` has carried a request already: before the first, the runtime has no reports."""
         self._llm = llm
         self._info = info
-        self._flight = Flight(
-            llm,
-            RequestMaker(api),
-            row_bytes=info.vocabulary_size * np.dtype(np.float32).itemsize,
-            max_bytes=options.logits_bytes,
-            timeout_s=options.request_timeout_s,
-        )
+        self._flight = flight
         self._sequences: dict[int, _Sequence] = {}
         self._closed = False
         self._tell_at = 0.0
@@ -106,14 +99,14 @@ class TensorRtLlmEngine:
         self._sequences[sequence] = _Sequence(np.array(prompt, np.int32), salt, wanted)
 
     def step(self, rounds: Sequence[Round]) -> list[Rows]:
-        """See base.Engine. When one request fails, all requests in flight are given up."""
+        """See base.Engine. When one request fails, none is left in flight."""
         self._check_not_closed()
         check_rounds(self._info, self._sequences, rounds)
         self._check_past(rounds)
         try:
             rows = self._converse(rounds)
         except EngineError:
-            self._flight.abort_all()
+            self._flight.clear()
             raise
         self._tell(time.monotonic())
         return rows
@@ -143,10 +136,10 @@ class TensorRtLlmEngine:
         self._check_not_closed()
         return latest_stats(self._llm.get_stats(timeout=0))
 
-    def events(self) -> list[BlockStored | BlockRemoved]:
-        """KV blocks stored and removed since the last call."""
+    def cache_changes(self) -> CacheChanges:
+        """What became of the runtime's KV blocks since the last call."""
         self._check_not_closed()
-        return block_events(self._llm.get_kv_cache_events(timeout=0))
+        return cache_changes(self._llm.get_kv_cache_events(timeout=0))
 
     def close(self) -> None:
         """See base.Engine. Raises EngineError if the runtime does not stop."""
@@ -154,7 +147,7 @@ class TensorRtLlmEngine:
             return
         self._closed = True
         try:
-            self._flight.abort_all()
+            self._flight.clear()
         finally:
             self._llm.shutdown()
 
@@ -220,7 +213,7 @@ class TensorRtLlmEngine:
             return
         self._tell_at = now + _TELL_S
         try:
-            stats, events = self.stats(), self.events()
+            stats, changes = self.stats(), self.cache_changes()
         except Exception:
             log.exception("TensorRT-LLM reports no statistics")
             self._tell_at = math.inf
@@ -228,8 +221,8 @@ class TensorRtLlmEngine:
         log.info(
             "trtllm_stats",
             **({} if stats is None else asdict(stats)),
-            blocks_stored=sum(isinstance(event, BlockStored) for event in events),
-            blocks_removed=sum(isinstance(event, BlockRemoved) for event in events),
+            blocks_stored=changes.blocks_stored,
+            blocks_removed=changes.blocks_removed,
             short_answers=self.num_short_answers,
         )
 

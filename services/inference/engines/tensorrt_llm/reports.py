@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +16,21 @@ class RuntimeStats:
     used_blocks: int = 0
     free_blocks: int = 0
     max_blocks: int = 0
+    """Blocks of the pool on the GPU."""
     reused_blocks: int = 0
     """Blocks taken from the cache since the start."""
     cache_hit_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStored:
-    """A full or partial block can be reused from now on."""
+class CacheChanges:
+    """What became of KV blocks between two reports."""
 
-    event_id: int
-    block_hash: int
-    parent_hash: int | None
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRemoved:
-    """A block is gone."""
-
-    event_id: int
-    block_hash: int
+    blocks_stored: int = 0
+    """Blocks that can be reused from then on."""
+    blocks_removed: int = 0
+    pool_blocks: int = 0
+    """Blocks of the pool on the GPU, told once, in the first report; else 0."""
 
 
 def latest_stats(reports: Sequence[Mapping[str, Any]]) -> RuntimeStats | None:
@@ -56,19 +50,15 @@ def latest_stats(reports: Sequence[Mapping[str, Any]]) -> RuntimeStats | None:
     )
 
 
-def block_events(events: Sequence[Mapping[str, Any]]) -> list[BlockStored | BlockRemoved]:
-    """What LLM.get_kv_cache_events returned, in order; pool sizes and priorities are left out."""
-    return [one for event in events for one in _changes(event)]
-
-
-def _changes(event: Mapping[str, Any]) -> Iterator[BlockStored | BlockRemoved]:
-    number, data = int(event["event_id"]), event["data"]
-    if data["type"] == "stored":
-        parent = data.get("parent_hash")
-        for block in data["blocks"]:
-            ids = tuple(int(token["token_id"]) for token in block["tokens"])
-            yield BlockStored(number, int(block["block_hash"]), parent, ids)
-            parent = int(block["block_hash"])
-    elif data["type"] == "removed":
-        for block_hash in data["block_hashes"]:
-            yield BlockRemoved(number, int(block_hash))
+def cache_changes(events: Sequence[Mapping[str, Any]]) -> CacheChanges:
+    """The sum of what LLM.get_kv_cache_events returned; changes of priority and of place (GPU or
+    host) are left out."""
+    stored = removed = pool = 0
+    for data in (event["data"] for event in events):
+        if data["type"] == "stored":
+            stored += len(data["blocks"])
+        elif data["type"] == "removed":
+            removed += len(data["block_hashes"])
+        elif data["type"] == "created":
+            pool = int(data["num_blocks_per_cache_level"][0])
+    return CacheChanges(stored, removed, pool)

@@ -50,7 +50,7 @@ FACTS = (
     Fact(*_LLM, "get_stats", ("timeout",)),
     Fact(*_LLM, "get_kv_cache_events", ("timeout",)),
     Fact(*_LLM, "shutdown", ()),
-    Fact(*_RESULT, "result", ("timeout",)),
+    Fact(*_RESULT, "result", ()),
     Fact(*_RESULT, "abort", ()),
     Fact(
         "executor/result.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ from services.inference.config import InferenceConfig
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.factory import create_engine
 from services.inference.engines.tensorrt_llm.config import TensorRtLlmOptions
+from services.inference.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from services.inference.engines.tensorrt_llm.loading import (
     Checkpoint,
     engine_info,
     llm_arguments,
     make_llm,
+    memory_bytes,
     read_checkpoint,
+    start_engine,
 )
-from tests.inference.engines.tensorrt_llm.fake_llm import API, CHECKPOINT
+from tests.inference.engines.tensorrt_llm.fake_llm import API, CHECKPOINT, LLM, RequestOutput
+from tests.inference.engines.tensorrt_llm.fake_types import GPU_BLOCKS, CompletionOutput
 
 LLAMA = {
     "vocab_size": 128_256,
@@ -84,13 +89,84 @@ def test_the_context_fits_the_memory_for_logits() -> None:
     ):
         with pytest.raises(ConfigError, match="lower max_context_tokens"):
             engine_info(settings, CHECKPOINT)
-    with pytest.raises(ConfigError, match="set kv_bytes or num_blocks"):
+    with pytest.raises(ConfigError, match="kv_bytes is 100, a block has 2048: raise"):
         engine_info(EngineConfig(engine="tensorrt-llm", kv_bytes=100), CHECKPOINT)
+    with pytest.raises(ConfigError, match="kv_share is 1"):
+        engine_info(EngineConfig(engine="tensorrt-llm", kv_share=1.0), CHECKPOINT)
+
+
+def start(settings: EngineConfig, **made: Any) -> tuple[TensorRtLlmEngine, LLM]:
+    """An engine and its stand-in, which gets these attributes."""
+    llms: list[LLM] = []
+
+    def make(**arguments: Any) -> LLM:
+        llms.append(LLM(**arguments))
+        for name, value in made.items():
+            setattr(llms[0], name, value)
+        return llms[0]
+
+    api = replace(API, make_llm=make)
+    try:
+        return start_engine(api, settings, engine_info(settings, CHECKPOINT)), llms[0]
+    except (ConfigError, EngineError):
+        assert llms[0].down, "a runtime is left running"
+        raise
+
+
+def share(value: float, context: int = 0) -> EngineConfig:
+    return EngineConfig(engine="tensorrt-llm", kv_share=value, max_context_tokens=context)
+
+
+@pytest.mark.parametrize("reports", [True, False], ids=["by statistics", "by events"])
+def test_without_a_size_the_pool_is_a_share_of_the_gpu(reports: bool) -> None:
+    engine, llm = start(share(0.25), reports=reports)
+    assert llm.pool.free_gpu_memory_fraction == 0.25
+    assert llm.pool.max_tokens is None
+    assert engine.info.num_blocks == GPU_BLOCKS // 4
+    assert engine.info.pool_reason == "kv_share is 0.25"
+    assert engine.info.max_context_tokens == 512
+
+
+def test_a_size_asked_for_is_granted_as_far_as_there_is_room() -> None:
+    engine, llm = start(config(num_blocks=100))
+    assert (llm.pool.max_tokens, llm.pool.free_gpu_memory_fraction) == (3200, 0.9)
+    assert engine.info.num_blocks == 100
+    engine, _ = start(config(num_blocks=2 * GPU_BLOCKS))
+    assert engine.info.num_blocks == 0.9 * GPU_BLOCKS
+    assert "room for fewer" in engine.info.pool_reason
+
+
+def test_the_context_fits_the_pool() -> None:
+    engine, _ = start(share(0.01))
+    assert engine.info.num_blocks == 10
+    assert engine.info.max_context_tokens == 10 * 32 - 1
+    assert start(share(0.01, context=319))[0].info.max_context_tokens == 319
+    for settings in (share(0.01, context=320), share(0.001)):
+        with pytest.raises(
+            ConfigError, match=r"raise\s+kv_share, kv_bytes or num_blocks, or lower"
+        ):
+            start(settings)
+
+
+def test_a_pool_of_unknown_size_has_to_be_set() -> None:
+    silent = {"reports": False, "get_kv_cache_events": lambda timeout: []}
+    with pytest.raises(ConfigError, match="does not tell the size of its KV pool"):
+        start(share(0.25), **silent)
+    assert start(config(num_blocks=100), **silent)[0].info.num_blocks == 100
+
+
+def test_a_runtime_without_prompt_logprobs_is_refused() -> None:
+    def finish(output: RequestOutput) -> None:
+        output.outputs.append(CompletionOutput([]))
+        output.done = True
+
+    with pytest.raises(EngineError, match="gave no row for a prompt of one token"):
+        start(config(), finish=finish)
 
 
 def test_the_runtime_gets_its_settings() -> None:
     settings = config(model_dir=Path("/m"), tensor_parallel_size=2, host_cache_bytes=5)
-    arguments = llm_arguments(API, settings.trtllm, engine_info(settings, CHECKPOINT))
+    arguments = llm_arguments(API, settings, engine_info(settings, CHECKPOINT))
     assert arguments["model"] == "/m"
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_seq_len"] == 513
@@ -101,21 +177,19 @@ def test_the_runtime_gets_its_settings() -> None:
 
 
 def test_a_runtime_that_does_not_start_is_an_engine_error() -> None:
-    info = engine_info(config(), CHECKPOINT)
-
     def broken(**arguments: Any) -> Any:
         raise RuntimeError("no device")
 
-    api = type(API)(
-        "1.2.1",
-        broken,
-        API.sampling_params,
-        API.kv_cache_config,
-        API.retention_config,
-        API.token_range,
-    )
+    api = replace(API, make_llm=broken)
     with pytest.raises(EngineError, match=r"1\.2\.1 does not start: RuntimeError: no device"):
-        make_llm(api, TensorRtLlmOptions(), info)
+        make_llm(api, config(), engine_info(config(), CHECKPOINT))
+
+
+def test_the_memory_of_an_iteration_with_rows_is_told() -> None:
+    info = engine_info(config(), Checkpoint(128_256, 8192, 131_072))
+    told = memory_bytes(config(max_num_tokens=8192).trtllm, info)
+    assert told["iteration_logits_bytes"] == 8192 * 128_256 * 6
+    assert told["kv_bytes"] == 100 * 32 * 131_072
 
 
 def test_without_the_package_a_replica_says_so(
@@ -150,8 +224,6 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
         ("tensor_parallel_size", 0),
         ("logits_bytes", 0),
         ("host_cache_bytes", -1),
-        ("free_memory_fraction", 0.0),
-        ("free_memory_fraction", 1.5),
         ("request_timeout_s", float("nan")),
     ],
 )

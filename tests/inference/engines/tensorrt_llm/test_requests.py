@@ -1,21 +1,19 @@
-"""Rows from the end of an answer; requests under a bound of memory."""
+"""Rows from the end of an answer; requests under a bound of memory; requests that fail."""
 
 from __future__ import annotations
+
+import threading
 
 import numpy as np
 import pytest
 
 from outrider.errors import EngineError
-from services.inference.engines.base import Rows
+from services.inference.engines.base import Round, Rows
 from services.inference.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
 from services.inference.engines.tensorrt_llm.rows import last_rows, leading_rows
-from tests.inference.engines.tensorrt_llm.fake_llm import (
-    API,
-    LLM,
-    VOCABULARY,
-    KvCacheConfig,
-    Logprob,
-)
+from tests.inference.engines.driving import opened, random_ids, run, table
+from tests.inference.engines.tensorrt_llm.fake_llm import API, LLM, VOCABULARY, make_engine
+from tests.inference.engines.tensorrt_llm.fake_types import KvCacheConfig, Logprob
 
 
 def answer(*best: int) -> list[dict[int, Logprob]]:
@@ -97,20 +95,70 @@ def test_the_oldest_with_rows_is_waited_for() -> None:
     flying.submit(request(50))
     assert second.landed
     assert third.landed, "one that exceeds the bound alone flies alone"
-    flying.abort_all()
+    flying.clear()
     assert flying.num_bytes == 0
     assert not llm.in_flight
 
 
 def test_an_abort_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     flying, llm = flight(max_rows=10)
-    ticket = flying.submit(request(5))
+    ticket = flying.submit(request(5, num_candidates=0))
 
     def broken() -> None:
         raise RuntimeError("the worker is gone")
 
     monkeypatch.setattr(type(ticket.output), "abort", lambda self: broken())
     with pytest.raises(EngineError, match="failed to abort a request: RuntimeError: the worker"):
-        flying.abort_all()
-    flying.abort_all()
+        flying.clear()
+    flying.clear()
     assert llm.requests
+
+
+def test_after_a_failing_request_none_is_in_flight_and_the_next_call_works() -> None:
+    engine, llm = make_engine()
+    ids = [random_ids(engine, 9, seed) for seed in range(3)]
+    blocks = table(engine, 9)
+    with opened(engine, *ids) as sequences:
+        rounds = [
+            Round(sequence, each, 0, blocks, 9)
+            for sequence, each in zip(sequences, ids, strict=True)
+        ]
+        llm.fail_on = 2
+        with pytest.raises(EngineError, match="RequestError: out of memory"):
+            engine.step(rounds)
+        assert not any(request.aborted for request in llm.requests), "that would end the worker"
+        assert not llm.in_flight
+        llm.fail_on = None
+        assert all(1 <= len(answer.logits) <= 9 for answer in engine.step(rounds))
+        llm.fail_on = 0
+        with pytest.raises(EngineError, match="refused a request: RuntimeError"):
+            engine.step(rounds)
+
+
+def test_a_failing_request_ends_the_prefill_of_others() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    engine.open(1, ids)
+    engine.open(2, ids)
+    engine.step([Round(1, ids[:40], 0, blocks, 0)])
+    llm.fail_on = 2
+    with pytest.raises(EngineError, match="out of memory"):
+        engine.step([Round(2, ids[:5], 0, blocks, 1)])
+    assert llm.requests[0].aborted
+    assert not llm.in_flight
+
+
+def test_a_runtime_that_hangs_fails_every_call_and_can_be_closed() -> None:
+    engine, llm = make_engine(request_timeout_s=0.2)
+    ids = random_ids(engine, 9)
+    llm.resume = threading.Event()
+    engine.open(1, ids)
+    for _ in range(3):
+        with pytest.raises(EngineError, match=r"did not end a request within 0\.2 s: start the"):
+            run(engine, 1, ids, 0, table(engine, 9), 1)
+    assert len(llm.requests) == 1, "once is enough"
+    assert not llm.requests[0].aborted
+    engine.close_sequence(1)
+    engine.close()
+    assert llm.down
+    llm.resume.set()
