@@ -40,10 +40,13 @@ class LocalMesh:
         return [row for row in self.state.services if row["role"] == role]
 
 
-def outrider(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run one `outrider` command and capture what it prints."""
+def outrider(
+    *arguments: str, check: bool = True, given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run one `outrider` command with `given` as its input, and capture what it prints."""
     return subprocess.run(
         [sys.executable, "-m", "outrider.cli.main", *arguments],
+        input=given,
         capture_output=True,
         text=True,
         check=check,
@@ -60,20 +63,18 @@ def local_mesh(
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
-        state_dir = Path(folder)
-        where = ("--state-dir", folder)
         started = outrider(
-            *("up", "--detach", "--port", "0", "--regions", regions),
-            *("--engine", engine, "--threads", str(threads), *where),
+            *("up", "--detach", "--port", "0", "--regions", regions, "--engine", engine),
+            *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             check=False,
         )
         if started.returncode:
             raise RuntimeError(started.stderr)
         try:
-            state = running_mesh(state_dir)
+            state = running_mesh(Path(folder))
             if state is None:
                 raise RuntimeError(f"the mesh went away:\n{started.stderr}")
-            yield LocalMesh(state_dir, state)
+            yield LocalMesh(Path(folder), state)
         finally:
-            outrider("down", *where, check=False)
+            outrider("down", "--state-dir", folder, check=False)

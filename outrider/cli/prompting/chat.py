@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,12 +17,14 @@ import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
+from outrider.cli.prompting.interrupts import Interrupts
+from outrider.cli.prompting.lines import Lines
 from outrider.cli.prompting.painter import Painter
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
-_HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply."
+_HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class ChatCommand:
     sampling: SamplingParams
     system: str | None
     wanted: Wanted
+    interrupts: Interrupts = field(default_factory=Interrupts)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
@@ -164,16 +167,18 @@ class ChatCommand:
     async def interactive(self) -> None:
         """Read prompts until /bye or end of input."""
         print(_HELP, file=sys.stderr)
-        async with self._client() as client:
-            history = options.conversation(self.system, "")[:-1]
-            while (line := await _read_line()) not in (None, "/bye"):
-                assert line is not None
-                if line == "/reset":
-                    history = options.conversation(self.system, "")[:-1]
-                elif line in ("/help", "/?"):
-                    print(_HELP, file=sys.stderr)
-                elif line.strip():
-                    await self._turn(client, history, line)
+        lines = Lines()
+        with self.interrupts.listening():
+            async with self._client() as client:
+                history = options.conversation(self.system, "")[:-1]
+                while (line := await lines.next("> ")) not in (None, "/bye"):
+                    assert line is not None
+                    if line == "/reset":
+                        history = options.conversation(self.system, "")[:-1]
+                    elif line in ("/help", "/?"):
+                        print(_HELP, file=sys.stderr)
+                    elif line.strip():
+                        await self._turn(client, history, line)
 
     async def _turn(self, client: Client, history: list[Message], line: str) -> None:
         asked = [*history, Message("user", line)]
@@ -204,26 +209,20 @@ class ChatCommand:
             speculation=self.wanted.speculation.value,
             thin=self.wanted.thin,
         ) as stream:
-            async for event in stream:
-                before = len(transcript.committed)
-                transcript.apply(event)
-                if on_text is not None:
-                    fresh = transcript.committed[before:]
-                    on_text(painter, fresh, transcript.provisional if tty else "")
-            return await stream.result()
+            with self.interrupts.stopping(stream.cancel):
+                async for event in stream:
+                    before = len(transcript.committed)
+                    transcript.apply(event)
+                    if on_text is not None:
+                        fresh = transcript.committed[before:]
+                        on_text(painter, fresh, transcript.provisional if tty else "")
+                return await stream.result()
 
 
 def _painted(painter: Painter, committed: str, provisional: str) -> None:
     text = painter.paint(committed, provisional) if sys.stdout.isatty() else committed
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-async def _read_line() -> str | None:
-    try:
-        return await asyncio.to_thread(input, "> ")
-    except EOFError:
-        return None
 
 
 def _report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:

@@ -1,0 +1,85 @@
+"""A command under a terminal of its own, as a user has it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LIMIT_S = 60.0
+
+
+class Terminal:
+    """What a command shows, and keys for it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self._unread = ""
+        self.shown = ""
+
+    def type(self, keys: str) -> None:
+        """Press keys; Ctrl-C is "\\x03"."""
+        os.write(self._descriptor, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Read until `text` is shown anew, and return what was."""
+        limit = time.monotonic() + LIMIT_S
+        while text not in self._unread:
+            assert time.monotonic() < limit, f"no {text!r} after {self.shown!r}"
+            assert self._read(), f"the command ended after {self.shown!r}"
+        before, _, self._unread = self._unread.partition(text)
+        return before + text
+
+    def ended(self) -> int:
+        """Wait for the command's end and return its status."""
+        while self._read():
+            pass
+        return self.process.wait(LIMIT_S)
+
+    def _read(self) -> bool:
+        """Take what is shown next; False once the command has let go of the terminal."""
+        ready, _, _ = select.select([self._descriptor], [], [], LIMIT_S)
+        assert ready, f"nothing happens after {self.shown!r}"
+        try:
+            data = os.read(self._descriptor, 65536).decode(errors="replace")
+        except OSError:  # EIO: nobody has the other end open (Linux)
+            return False
+        self.shown += data
+        self._unread += data
+        return bool(data)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    """Run one `outrider` command in a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli.main", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: _own(theirs),
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _own(descriptor: int) -> None:
+    """Make the terminal the one whose Ctrl-C this session gets (tty_ioctl(4), TIOCSCTTY)."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
