@@ -104,7 +104,7 @@ class Planner:
         takers, guest = self._roster.takers(now, self._limits.max_pause_ms / 1e3)
         bounded = self.pace.is_bounded(takers, now)
         if bounded:
-            takers = self.pace.rotate(takers)
+            takers = self.pace.rotate(takers, now)
         budget = self.pace.prompt_tokens(takers, bounded=bounded, level=level)
         turns = self._turns(takers, self._chunks(takers, guest, budget))
         parts = self._parts(turns, bounded=bounded, level=level)

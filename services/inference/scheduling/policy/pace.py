@@ -52,14 +52,16 @@ class Pace:
         prompts = any(session.state is State.PREFILLING for session in others)
         return len(others) < len(takers) and not prompts
 
-    def rotate(self, takers: Sequence[Session]) -> list[Session]:
+    def rotate(self, takers: Sequence[Session], now: float) -> list[Session]:
         """Of the takers of a bounded call those that fit it: prompts, which get what is left, all
-        above LOW, and of the LOW replies the first and those who waited longest."""
+        above LOW, and of the LOW replies the first and those who waited longest; one that is
+        overdue, whether it fits or not."""
         prompts = [session for session in takers if session.state is State.PREFILLING]
         replies = [session for session in takers if session.state is not State.PREFILLING]
         # The first of all is the one whose memory is sure to suffice.
         chosen = [s for s in replies if s is replies[0] or s.priority is not Priority.LOW]
         numbers = {session.number for session in chosen}
+        late = now - self._limits.max_pause_ms / 1e3
         spare_ms = self._limits.low_tick_ms - self._steady_ms(chosen)
         if prompts:
             spare_ms /= 2
@@ -67,9 +69,9 @@ class Pace:
         others = (session for session in replies if session.number not in numbers)
         for session in sorted(others, key=lambda one: (one.turn_at, one.num_reply)):
             spare_ms -= self._steady_ms([session]) - self._cost.fixed_ms
-            if spare_ms < 0 and has_low:
+            if spare_ms < 0 and has_low and session.turn_at > late:
                 break
-            has_low = True
+            has_low, late = True, -math.inf
             numbers.add(session.number)
         return [s for s in takers if s.state is State.PREFILLING or s.number in numbers]
 

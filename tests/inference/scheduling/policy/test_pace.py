@@ -97,3 +97,23 @@ def test_low_replies_take_turns_in_short_calls() -> None:
     gained = [len(driver.peers[number].reply) - begun[number] for number in range(1, 12)]
     assert max(gained) - min(gained) <= 2 and min(gained) >= 15
     driver.finish()
+
+
+def test_low_replies_take_turns_on_an_engine_slower_than_their_calls_may_be() -> None:
+    options = FakeOptions(num_blocks=400, fixed_ms=30.0, row_ms=2.0)
+    limits = SchedulerLimits(fixed_ms=30.0, row_ms=2.0)
+    driver = Driver(options, limits)
+    reply = SamplingParams(max_tokens=400, ignore_eos=True)
+    low = OpenRequest(1, (3, 4), reply, Priority.LOW, edge_drafts=False, region_drafts=False)
+    peers = [driver.open(replace(low, session=number, prompt=(number,))) for number in range(4, 10)]
+    driver.open(OpenRequest(1, (3,), SamplingParams(max_tokens=1), priority=Priority.HIGH))
+    last, longest = dict.fromkeys(range(6), driver.now), 0.0
+    for _ in range(300):
+        num_commits = [len(peer.commits) for peer in peers]
+        assert driver.tick()
+        for number, peer in enumerate(peers):
+            if len(peer.commits) > num_commits[number]:
+                longest = max(longest, driver.now - last[number])
+                last[number] = driver.now
+    longest = max(longest, *(driver.now - moment for moment in last.values()))
+    assert longest < 2 * limits.max_pause_ms / 1e3
