@@ -221,7 +221,7 @@ class Session:
         self.advance(Input.COMMIT)
         self.computed = min(position + verdict.accepted, len(self.ids) - 1)
         n = len(rows.logits)
-        self._draft_tokens += num_guessed
+        self._draft_tokens += min(num_guessed, n)
         self._accepted_tokens += min(verdict.accepted, num_guessed)
         self.sources.learn(min(num_guessed, n), min(num_edge, n), verdict)
         self._times.committed(started_at, now)

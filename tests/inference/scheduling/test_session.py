@@ -166,6 +166,13 @@ def test_filler_rows_are_no_drafts() -> None:
     assert (usage.draft_tokens, usage.accepted_tokens, usage.completion_tokens) == (0, 0, 2)
 
 
+def test_drafts_without_a_row_were_not_verified() -> None:
+    live = session()
+    live.admit(1, 0, 10.0)
+    commit(live, rows(7, 8), (7, 8, 9, 10))
+    assert (live.usage().draft_tokens, live.usage().accepted_tokens) == (2, 2)
+
+
 def test_lossy_tokens_are_named_by_their_number_in_the_reply() -> None:
     live = session(resume=(20,), sampling=SamplingParams(max_tokens=9, acceptance_threshold=1e-4))
     live.admit(1, 0, 10.0)
