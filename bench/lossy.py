@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from bench.harness.figures import median, parser, start
+from bench.harness.figures import Run, median, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
@@ -72,8 +72,13 @@ def main() -> int:
         order = THRESHOLDS[turn % 5 :] + THRESHOLDS[: turn % 5]
         rounds.append({threshold: bench.answer(ids, threshold) for threshold in order})
         print(f"round {turn + 1}", file=sys.stderr)
+    _report(run, rounds, arguments.concurrency)
+    return 0
+
+
+def _report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
     table = run.table(
-        f"Temperature {TEMPERATURE:g}, {arguments.concurrency} at a time",
+        f"Temperature {TEMPERATURE:g}, {concurrency} at a time",
         *("threshold", "tokens/s", "speed-up", "tokens per step"),
         *("let through, %", "changed, %", "replies changed, %"),
     )
@@ -82,7 +87,6 @@ def main() -> int:
         table.add(f"{threshold:g}" if threshold else "exact", *figures.values())
         run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
     run.finish()
-    return 0
 
 
 def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:

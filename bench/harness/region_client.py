@@ -43,7 +43,6 @@ class Reply:
     """Of the prompt's, those whose KV was reused."""
     opened_at: float = 0.0
     first_at: float = 0.0
-    done_at: float = 0.0
     commit_times: list[float] = field(default_factory=list)
     num_accepted: int = 0
     """Tokens that came as accepted edge drafts."""
@@ -118,20 +117,21 @@ class RegionClient:
     ) -> Reply:
         """Run one session to its end; cancelled, it cancels the session. Raises what the region
         answers as a typed error."""
-        session = next(_ids)
-        inbox = self._down[session] = asyncio.Queue()
         opening = inference_pb2.OpenSession(
             request_id=uuid.uuid4().hex,
             vocabulary_digest=digest,
-            ids=inference_pb2.PromptDelta(
-                tail=wire_tokens.to_proto(self._coder.encode(prompt)),
-            ),
+            ids=inference_pb2.PromptDelta(tail=wire_tokens.to_proto(self._coder.encode(prompt))),
             sampling=wire_sampling.to_proto(sampling),
             speculation=speculation,
             priority=priority,
             cache_salt=cache_salt,
             codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
         )
+        return await self._converse(opening, drafter)
+
+    async def _converse(self, opening: inference_pb2.OpenSession, drafter: Drafter | None) -> Reply:
+        session = next(_ids)
+        inbox = self._down[session] = asyncio.Queue()
         state = _Session(session, self._coder, drafter)
         state.reply.opened_at = time.perf_counter()
         self._up.put_nowait(inference_pb2.SessionUp(session=session, open=opening))
@@ -169,7 +169,6 @@ class _Session:
         if kind == "commit":
             self._commit(frame.commit)
         if kind == "done":
-            self.reply.done_at = time.perf_counter()
             self.reply.finish_reason = frame.done.finish_reason
             self.reply.prompt_tokens = frame.done.usage.prompt_tokens
             self.reply.cached_tokens = frame.done.usage.cached_tokens

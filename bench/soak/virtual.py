@@ -133,12 +133,27 @@ class VirtualReplica:
         return True
 
     def _open(self, number: int) -> None:
+        request = self._request(number)
+        expected = generate(self._reference, request.prompt, request.sampling, new_reply).ids
+        self._live[number] = Watched(request, expected)
+        try:
+            events = self.scheduler.open(request, self.now)
+        except OutriderError as error:
+            del self._live[number]
+            self.tally.ends[f"refused: {error.reason}"] += 1
+            return
+        if self._random.random() < 0.15:
+            when = self.now + self._random.expovariate(0.3)
+            heapq.heappush(self._cancels, (when, number))
+        self._take(events)
+
+    def _request(self, number: int) -> OpenRequest:
         chance = self._random
         salt, prompt = self._prompt()
         sampling = SamplingParams(
             temperature=chance.choice((0.0, 0.8)), seed=number, max_tokens=chance.randint(1, 50)
         )
-        request = OpenRequest(
+        return OpenRequest(
             session=number,
             prompt=prompt,
             sampling=sampling,
@@ -148,17 +163,6 @@ class VirtualReplica:
             edge_drafts=chance.random() < 0.8,
             region_drafts=chance.random() < 0.8,
         )
-        expected = generate(self._reference, prompt, sampling, new_reply).ids
-        self._live[number] = Watched(request, expected)
-        try:
-            events = self.scheduler.open(request, self.now)
-        except OutriderError as error:
-            del self._live[number]
-            self.tally.ends[f"refused: {error.reason}"] += 1
-            return
-        if chance.random() < 0.15:
-            heapq.heappush(self._cancels, (self.now + chance.expovariate(0.3), number))
-        self._take(events)
 
     def _prompt(self) -> tuple[bytes, tuple[int, ...]]:
         """A tenant's system prompt with a question behind it, or a chat that goes on."""
