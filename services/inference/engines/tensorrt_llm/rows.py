@@ -3,7 +3,7 @@
 The runtime answers with one mapping per prompt position whose KV it computed; what it took from
 its cache has none. So rows are counted from the end: the last one is behind the last prompt token.
 
-A mapping holds the likeliest ids with ranks 1, 2, ..., and behind them, in later versions, one more
+A mapping holds the likeliest ids with ranks 1, 2, ..., and behind them, from 1.3.0rc11 on, one more
 entry for the token that really followed; under reuse that is another position's token. Its rank
 counts the ids above it, so it may share a rank with an id of equal score: the first of a rank is
 the row's own, whatever was drafted.

@@ -1,6 +1,6 @@
 """What this engine takes for granted about tensorrt_llm, and two ways to check it.
 
-The facts were read in public sources of the 1.2 line (llmapi/llm.py, llmapi/llm_args.py,
+The facts were read in public sources near the 1.2 line (llmapi/llm.py, llmapi/llm_args.py,
 sampling_params.py, executor/result.py). `check_sources` reads the installed files without
 importing them, which also works where there is no GPU; `check_loaded` asks the imported package.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 from outrider.errors import ConfigError
 from services.inference.engines.tensorrt_llm.api import PACKAGE
 
-VERIFIED = "1.2"
-"""The line of releases whose sources were read."""
+LINE = "1.2"
+"""The line of releases that is meant; its own sources were not at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ def check_loaded(facts: Collection[Fact] = FACTS) -> None:
 def _report(problems: list[str]) -> None:
     if problems:
         raise ConfigError(
-            f"{PACKAGE} differs from the {VERIFIED} line this engine was written against: "
-            f"{'; '.join(problems)}. Install a {VERIFIED} release"
+            f"{PACKAGE} differs from the {LINE} line this engine was written against: "
+            f"{'; '.join(problems)}. Install a {LINE} release"
         )
 
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from outrider.errors import EngineError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
 from services.inference.engines.base import Round, Rows
 from services.inference.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
 from services.inference.engines.tensorrt_llm.rows import last_rows, leading_rows
 from tests.inference.engines.driving import opened, random_ids, run, table
-from tests.inference.engines.tensorrt_llm.fake_llm import API, LLM, VOCABULARY, make_engine
+from tests.inference.engines.tensorrt_llm.fake_llm import API, LLM, VOCABULARY, make_engine, top
 from tests.inference.engines.tensorrt_llm.fake_types import KvCacheConfig, Logprob
 
 
@@ -54,6 +56,30 @@ def test_leading_rows_have_no_gap(num_last: int, expected: list[int]) -> None:
     rows: Rows = leading_rows(first, last, 4)
     assert rows.ids is not None
     assert rows.ids[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, top_k=8, seed=3),
+        SamplingParams(temperature=1.5, top_k=8, top_p=0.7, seed=4),
+        SamplingParams(temperature=0.5, top_k=20, min_p=0.05, top_p=0.9, seed=5),
+    ],
+    ids=str,
+)
+def test_the_top_k_candidates_choose_what_the_whole_row_does(params: SamplingParams) -> None:
+    sampler = Sampler(params, VOCABULARY, [])
+    chosen = []
+    for position in range(1, 200):
+        prefix = [token % VOCABULARY for token in range(position, position + 3)]
+        whole = last_rows([top(prefix, VOCABULARY, 0)], 1, VOCABULARY)
+        some = last_rows([top(prefix, params.top_k, 5)], 1, params.top_k)
+        assert whole.ids is not None
+        assert some.ids is not None
+        row = whole.logits[0][whole.ids[0].argsort()]
+        chosen.append(sampler.choose(row, position))
+        assert sampler.choose(some.logits[0], position, some.ids[0]) == chosen[-1]
+    assert len(set(chosen)) > 10
 
 
 def flight(max_rows: int) -> tuple[Flight, LLM]:
