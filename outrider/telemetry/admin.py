@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider.errors import ConfigError
+from outrider.telemetry.process import ProcessCollector
 
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 32
@@ -32,6 +33,7 @@ class AdminServer:
         self._ready = ready
         self._registry = registry
         self._server: asyncio.Server | None = None
+        self._process: ProcessCollector | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self) -> int:
@@ -44,12 +46,15 @@ class AdminServer:
             raise ConfigError(
                 f"cannot listen on admin address {self._host}:{self._port}: {error.strerror}"
             ) from error
+        self._process = ProcessCollector(asyncio.get_running_loop())
+        self._registry.register(self._process)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening and end what is open. May be called again."""
-        if self._server is None:
+        if self._server is None or self._process is None:
             return
+        self._registry.unregister(self._process)
         self._server.close()
         for writer in self._connections.values():
             writer.transport.abort()

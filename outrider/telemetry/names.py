@@ -22,6 +22,11 @@ PROMPT_TOKENS: Final = "outrider.prefix.prompt_tokens"
 REUSED_TOKENS: Final = "outrider.prefix.cached_tokens"
 INSTANCE_SESSIONS: Final = "outrider.instance.sessions"
 
+# Gauges of the process, made by Prometheus's own client: its names have no dots.
+PROCESS_TASKS: Final = "outrider_process_tasks"
+PROCESS_THREADS: Final = "outrider_process_threads"
+PROCESS_FILES: Final = "outrider_process_files"
+
 # GenAI conventions; seconds unless said otherwise.
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
 GEN_AI_TIME_PER_TOKEN: Final = "gen_ai.server.time_per_output_token"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -55,6 +57,31 @@ async def test_metrics(running: Running) -> None:
     assert fields["Content-Type"].startswith("text/plain")
     assert int(fields["Content-Length"]) == len(body)
     assert b"ttft_ms_bucket" in body
+
+
+def _values(body: bytes) -> dict[str, float]:
+    lines = [line.split() for line in body.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines if name.startswith("outrider_process")}
+
+
+async def test_metrics_tell_of_tasks_threads_and_files(running: Running) -> None:
+    before = _values((await running.get("/metrics"))[2])
+    stop = asyncio.Event()
+    tasks = [asyncio.create_task(stop.wait()) for _ in range(3)]
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    with socket.socket():
+        during = _values((await running.get("/metrics"))[2])
+    waiting.set()
+    thread.join()
+    stop.set()
+    await asyncio.gather(*tasks)
+    after = _values((await running.get("/metrics"))[2])
+    assert during["outrider_process_tasks"] == before["outrider_process_tasks"] + 3
+    assert during["outrider_process_threads"] > before["outrider_process_threads"]
+    assert during["outrider_process_files"] > before["outrider_process_files"]
+    assert after["outrider_process_tasks"] == before["outrider_process_tasks"]
 
 
 async def test_health_and_readiness(running: Running) -> None:
