@@ -20,7 +20,7 @@ from outrider.client.events import (
 )
 from outrider.client.transcript import Transcript
 from outrider.codec.frames import FrameDecoder
-from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
@@ -54,6 +54,8 @@ class Chat(AsyncIterator[Event]):
         self._committed_at: float | None = None
 
     async def __aenter__(self) -> Chat:
+        if self._stream_id is not None:
+            raise InvalidRequestError("a chat is sent once; make another one with client.chat")
         span = self._span = start_span(names.SPAN_CLIENT_CHAT)
         try:
             frame = wire.request_frame(self._messages, self._options, span.context)
@@ -78,6 +80,10 @@ class Chat(AsyncIterator[Event]):
         return self
 
     async def __anext__(self) -> Event:
+        if self._stream_id is None:
+            raise InvalidRequestError(
+                "the chat was not sent yet; enter it: async with client.chat(...) as chat"
+            )
         while not self._events:
             if self._error is not None:
                 raise self._error

@@ -18,6 +18,7 @@ from outrider.v1 import inference_pb2
 from services.edge.session.actions import (
     Action,
     CancelRegion,
+    Failed,
     Finish,
     OpenRegion,
     SendDraft,
@@ -93,6 +94,7 @@ class Chat:
         self._link: RouterLink | None = None
         self._number = 0
         self._span: Span | None = None
+        self._is_finished = False
         parts.telemetry.chat_opened()
         self._arm()
 
@@ -152,7 +154,18 @@ class Chat:
             # A defect of the edge ends this chat and no other.
             log.exception("chat failed", kind=type(item).__name__)
             error = OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
-            self._inbox.appendleft(ClientFailed(error))
+            if self.closed:
+                self._abandon(error)
+            else:
+                self._inbox.appendleft(ClientFailed(error))
+
+    def _abandon(self, error: OutriderError) -> None:
+        """The session has ended, and its last actions failed: do without it."""
+        for action in () if self._is_finished else (Failed(error), Finish()):
+            try:
+                self._perform(action)
+            except Exception:
+                log.exception("chat failed", kind=type(action).__name__)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -211,6 +224,7 @@ class Chat:
             self.feed(PromptReady(outcome))
 
     def _finish(self) -> None:
+        self._is_finished = True
         if self._tokenizing is not None:
             job, span = self._tokenizing
             self._parts.tokenization.cancel(job)

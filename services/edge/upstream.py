@@ -121,6 +121,10 @@ class RouterLink:
             )
         except DecodeError as failure:
             error = UnavailableError(f"the router at {self.address} sent no frame: {failure}")
+        except Exception as failure:
+            # A defect of the edge costs this stream, not the way to the region for good.
+            log.exception("stream to the router failed", router=self.address)
+            error = UnavailableError(f"the edge failed: {type(failure).__name__}; try again")
         finally:
             call.cancel()
             self._break(outbox, error)

@@ -56,6 +56,22 @@ async def test_an_error_is_raised_each_time_it_is_asked_for(
                 await chat.result()
 
 
+async def test_a_chat_is_entered_once_before_anything_else(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        chat = client.chat(ASK)
+        with pytest.raises(InvalidRequestError, match="async with"):
+            await anext(chat)
+        with pytest.raises(InvalidRequestError, match="async with"):
+            await chat.result()
+        async with chat:
+            with pytest.raises(InvalidRequestError, match="another"):
+                await chat.__aenter__()
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()
+
+
 async def test_leaving_early_cancels(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         mesh.region.stop_after = 3

@@ -58,7 +58,7 @@ class EdgeConnection(QuicConnectionProtocol):
             case StreamDataReceived(data, end_stream, stream_id):
                 self._received(stream_id, data, end_stream)
             case StreamReset(stream_id=stream_id):
-                self._gone(stream_id)
+                self._gone(stream_id, client_ended=True)
                 self.forget(stream_id)
             case StopSendingReceived(stream_id=stream_id):
                 self._gone(stream_id)
@@ -87,9 +87,9 @@ class EdgeConnection(QuicConnectionProtocol):
         else:
             self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
 
-    def _gone(self, stream_id: int) -> None:
+    def _gone(self, stream_id: int, *, client_ended: bool = False) -> None:
         if (stream := self._chats.get(stream_id)) is not None:
-            stream.gone()
+            stream.gone(client_ended=client_ended)
 
     def _received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
         if not self._counted:
@@ -121,7 +121,7 @@ class EdgeConnection(QuicConnectionProtocol):
     def _terminated(self) -> None:
         streams, self._chats = self._chats, {}
         for stream in streams.values():
-            stream.gone()
+            stream.lost()
         if self._counted:
             self._counted = False
             self.listener.dismiss(self)
@@ -156,10 +156,23 @@ class ChatStream:
         except OutriderError as error:
             self.chat.feed(ClientFailed(error))
 
-    def gone(self) -> None:
-        """The client reset the stream or the connection is no more."""
+    def lost(self) -> None:
+        """The connection is no more."""
         self._gone = True
         self.chat.feed(ClientGone())
+
+    def gone(self, *, client_ended: bool) -> None:
+        """The client gave one direction up, and so the chat; the other one ends too, or the stream
+        would stay. `client_ended`: nothing more will come."""
+        self._client_ended |= client_ended
+        if not self.chat.closed:
+            self._connection._quic.reset_stream(self._stream_id, CloseCode.DONE)
+        if self._client_ended:
+            self._connection.forget(self._stream_id)
+        else:
+            self._connection._quic.stop_stream(self._stream_id, CloseCode.DONE)
+        self.lost()
+        self._connection.transmit_soon()
 
     def send(self, payload: bytes) -> None:
         """Queue a frame. A client that leaves too much unread loses the chat."""
@@ -189,5 +202,5 @@ class ChatStream:
         try:
             self._connection._quic.send_stream_data(self._stream_id, data, end_stream)
         except RuntimeError:  # the client asked to stop before it sent anything
-            self.gone()
+            self.gone(client_ended=False)
         self._connection.transmit_soon()

@@ -14,10 +14,12 @@ from aioquic.quic.connection import QuicConnection
 
 from outrider import errors
 from outrider.client import Message, SamplingParams
+from outrider.client.connection import ClientConnection
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
+from services.edge.chat import Chat
 from services.edge.quic.connection import ChatStream
 from services.edge.session.inputs import CancelAsked
 from tests.edge.live.running import Running, running
@@ -45,6 +47,36 @@ async def test_a_reset_stream_is_cancelled_upstream(words: Vocabulary, tmp_path:
         await chat.__aexit__(None, None, None)
         await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
         await mesh.settled()
+
+
+@pytest.mark.parametrize("give_up", [QuicConnection.reset_stream, QuicConnection.stop_stream])
+async def test_a_stream_given_up_in_one_direction_ends_in_both(
+    give_up: Callable[[QuicConnection, int, int], None], words: Vocabulary, tmp_path: Path
+) -> None:
+    # As many as a connection may have: none of them may be left to count.
+    limit = 2
+    async with running(words, tmp_path, REPLY, max_chats_per_connection=limit) as mesh:
+        mesh.region.stop_after = 4
+        async with raw(mesh) as connection:
+            for _ in range(limit + 1):
+                stream = await _under_way(connection)
+                give_up(connection._quic, stream.stream_id, 0)
+                connection.transmit()
+                await mesh.settled()
+            assert mesh.region.cancelled == ["the client is gone"] * (limit + 1)
+            (served,) = mesh.edge.listener._connections
+            await eventually(lambda: not served._chats and not _open_streams(served._quic))
+
+
+async def _under_way(connection: ClientConnection) -> RawStream:
+    stream = RawStream(connection, chat_frame())
+    await eventually(lambda: len(stream.frames) > 1)
+    return stream
+
+
+def _open_streams(quic: QuicConnection) -> set[int]:
+    """Streams of which the transport still keeps something."""
+    return set(quic._streams)
 
 
 class StalledQuic(QuicConnection):
@@ -177,6 +209,35 @@ async def test_a_defect_of_the_edge_ends_one_chat_only(
                 with pytest.raises(OutriderError, match="ZeroDivisionError"):
                     async with client.chat(ASK) as chat:
                         await chat.result()
+        await mesh.settled()
+
+
+async def test_a_defect_in_the_last_frame_leaves_nothing_behind(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("services.edge.wire.client._done", lambda done: 1 // 0)
+            with pytest.raises(OutriderError, match="ZeroDivisionError"):
+                async with client.chat(ASK) as chat:
+                    await chat.result()
+        await mesh.settled()
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_a_defect_beside_the_chats_costs_the_stream_not_the_router(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Chat, "region_frame", lambda self, frame: 1 // 0)
+            with pytest.raises(errors.UnavailableError, match="ZeroDivisionError"):
+                async with client.chat(ASK) as chat:
+                    await chat.result()
+        await eventually(lambda: mesh.edge.upstream.ready)
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
         await mesh.settled()
 
 
