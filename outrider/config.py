@@ -57,6 +57,13 @@ def load(
     return _build(cls, values, f"configuration of {section}")
 
 
+def check_address(address: str, where: str) -> None:
+    """Raises ConfigError, naming the key `where`, unless `address` is host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{where} must be host:port, not {address!r}")
+
+
 def _file_table(file: Path | None, section: str) -> Mapping[str, object]:
     if file is None:
         return {}
@@ -66,7 +73,10 @@ def _file_table(file: Path | None, section: str) -> Mapping[str, object]:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
-    table = document.get(section, {})
+    if section not in document:
+        there = ", ".join(document) or "nothing"
+        raise ConfigError(f"{file} has no table [{section}], only {there}; write [{section}] first")
+    table = document[section]
     if not isinstance(table, dict):
         raise ConfigError(f"{file}: {section} must be a table, write [{section}]")
     return table
@@ -108,8 +118,15 @@ def _parse(text: str, kind: object, where: str) -> object:
     if inner is int:
         return _converted(lambda: int(text), "an integer", text, where)
     if inner is float:
-        return _converted(lambda: float(text), "a number", text, where)
+        return _number(_converted(lambda: float(text), "a number", text, where), where)
     return _convert(text, inner, where)
+
+
+def _number(value: object, where: str) -> object:
+    # No bound holds for it: every comparison with NaN is false.
+    if value != value:
+        raise ConfigError(f"{where}: expected a number, not nan")
+    return value
 
 
 def _flag(value: object, kind: object, where: str) -> object:
@@ -133,7 +150,7 @@ def _convert(value: object, kind: object, where: str) -> object:
     if inner is Path and isinstance(value, str | Path):
         return Path(value).expanduser()
     if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return _number(float(value), where)
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return _convert_table(value, inner, where)
     if isinstance(inner, type) and type(value) is inner:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import load
+from outrider.config import check_address, load
 from outrider.errors import ConfigError
 
 
@@ -99,6 +99,7 @@ def test_environment_text(name: str, text: str, field: str, expected: object) ->
     [
         ("PORT", "many", "OUTRIDER_SAMPLE_PORT: expected an integer, not 'many'"),
         ("SHARE", "half", "expected a number"),
+        ("SHARE", "nan", "OUTRIDER_SAMPLE_SHARE: expected a number, not nan"),
         ("VERBOSE", "maybe", "expected true or false"),
         ("REGIONS", "us", "can only be given in the file"),
         ("HOTS", "x", "did you mean host?"),
@@ -124,7 +125,11 @@ def test_bad_environment(name: str, text: str, message: str) -> None:
         ("[sample]\nregions = [1]", "regions[0]: expected a table"),
         ("[sample]\nregions = [{nam = 'x'}]", "did you mean name?"),
         ("[sample]\nregions = [{rtt_ms = 1}]", "regions[0]: name must be given"),
+        ("[sample]\nshare = nan", "share: expected a number, not nan"),
         ("sample = 3", "must be a table"),
+        ("port = 3", "has no table [sample], only port; write [sample] first"),
+        ("[smaple]\nport = 3", "has no table [sample], only smaple"),
+        ("", "has no table [sample], only nothing"),
         ("= 3", "is not valid TOML"),
     ],
 )
@@ -132,6 +137,17 @@ def test_bad_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(Sample, "sample", file=_file(tmp_path, text), environ={})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["h:1", "10.0.0.1:65535", "[::1]:80", "dns:///h:7001"])
+def test_addresses(address: str) -> None:
+    check_address(address, "router")
+
+
+@pytest.mark.parametrize("address", ["", "h", "h:", ":1", "h:0", "h:65536", "h:http", "h:-1"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(ConfigError, match="router must be host:port"):
+        check_address(address, "router")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

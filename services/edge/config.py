@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.config import check_address
 from outrider.errors import ConfigError
+from outrider.rpc.server import MAX_MESSAGE_BYTES
 from services.edge.quic.listener import ListenerLimits
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.drafting import DraftLimits
@@ -59,7 +61,7 @@ class EdgeConfig:
     max_connections: int = 1000
     max_chats_per_connection: int = 64
     max_frame_bytes: int = 1 << 20
-    """Largest frame a client may send; prompts come in one frame."""
+    """Largest frame a client may send; prompts come in one frame. Routers have to take it too."""
     max_unsent_bytes: int = 256 * 1024
     """A client that leaves more of a chat unread loses it."""
     idle_timeout_s: float = 30.0
@@ -98,8 +100,11 @@ class EdgeConfig:
             raise ConfigError("certificate and private_key go together; give both or neither")
         if not self.routers:
             raise ConfigError("routers is empty; name at least one as host:port")
+        for router in self.routers:
+            check_address(router, "each of routers")
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
+        _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         for name in ("min_survival", "theta", "eager_theta"):
             _check(name, getattr(self, name), 0.01, 1.0)
         for name in _POSITIVE:
@@ -132,8 +137,11 @@ class EdgeConfig:
         )
 
 
+_MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
+"""A thin client's frame goes up as one message with a little more in it. One that is too large for
+gRPC would end the stream of all chats."""
 _POSITIVE = (
-    *("max_connections", "max_chats_per_connection", "max_frame_bytes", "max_unsent_bytes"),
+    *("max_connections", "max_chats_per_connection", "max_unsent_bytes"),
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
 )
 _NOT_NEGATIVE = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.config import check_address
 from outrider.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ class ReplicaConfig:
         for field in ("name", "region", "address"):
             if not getattr(self, field):
                 raise ConfigError(f"A replica has no {field}: set it in [[router.replicas]].")
+        check_address(self.address, f"address of replica {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class RouterConfig:
     """Least severe level that is logged."""
 
     def __post_init__(self) -> None:
+        for tokenizer in self.tokenizers:
+            check_address(tokenizer, "each of tokenizers")
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("region", [region.name for region in self.regions])
         for field in _POSITIVE:

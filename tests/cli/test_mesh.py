@@ -62,7 +62,18 @@ def test_text_is_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"regions": ()}, {"regions": ("a", "a")}, {"replicas_per_region": 0}]
+    "bad",
+    [
+        {"regions": ()},
+        {"regions": ("a", "a")},
+        {"regions": ("a/b",)},
+        {"regions": ("..",)},
+        {"replicas_per_region": 0},
+        {"port": 65_536},
+        {"port": -1},
+        {"settings": ("port=1",)},
+        {"settings": ("mixer.port=1",)},
+    ],
 )
 def test_absurd_shapes_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

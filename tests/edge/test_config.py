@@ -35,6 +35,9 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ({"port": 70_000}, "port"),
         ({"routers": ()}, "routers"),
+        ({"routers": ("router",)}, "routers must be host:port"),
+        # A router refuses larger messages, and with them the stream of every chat.
+        ({"max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
         ({"theta": 0.0}, "theta"),
         ({"min_survival": 1.5}, "min_survival"),

@@ -71,6 +71,13 @@ def test_a_replica_needs_every_field(field: str) -> None:
         ReplicaConfig(**values)
 
 
+def test_addresses_are_host_and_port() -> None:
+    with pytest.raises(ConfigError, match="address of replica a must be host:port"):
+        ReplicaConfig("a", "us-east", "here")
+    with pytest.raises(ConfigError, match="tokenizers must be host:port"):
+        RouterConfig(tokenizers=("there",))
+
+
 @pytest.mark.parametrize(("latitude", "longitude"), [(91.0, 0.0), (0.0, 200.0), (float("nan"), 0)])
 def test_coordinates_are_degrees(latitude: float, longitude: float) -> None:
     with pytest.raises(ConfigError, match="degrees"):

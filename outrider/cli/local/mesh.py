@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from outrider.errors import ConfigError
 
 ROLES = ("edge", "router", "tokenizer", "inference")
 DEFAULT_REGIONS = ("us-east", "eu-west")
+
+_REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Files are named after it."""
 
 Values = Mapping[str, object]
 
@@ -33,6 +37,13 @@ class MeshOptions:
     def __post_init__(self) -> None:
         if not self.regions or len(set(self.regions)) != len(self.regions):
             raise ConfigError("a mesh needs at least one region, each named once")
+        for region in self.regions:
+            if _REGION.fullmatch(region) is None:
+                raise ConfigError(
+                    f"a region's name is letters, digits, '.', '_', '-': not {region!r}"
+                )
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port must be 0 to 65535, not {self.port}")
         if not 1 <= self.replicas_per_region <= 16:
             raise ConfigError("a region on one machine has 1 to 16 replicas")
         for setting in self.settings:
