@@ -242,40 +242,44 @@ def test_a_router_without_replicas_says_so() -> None:
         choose(ASK)
 
 
+DIGESTS, MODELS, REGIONS = st.sampled_from([DIGEST, OTHER]), st.sampled_from("mn"), ("us", "eu")
+LOADS = st.builds(Load, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
+
+
+def drawn_replica(data: st.DataObject, name: str) -> Replica:
+    entry = replica(
+        name,
+        region=data.draw(st.sampled_from(REGIONS)),
+        rtt_ms=data.draw(st.floats(0.1, 300)),
+        model=data.draw(st.none() | st.builds(Model, MODELS, DIGESTS)),
+        state=data.draw(st.sampled_from(ReplicaState)),
+        load=data.draw(st.none() | LOADS),
+    )
+    if entry.model is None and entry.state is ReplicaState.READY:
+        entry.state = ReplicaState.CONNECTING  # READY implies that the model is known
+    return entry
+
+
+def is_able(entry: Replica, request: Request) -> bool:
+    """The constraints, said once more."""
+    return (
+        entry.state is ReplicaState.READY
+        and entry.model == Model(request.model, request.vocabulary_digest)
+        and (not request.residency or entry.region in request.residency)
+        and entry.num_excess == 0
+    )
+
+
 @given(st.data())
 def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
-    digests, models, regions = st.sampled_from([DIGEST, OTHER]), st.sampled_from("mn"), "us eu"
-    replicas = [
-        replica(
-            f"r{n}",
-            region=data.draw(st.sampled_from(regions.split())),
-            rtt_ms=data.draw(st.floats(0.1, 300)),
-            model=data.draw(st.none() | st.builds(Model, models, digests)),
-            state=data.draw(st.sampled_from(ReplicaState)),
-            load=data.draw(
-                st.none()
-                | st.builds(Load, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
-            ),
-        )
-        for n in range(data.draw(st.integers(0, 6)))
-    ]
-    for entry in replicas:
-        if entry.model is None and entry.state is ReplicaState.READY:
-            entry.state = ReplicaState.CONNECTING  # READY implies that the model is known
+    replicas = [drawn_replica(data, f"r{n}") for n in range(data.draw(st.integers(0, 6)))]
     request = Request(
-        data.draw(models),
-        data.draw(digests),
+        data.draw(MODELS),
+        data.draw(DIGESTS),
         data.draw(st.integers(1, 4000)),
-        residency=tuple(data.draw(st.lists(st.sampled_from(regions.split()), max_size=1))),
+        residency=tuple(data.draw(st.lists(st.sampled_from(REGIONS), max_size=1))),
     )
-    able = {
-        r.name
-        for r in replicas
-        if r.state is ReplicaState.READY
-        and r.model == Model(request.model, request.vocabulary_digest)
-        and (not request.residency or r.region in request.residency)
-        and r.num_excess == 0
-    }
+    able = {entry.name for entry in replicas if is_able(entry, request)}
     try:
         decision = choose(request, *replicas, near_ms=5.0)
     except OutriderError:

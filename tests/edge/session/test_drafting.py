@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from random import Random
 
 import pytest
@@ -140,34 +141,50 @@ def test_drafts_that_were_not_sent_cannot_be_accepted() -> None:
         drafts.commit(0, 0, 1, [])
 
 
+class KeepingRegion:
+    """The region's view of the protocol, kept naively: contiguous frames per epoch, a chain that
+    is compared with the truth."""
+
+    def __init__(self, truth: list[int]) -> None:
+        self.truth = truth
+        self.epoch = self.begin = 0
+        self.received: list[int] = []
+
+    def take(self, frame: SendDraft) -> None:
+        if frame.epoch != self.epoch:
+            assert frame.epoch > self.epoch
+            self.epoch, self.begin, self.received = frame.epoch, frame.base, []
+        assert frame.base == self.begin + len(self.received)
+        self.received += frame.ids
+
+    def num_accepted(self, base: int) -> int:
+        """Drafts from `base` on that are the truth, if all before them were."""
+        ahead = base - self.begin
+        if ahead < 0 or self.received[:ahead] != self.truth[self.begin : base]:
+            return 0
+        pairs = zip(self.received[ahead:], self.truth[base:], strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 @settings(max_examples=300)
 @given(st.integers(0, 2**32 - 1))
 def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
-    """The region's view of the protocol, kept naively: contiguous frames per epoch, a chain that
-    is compared with the truth. The edge's resolved ids are always the truth."""
+    """The edge's resolved ids are always the truth."""
     rng = Random(seed)
     truth = [rng.randint(1, 6) for _ in range(40)]
     script = [7 if rng.random() < 0.2 else token for token in truth]
     drafts = chain(script, confidence=0.99, max_lead=rng.randint(1, 8), max_tokens=40)
-    epoch, begin, received = 0, 0, list[int]()
+    region = KeepingRegion(truth)
     resolved: list[int] = []
     while len(resolved) < 40:
         if rng.random() < 0.5:
             drafts.advance()
         if rng.random() < 0.5 and (frame := drafts.take_unsent()):
-            if frame.epoch != epoch:
-                assert frame.epoch > epoch
-                epoch, begin, received = frame.epoch, frame.base, []
-            assert frame.base == begin + len(received)
-            received += frame.ids
+            region.take(frame)
         if rng.random() < 0.5:
             base = len(resolved)
-            alive = base >= begin and received[: base - begin] == truth[begin:base]
-            ahead = received[base - begin :] if alive else []
-            accepted = 0
-            while accepted < len(ahead) and ahead[accepted] == truth[base + accepted]:
-                accepted += 1
+            accepted = region.num_accepted(base)
             ids = truth[base + accepted : base + accepted + rng.randint(0, 3)]
             if accepted + len(ids):
-                resolved += drafts.commit(epoch, base, accepted, ids).ids
+                resolved += drafts.commit(region.epoch, base, accepted, ids).ids
                 assert resolved == truth[: len(resolved)]

@@ -144,13 +144,17 @@ def test_a_whole_chat() -> None:
 
     usage = Usage(3, 0, 4, 4, 4)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)
+    assert finish == Finish()
+    check_done(done, usage)
+
+
+def check_done(done: object, usage: Usage) -> None:
     assert isinstance(done, Done)
     assert (done.finish_reason, done.upto, done.usage) == (FinishReason.STOP, 4, usage)
     assert (done.region, done.replica) == ("us-east", "replica-1")
     assert done.edge_timings.queue_ms == pytest.approx(10)
     assert done.edge_timings.ttft_ms == pytest.approx(250)
     assert done.edge_timings.total_ms == pytest.approx(270)
-    assert finish == Finish()
 
 
 def test_the_prompt_goes_up_before_any_draft_is_made() -> None:

@@ -128,8 +128,7 @@ async def test_load_and_cache_are_reported_as_one() -> None:
         watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
         load = watched(await watch.read())
         assert (load.max_sessions, load.num_instances, load.kv_blocks_total) == (6, 2, 512)
-        cache = it.stub.WatchKv(inference_pb2.WatchKvRequest())
-        follower = Follower()
+        cache, follower = it.stub.WatchKv(inference_pb2.WatchKvRequest()), Follower()
         follower.take(await cache.read())
         peer = it.peer()
         for number in range(1, 7):

@@ -212,6 +212,31 @@ STEPS = st.lists(
 )
 
 
+def take_step(
+    it: Placement, live: set[int], number: int, step: str, target: int, priority: Priority
+) -> None:
+    if step == "place":
+        it.place(request(number, (5,) * (1 + target * 10), priority))
+        live.add(number)
+    elif step == "open":
+        it.take(Opened(target, 1 + target * 10, target))
+    elif step == "commit":
+        it.take(committed(target))
+    elif step == "finish":
+        it.take(finished(target, target))
+        live.discard(target)
+    elif step == "refuse":
+        failed = Failed(target, OverloadedError("full"))
+        if it.again(failed) is None:
+            it.take(failed)
+            live.discard(target)
+    elif step == "cancel":
+        assert (it.cancel(target) is not None) == (target in live)
+    else:
+        it.forget(target)
+        live.discard(target)
+
+
 @given(STEPS, st.integers(1, 4))
 def test_the_books_add_up_whatever_happens(
     steps: list[tuple[str, int, Priority]], count: int
@@ -219,26 +244,7 @@ def test_the_books_add_up_whatever_happens(
     it = placement(count)
     live: set[int] = set()
     for number, (step, target, priority) in enumerate(steps):
-        if step == "place":
-            assert 0 <= it.place(request(number, (5,) * (1 + target * 10), priority)) < count
-            live.add(number)
-        elif step == "open":
-            it.take(Opened(target, 1 + target * 10, target))
-        elif step == "commit":
-            it.take(committed(target))
-        elif step == "finish":
-            it.take(finished(target, target))
-            live.discard(target)
-        elif step == "refuse":
-            failed = Failed(target, OverloadedError("full"))
-            if it.again(failed) is None:
-                it.take(failed)
-                live.discard(target)
-        elif step == "cancel":
-            assert (it.cancel(target) is not None) == (target in live)
-        else:
-            it.forget(target)
-            live.discard(target)
+        take_step(it, live, number, step, target, priority)
         held = [it.sessions_on(instance) for instance in range(count)]
         assert sorted(chain.from_iterable(held)) == sorted(live)
         assert all(it.instance_of(n) == i for i, ids in enumerate(held) for n in ids)

@@ -126,6 +126,23 @@ class Cache:
             self.recorder.removed(block)
 
 
+class Reader:
+    """A follower that reads when it can, and starts anew where the ledger forgot."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, bytes] = {}
+        self.wanted = 0
+
+    def read(self, ledger: BlockLedger, max_events: int) -> None:
+        events = ledger.since(self.wanted, max_events)
+        if events is None:
+            snapshot = ledger.snapshot()
+            self.known, self.wanted, events = {}, snapshot.next_number, snapshot.chains
+        else:
+            self.wanted += len(events)
+        replay(self.known, events)
+
+
 @given(
     st.lists(
         st.one_of(
@@ -139,31 +156,18 @@ class Cache:
 def test_a_follower_of_any_speed_ends_with_the_truth(
     steps: list[tuple[str, int]], max_blocks: int
 ) -> None:
-    cache, ledger = Cache(), BlockLedger(max_blocks)
-    known: dict[bytes, bytes] = {}
-    wanted = 0
-
-    def read(max_events: int) -> None:
-        nonlocal known, wanted
-        events = ledger.since(wanted, max_events)
-        if events is None:
-            snapshot = ledger.snapshot()
-            known, wanted, events = {}, snapshot.next_number, snapshot.chains
-        else:
-            wanted += len(events)
-        replay(known, events)
-
+    cache, ledger, reader = Cache(), BlockLedger(max_blocks), Reader()
     for what, number in steps:
         if what == "tick":
             ledger.add(cache.recorder.take())
         elif what == "read":
-            read(number)
+            reader.read(ledger, number)
         elif what == "reconnect":
-            known, wanted = {}, 0
+            reader = Reader()
         else:
             getattr(cache, what)(number)
     ledger.add(cache.recorder.take())
-    while wanted != ledger.next_number:
-        read(4)
-    assert known == cache.parents
-    assert ledger.num_stored == len(known)
+    while reader.wanted != ledger.next_number:
+        reader.read(ledger, 4)
+    assert reader.known == cache.parents
+    assert ledger.num_stored == len(reader.known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -65,6 +66,16 @@ PROMPTS = st.builds(
 )
 
 
+TERMS = st.fixed_dictionaries(
+    {
+        "priority": st.sampled_from(Priority),
+        "edge_drafts": st.booleans(),
+        "region_drafts": st.booleans(),
+        "cache_salt": st.sampled_from([b"", b"", b"other"]),
+    }
+)
+
+
 @lru_cache(maxsize=4096)
 def truth(prompt: tuple[int, ...], sampling: int, options: FakeOptions) -> tuple[int, ...]:
     return reference(OpenRequest(0, prompt, SAMPLINGS[sampling]), options)
@@ -88,23 +99,17 @@ class Exactness(RuleBasedStateMachine):
     @rule(
         prompt=PROMPTS,
         sampling=st.integers(0, len(SAMPLINGS) - 1),
-        priority=st.sampled_from(Priority),
         lasting_s=st.sampled_from([None, None, None, 0.05, 0.5]),
         resumed=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
-        edge=st.booleans(),
-        region=st.booleans(),
-        salt=st.sampled_from([b"", b"", b"other"]),
+        terms=TERMS,
     )
     def open(
         self,
         prompt: tuple[int, ...],
         sampling: int,
-        priority: Priority,
         lasting_s: float | None,
         resumed: float,
-        edge: bool,
-        region: bool,
-        salt: bytes,
+        terms: dict[str, Any],
     ) -> None:
         reply = truth(prompt, sampling, self.options)
         resume = reply[: int(len(reply) * resumed)]
@@ -112,26 +117,26 @@ class Exactness(RuleBasedStateMachine):
             session=len(self.requests) + 1,
             prompt=prompt,
             sampling=SAMPLINGS[sampling],
-            priority=priority,
             deadline=None if lasting_s is None else self.driver.now + lasting_s,
             resume=resume,
             drafts=Drafts(0, len(resume), reply[len(resume) : len(resume) + 3]),
-            edge_drafts=edge,
-            region_drafts=region,
-            cache_salt=salt,
+            **terms,
         )
         self.requests[request.session] = request
         self.truths[request.session] = reply
         self.epochs[request.session] = 0
+        self.ask(request)
+
+    def ask(self, request: OpenRequest) -> None:
         try:
             self.driver.open(request)
         except OverloadedError as error:
             assert error.retry_delay_ms > 0
             queued = self.driver.scheduler.load().queued_sessions
-            slo_ms = self.driver.limits.slo_ttft_ms(priority)
+            slo_ms = self.driver.limits.slo_ttft_ms(request.priority)
             assert queued >= self.driver.limits.max_queue or slo_ms
         except DeadlineError:
-            assert lasting_s is not None
+            assert request.deadline is not None
 
     @rule(
         pick=st.integers(0, 9),

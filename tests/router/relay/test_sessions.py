@@ -146,6 +146,33 @@ def test_both_sides_list_their_sessions() -> None:
     sessions.check_invariants()
 
 
+def open_some(
+    sessions: SessionTable[str], data: st.DataObject, edges: list[int], now: float
+) -> list[Session[str]]:
+    edge, number = data.draw(st.sampled_from(edges)), data.draw(st.integers(1, 4))
+    try:
+        return [sessions.open(edge, number, "open", data.draw(st.integers(1, 300)), now)]
+    except (DuplicateSessionError, OverloadedError):
+        return []
+
+
+def advance_some(
+    sessions: SessionTable[str],
+    data: st.DataObject,
+    live: list[Session[str]],
+    streams: list[int],
+    now: float,
+) -> None:
+    session = data.draw(st.sampled_from(live))
+    event = data.draw(st.sampled_from(sorted(TRANSITIONS[session.state])))
+    if event is Input.PLACED:
+        sessions.bind(session, data.draw(st.sampled_from(streams)), "a", now)
+    else:
+        sessions.advance(session, event, now)
+    if session.state is State.OPENING:
+        sessions.keep(session, "draft", data.draw(st.integers(1, 300)))
+
+
 @given(st.data())
 def test_any_walk_keeps_the_invariants_and_ends_empty(data: st.DataObject) -> None:
     sessions = table(max_sessions_per_edge=8)
@@ -156,22 +183,9 @@ def test_any_walk_keeps_the_invariants_and_ends_empty(data: st.DataObject) -> No
     for _ in range(data.draw(st.integers(0, 60))):
         now += data.draw(st.floats(0, 3))
         if not live or data.draw(st.booleans()):
-            edge, number = data.draw(st.sampled_from(edges)), data.draw(st.integers(1, 4))
-            try:
-                live.append(
-                    sessions.open(edge, number, "open", data.draw(st.integers(1, 300)), now)
-                )
-            except (DuplicateSessionError, OverloadedError):
-                pass
+            live += open_some(sessions, data, edges, now)
         else:
-            session = data.draw(st.sampled_from(live))
-            event = data.draw(st.sampled_from(sorted(TRANSITIONS[session.state])))
-            if event is Input.PLACED:
-                sessions.bind(session, data.draw(st.sampled_from(streams)), "a", now)
-            else:
-                sessions.advance(session, event, now)
-            if session.state is State.OPENING:
-                sessions.keep(session, "draft", data.draw(st.integers(1, 300)))
+            advance_some(sessions, data, live, streams, now)
         for late in sessions.expire(now):
             sessions.advance(late, Input.ABORT, now)
         live = [session for session in live if session.state is not State.ENDED]
