@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +95,8 @@ class ModelStore:
 
     def load(self, source: str, *, sha256: str | None = None) -> Artifact:
         """As `path`, with what else is known of the artifact."""
-        return self._load(parse_source(source).text, _checked_pin(sha256))
+        with self._disk():
+            return self._load(parse_source(source).text, _checked_pin(sha256))
 
     def ensure(
         self, source: str, *, progress: Report | None = None, sha256: str | None = None
@@ -123,12 +124,10 @@ class ModelStore:
         parsed, pin, report = parse_source(source), _checked_pin(sha256), progress or silent
         key = source_key(parsed.text)
         lock = self._root / "locks" / f"{key}.lock"
-        try:
-            with exclusive(lock, lambda: report(Progress("waiting", 0, None))) as waited:
-                present = self._present(parsed.text, pin, waited)
-                return present or self._fetch(parsed, key, pin, report)
-        except OSError as error:
-            raise ModelStoreError(f"the model store {self._root} failed: {error}") from error
+        waiting = Progress("waiting", 0, None)
+        with self._disk(), exclusive(lock, lambda: report(waiting)) as waited:
+            present = self._present(parsed.text, pin, waited)
+            return present or self._fetch(parsed, key, pin, report)
 
     def derived(self, artifact: Artifact, name: str, build: Callable[[Path], None]) -> Path:
         """The verified directory `name` built from an artifact; `build(empty directory)` fills it.
@@ -137,16 +136,18 @@ class ModelStore:
         not match. The name must tell apart whatever `build` depends on besides the artifact.
         """
         key = f"{artifact.sha256}-{check_name(name)}"
-        return build_once(
-            self._root / "derived" / artifact.sha256 / name,
-            self._root / "tmp" / key,
-            self._root / "locks" / f"{key}.lock",
-            build,
-        )
+        with self._disk():
+            return build_once(
+                self._root / "derived" / artifact.sha256 / name,
+                self._root / "tmp" / key,
+                self._root / "locks" / f"{key}.lock",
+                build,
+            )
 
     def list(self) -> tuple[Artifact, ...]:
         """Every artifact, by source; not verified."""
-        entries = sorted(self._index.entries(), key=lambda entry: entry.source)
+        with self._disk():
+            entries = sorted(self._index.entries(), key=lambda entry: entry.source)
         return tuple(self._artifact(entry) for entry in entries)
 
     def verify(self) -> tuple[Verification, ...]:
@@ -160,7 +161,7 @@ class ModelStore:
         it (POSIX); one that loads it afterwards gets ArtifactMissingError.
         """
         text = parse_source(source).text
-        with self._publishing():
+        with self._disk(), self._publishing():
             entry = self._index.read(text)
             if entry is None:
                 raise _missing(text)
@@ -168,6 +169,16 @@ class ModelStore:
             if all(other.sha256 != entry.sha256 for other in self._index.entries()):
                 self._blob(entry.sha256).unlink(missing_ok=True)
                 shutil.rmtree(self._root / "derived" / entry.sha256, ignore_errors=True)
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ModelStoreError(
+                f"the model store {self._root} failed: {error}; check that the folder is one that "
+                "may be written, and room on its disk, or set OUTRIDER_MODEL_STORE to another"
+            ) from error
 
     def _load(self, text: str, pin: str | None) -> Artifact:
         entry = self._index.read(text)

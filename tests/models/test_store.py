@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,27 @@ def test_an_unwritable_store_is_a_store_error(tmp_path: Path, original: Path) ->
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ModelStoreError, match="failed"):
         ModelStore(tmp_path / "file" / "store").pull(f"file:{original}")
+
+
+def test_a_root_that_is_no_folder_is_a_store_error(tmp_path: Path, original: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store, source = ModelStore(tmp_path / "file"), f"file:{original}"
+    for ask in (store.path, store.load, store.ensure, store.pull, store.remove):
+        with pytest.raises(ModelStoreError, match="OUTRIDER_MODEL_STORE"):
+            ask(source)
+
+
+def test_a_disk_that_fails_while_something_is_built(store: ModelStore, original: Path) -> None:
+    artifact = store.pull(f"file:{original}")
+
+    def build(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ModelStoreError, match="No space left"):
+        store.derived(artifact, "built", build)
+    write(store.root / "derived", b"in the way")
+    with pytest.raises(ModelStoreError, match="Not a directory"):
+        store.derived(artifact, "built", lambda folder: write(folder / "part", b"x"))
 
 
 def test_default_root() -> None:
