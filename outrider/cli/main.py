@@ -21,7 +21,8 @@ app = typer.Typer(
     help=(
         "A speculative token mesh: LLM answers that start at the network edge and are decided "
         "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
-        "`outrider down`. Exit status: 0 well, 1 failed, 2 wrong use, 130 interrupted."
+        "`outrider down`. Exit status: 0 well, 1 failed or refused, 2 no such command or "
+        "flag, 130 interrupted."
     ),
 )
 app.command()(up.up)
@@ -35,11 +36,16 @@ app.add_typer(models.app, name="models")
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one line on stderr and status 1."""
+    """Run the command line; errors of ours, and files that fail, are one line on stderr, status 1."""
     try:
         app()
     except OutriderError as error:
         print(f"outrider: {error.message}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"outrider: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

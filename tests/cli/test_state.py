@@ -114,3 +114,12 @@ def test_down_stops_a_mesh_that_is_still_starting(tmp_path: Path) -> None:
         assert started.stderr is not None
         started.stderr.close()
         started.wait()
+
+
+@pytest.mark.e2e
+def test_a_folder_that_cannot_be_made_is_one_clear_line() -> None:
+    done = outrider("up", "--engine", "fake", "--state-dir", "/dev/null/here", check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("outrider: ")
+    assert "/dev/null" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

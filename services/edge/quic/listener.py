@@ -49,6 +49,11 @@ class Listener:
         )
         try:
             configuration.load_cert_chain(certificate, key)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot read certificate {certificate} with private_key {key}: {error}"
+            ) from error
+        try:
             self._server = await serve(
                 host,
                 port,
@@ -56,9 +61,9 @@ class Listener:
                 create_protocol=partial(EdgeConnection, listener=self),
                 retry=self.limits.validate_addresses,
             )
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ConfigError(
-                f"cannot listen on {host}:{port} with certificate {certificate}: {error}"
+                f"cannot listen on UDP {host}:{port} ({error}); set another port, or 0 for any"
             ) from error
         assert self._server._transport is not None
         return int(self._server._transport.get_extra_info("sockname")[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,3 +65,13 @@ async def test_a_certificate_that_cannot_be_read(vocabulary: Vocabulary, tmp_pat
     async with leak_check():
         with pytest.raises(ConfigError, match=r"broken\.pem"):
             await asyncio.wait_for(serve(config), 30)
+
+
+async def test_a_port_that_is_taken(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        config = EdgeConfig(port=port, state_dir=tmp_path, log_level="error")
+        async with leak_check():
+            with pytest.raises(ConfigError, match=f"UDP 127.0.0.1:{port} .* set another port"):
+                await asyncio.wait_for(serve(config), 30)
