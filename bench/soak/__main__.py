@@ -8,7 +8,7 @@ import sys
 
 import bench.soak
 from bench.harness.figures import Run, parser, quantile, start
-from bench.soak.live import Soak, make_chats, num_wrong
+from bench.soak.live import Soak, Tally, make_chats, num_sessions, num_wrong
 from bench.soak.virtual import VirtualReplica
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -61,19 +61,34 @@ def _live(run: Run, arguments: argparse.Namespace) -> bool:
     ends = run.table("Sessions by how they ended", "end", "sessions")
     for end, count in sorted(tally.ends.items()):
         ends.add(end, count)
-    load = tally.load
-    lost = -1 if load is None else load.kv_blocks_total - load.kv_blocks_free
-    left = -1 if load is None else load.running_sessions + load.queued_sessions
+    waits = run.table("Longest wait for the next token", "priority", "s")
+    for name, longest_s in sorted(tally.longest_s.items()):
+        waits.add(name, longest_s)
+    left = _left(tally)
+    starved = tally.ends["starved"]
     run.figures |= {
         "minutes": minutes,
         "sessions": sum(tally.ends.values()),
         "wrong_texts": wrong,
-        "kv_blocks_lost": lost,
-        "sessions_left": left,
+        "starved": starved,
+        "longest_wait_s": round(max(tally.longest_s.values(), default=0.0), 1),
+        **left,
         "hit_rate": round(tally.cached_tokens / max(1, tally.prompt_tokens), 3),
         "kv_events": tally.num_kv_events,
     }
-    return wrong == lost == left == 0
+    return not wrong and not starved and not any(left.values())
+
+
+def _left(tally: Tally) -> dict[str, int]:
+    """What the replica should have given back; -1 where it did not say."""
+    load, held = tally.load, tally.left
+    return {
+        "kv_blocks_lost": -1 if load is None else load.kv_blocks_total - load.kv_blocks_free,
+        "sessions_left": -1 if load is None else num_sessions(load),
+        "tasks_left": -1 if held is None else held.tasks,
+        "threads_left": -1 if held is None else held.threads,
+        "files_left": -1 if held is None else held.files,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Minutes of random chats with a real replica in a process of its own."""
+"""Minutes of random chats with a real replica in a process of its own.
+
+What the replica holds is counted after a first while of it, when pools of threads have grown to
+their size, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from bench.contenders.replica import replica_process
 from bench.harness.prompts import load_prompts
-from bench.harness.region_client import RegionClient
+from bench.harness.region_client import RegionClient, Reply
+from bench.soak.holdings import Holdings, holdings, left_over
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.chat import Message
@@ -31,6 +37,9 @@ SETTINGS = {"max_sessions": 8, "num_blocks": 160}
 NUM_CHATS = 40
 NUM_WORKERS = 12
 SALTS = (b"", b"acme", b"umbrella")
+STARVED_S = 60.0
+"""A session that hears nothing for so long counts as starved; the least of them age in as much."""
+_WARM_UP_S = 20.0
 _PRIORITIES = (common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_MEDIUM, common_pb2.PRIORITY_HIGH)
 _SPECULATION = (
     common_pb2.SPECULATION_ON,
@@ -53,12 +62,18 @@ class Tally:
 
     replies: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """By the chat's number; all those of a chat have to be the same."""
+    partial: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    """The same of sessions that were given up: beginnings of the reply."""
+    longest_s: dict[str, float] = field(default_factory=dict)
+    """By priority, the longest that a session had to wait for its next token."""
     ends: Counter[str] = field(default_factory=Counter)
     cached_tokens: int = 0
     prompt_tokens: int = 0
     num_kv_events: int = 0
     load: inference_pb2.WatchLoadResponse | None = None
     """When all was over."""
+    left: Holdings | None = None
+    """Tasks, threads and files that the replica held afterwards and not before."""
 
 
 def make_chats(vocabulary: Vocabulary, seed: int) -> list[Chat]:
@@ -100,17 +115,23 @@ class Soak:
 
     async def run(self, seconds: float, threads: int) -> Tally:
         """Raises what a session ends with, but for what was asked for."""
-        async with replica_process({**SETTINGS, "threads": threads}) as (address, _):
+        async with replica_process({**SETTINGS, "threads": threads}) as (address, metrics_url):
             watch = asyncio.create_task(self._follow(address))
-            end = time.monotonic() + seconds
-            async with self._client(address) as client:
-                workers = (self._work(client, address, end) for _ in range(NUM_WORKERS))
-                await asyncio.gather(*workers)
+            await self._chat(address, min(_WARM_UP_S, seconds))
+            await _idle_load(address)
+            before = await holdings(metrics_url)
+            await self._chat(address, seconds)
             self.tally.load = await _idle_load(address)
+            self.tally.left = await left_over(metrics_url, before)
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
         return self.tally
+
+    async def _chat(self, address: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        async with self._client(address) as client:
+            await asyncio.gather(*(self._work(client, address, end) for _ in range(NUM_WORKERS)))
 
     @contextlib.asynccontextmanager
     async def _client(self, address: str) -> AsyncIterator[RegionClient]:
@@ -127,8 +148,16 @@ class Soak:
                 async with self._client(address) as own:
                     await self._cut(self._ask(own, number), "disconnected")
             else:
-                await self._ask(shared, number)
-                self.tally.ends["finished"] += 1
+                await self._wait_for(self._ask(shared, number))
+
+    async def _wait_for(self, asking: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(STARVED_S):
+                await asking
+        except TimeoutError:
+            self.tally.ends["starved"] += 1
+        else:
+            self.tally.ends["finished"] += 1
 
     async def _cut(self, asking: Coroutine[Any, Any, None], how: str) -> None:
         """Give a session up after a while; one that is done by then has finished."""
@@ -145,25 +174,38 @@ class Soak:
 
     async def _ask(self, client: RegionClient, number: int) -> None:
         chat, known = self._chats[number], self.tally.replies.setdefault(number, [])
+        priority, seen = self._random.choice(_PRIORITIES), list[int]()
 
         def drafter(reply: Sequence[int]) -> Sequence[int]:
+            seen[:] = reply
             roll = self._random.random()
             if known and roll < 0.5:
                 return known[0][len(reply) : len(reply) + 6]
             return self._random.choices(range(200, 2000), k=4) if roll < 0.8 else ()
 
-        reply = await client.generate(
-            chat.prompt,
-            chat.sampling,
-            digest=self._vocabulary.digest,
-            speculation=self._random.choice(_SPECULATION),
-            drafter=drafter,
-            priority=self._random.choice(_PRIORITIES),
-            cache_salt=self._random.choice(SALTS),
-        )
+        try:
+            reply = await client.generate(
+                chat.prompt,
+                chat.sampling,
+                digest=self._vocabulary.digest,
+                speculation=self._random.choice(_SPECULATION),
+                drafter=drafter,
+                priority=priority,
+                cache_salt=self._random.choice(SALTS),
+            )
+        except asyncio.CancelledError:
+            self.tally.partial.setdefault(number, []).append(tuple(seen))
+            raise
         known.append(tuple(reply.ids))
-        self.tally.prompt_tokens += reply.prompt_tokens
-        self.tally.cached_tokens += reply.cached_tokens
+        self._count(reply, common_pb2.Priority.Name(priority).removeprefix("PRIORITY_"))
+
+    def _count(self, reply: Reply, priority: str) -> None:
+        tally = self.tally
+        tally.prompt_tokens += reply.prompt_tokens
+        tally.cached_tokens += reply.cached_tokens
+        moments = (reply.opened_at, *reply.commit_times)
+        longest = max(after - before for before, after in pairwise(moments))
+        tally.longest_s[priority] = max(longest, tally.longest_s.get(priority, 0.0))
 
     async def _follow(self, address: str) -> None:
         """Keep a copy of what is cached; events that do not fit it are a KeyError."""
@@ -193,13 +235,18 @@ async def _idle_load(address: str) -> inference_pb2.WatchLoadResponse | None:
         async with asyncio.timeout(20):
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             async for last in stub.WatchLoad(inference_pb2.WatchLoadRequest()):
-                if not last.running_sessions and not last.queued_sessions:
+                if not num_sessions(last):
                     return last
     except TimeoutError:
         return last
     finally:
         await channel.close()
     return last
+
+
+def num_sessions(load: inference_pb2.WatchLoadResponse) -> int:
+    """Sessions that a replica has not ended."""
+    return load.running_sessions + load.queued_sessions + load.paused_sessions
 
 
 def num_wrong(vocabulary: Vocabulary, chats: Sequence[Chat], tally: Tally, threads: int) -> int:
@@ -215,6 +262,8 @@ def num_wrong(vocabulary: Vocabulary, chats: Sequence[Chat], tally: Tally, threa
             chat = chats[number]
             expected = generate(engine, chat.prompt, chat.sampling, new_reply).ids
             wrong += sum(reply != expected for reply in replies)
+            begun = tally.partial.get(number, [])
+            wrong += sum(reply != expected[: len(reply)] for reply in begun)
     finally:
         engine.close()
     return wrong
