@@ -36,7 +36,7 @@ app.add_typer(models.app, name="models")
 
 
 def main() -> None:
-    """Run the command line; errors of ours, and files that fail, are one line on stderr, status 1."""
+    """Run the command line; our errors, and files that fail, are one line on stderr, status 1."""
     try:
         app()
     except OutriderError as error:
