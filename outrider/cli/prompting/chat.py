@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -19,12 +18,17 @@ from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.interrupts import Interrupts
 from outrider.cli.prompting.lines import Lines
+from outrider.cli.prompting.output import paint, report
 from outrider.cli.prompting.painter import Painter
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
 _HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
+
+
+if TYPE_CHECKING:
+    from outrider.client import ChatResult, Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,6 @@ class EdgeAddress:
     port: int
     ca: Path | None
     insecure: bool
-
-
-if TYPE_CHECKING:
-    from outrider.client import ChatResult, Client
 
 
 class SpeculationMode(StrEnum):
@@ -59,6 +59,22 @@ class Wanted:
     thin: bool
 
 
+_AcceptanceThreshold = Annotated[
+    float, typer.Option(help="Lossy: let drafts pass that are at least this likely; 0: exact.")
+]
+_Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
+_Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
+_Insecure = Annotated[bool, typer.Option(help="Trust any certificate.")]
+_Provisional = Annotated[
+    bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
+]
+_Speculation = Annotated[
+    SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
+]
+_Thin = Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")]
+_Parallel = Annotated[int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")]
+
+
 def chat(
     text: Annotated[str | None, typer.Argument(help="One prompt, like --prompt.")] = None,
     prompt: options.Prompt = None,
@@ -70,26 +86,15 @@ def chat(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
-    acceptance_threshold: Annotated[
-        float,
-        typer.Option(help="Lossy: let drafts pass that are at least this likely; 0: exact."),
-    ] = 0.0,
+    acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
-    edge: Annotated[
-        str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")
-    ] = None,
-    ca: Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")] = None,
-    insecure: Annotated[bool, typer.Option(help="Trust any certificate.")] = False,
-    provisional: Annotated[
-        bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
-    ] = True,
-    speculation: Annotated[
-        SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
-    ] = SpeculationMode.on,
-    thin: Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")] = False,
-    parallel: Annotated[
-        int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")
-    ] = 1,
+    edge: _Edge = None,
+    ca: _Ca = None,
+    insecure: _Insecure = False,
+    provisional: _Provisional = True,
+    speculation: _Speculation = SpeculationMode.on,
+    thin: _Thin = False,
+    parallel: _Parallel = 1,
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
@@ -153,12 +158,12 @@ class ChatCommand:
             async def one(prompt: str) -> ChatResult:
                 async with gate:
                     messages = options.conversation(self.system, prompt)
-                    return await self._stream(client, messages, _painted if show else None)
+                    return await self._stream(client, messages, show=show)
 
             tasks = [asyncio.create_task(one(p)) for p in prompts]
             try:
                 for prompt, task in zip(prompts, tasks, strict=True):
-                    _report(prompt, await task, as_json=as_json, shown=show)
+                    report(prompt, await task, as_json=as_json, shown=show)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -183,22 +188,16 @@ class ChatCommand:
     async def _turn(self, client: Client, history: list[Message], line: str) -> None:
         asked = [*history, Message("user", line)]
         try:
-            result = await self._stream(client, asked, _painted)
+            result = await self._stream(client, asked, show=True)
         except OutriderError as error:
             print(f"\noutrider: {error.message}", file=sys.stderr)
             return
-        _report(line, result, as_json=False, shown=True)
+        report(line, result, as_json=False, shown=True)
         history[:] = [*asked, Message("assistant", result.text)]
 
-    async def _stream(
-        self,
-        client: Client,
-        messages: list[Message],
-        on_text: Callable[[Painter, str, str], None] | None,
-    ) -> ChatResult:
+    async def _stream(self, client: Client, messages: list[Message], *, show: bool) -> ChatResult:
         from outrider.client import Transcript
 
-        tty = sys.stdout.isatty()
         painter = Painter(shutil.get_terminal_size().columns)
         transcript = Transcript()
         async with client.chat(
@@ -213,46 +212,6 @@ class ChatCommand:
                 async for event in stream:
                     before = len(transcript.committed)
                     transcript.apply(event)
-                    if on_text is not None:
-                        fresh = transcript.committed[before:]
-                        on_text(painter, fresh, transcript.provisional if tty else "")
+                    if show:
+                        paint(painter, transcript.committed[before:], transcript.provisional)
                 return await stream.result()
-
-
-def _painted(painter: Painter, committed: str, provisional: str) -> None:
-    text = painter.paint(committed, provisional) if sys.stdout.isatty() else committed
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def _report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:
-    if as_json:
-        print(json.dumps(_as_object(prompt, result), ensure_ascii=False), flush=True)
-        return
-    print("" if shown else result.text, flush=True)
-    t = result.timings
-    first = f"{t.provisional_ttft_ms:.0f} ms" if t.provisional_ttft_ms is not None else "none"
-    lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
-    print(
-        f"first provisional {first} · first committed {t.committed_ttft_ms:.0f} ms · "
-        f"{t.tokens_per_s:.0f} tokens/s · {len(result.ids)} tokens{lossy} · {result.finish_reason}",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def _as_object(prompt: str, result: ChatResult) -> dict[str, object]:
-    t = result.timings
-    return {
-        "prompt": prompt,
-        "text": result.text,
-        "ids": list(result.ids),
-        "lossy": list(result.lossy),
-        "finish_reason": result.finish_reason,
-        "timings": {
-            "provisional_ttft_ms": t.provisional_ttft_ms,
-            "committed_ttft_ms": t.committed_ttft_ms,
-            "total_ms": t.total_ms,
-            "tokens_per_s": t.tokens_per_s,
-        },
-    }

@@ -47,12 +47,7 @@ def reference(
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     runner = _load(model, threads)
     for one in prompts:
-        started = time.perf_counter()
-        stream = None if as_json else _write
-        reply = runner.answer(system, one, params, stream)
-        total_ms = (time.perf_counter() - started) * 1000
-        print(json.dumps(_as_object(one, reply, total_ms), ensure_ascii=False) if as_json else "")
-        sys.stdout.flush()
+        _answer(runner, system, one, params, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +81,16 @@ def _load(model: str, threads: int) -> _Runner:
         ),
         vocabulary,
     )
+
+
+def _answer(
+    runner: _Runner, system: str | None, prompt: str, params: SamplingParams, *, as_json: bool
+) -> None:
+    started = time.perf_counter()
+    reply = runner.answer(system, prompt, params, None if as_json else _write)
+    total_ms = (time.perf_counter() - started) * 1000
+    print(json.dumps(_as_object(prompt, reply, total_ms), ensure_ascii=False) if as_json else "")
+    sys.stdout.flush()
 
 
 def _write(text: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.cli.prompting.painter import Painter
-from tests.cli.screen import Screen
+from tests.cli.prompting.screen import Screen
 
 texts = st.text(alphabet="ab \n漢é😀", max_size=60)
 

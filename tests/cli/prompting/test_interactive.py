@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
-from tests.cli.terminal import terminal
+from tests.cli.prompting.terminal import terminal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

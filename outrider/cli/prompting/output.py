@@ -1,0 +1,58 @@
+"""What `outrider chat` prints of a reply: its text, how long it took, or all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from outrider.cli.prompting.painter import Painter
+
+if TYPE_CHECKING:
+    from outrider.client import ChatResult
+
+
+def paint(painter: Painter, committed: str, provisional: str) -> None:
+    """Show what is new; only a terminal shows what may be taken back."""
+    text = painter.paint(committed, provisional) if sys.stdout.isatty() else committed
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:
+    """One reply is whole; `shown` is whether its text was painted as it came."""
+    if as_json:
+        print(json.dumps(as_object(prompt, result), ensure_ascii=False), flush=True)
+        return
+    print("" if shown else result.text, flush=True)
+    print(summary(result), file=sys.stderr, flush=True)
+
+
+def summary(result: ChatResult) -> str:
+    """One line: times, speed, tokens, and why it ended."""
+    times = result.timings
+    lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
+    return (
+        f"first provisional {_ms(times.provisional_ttft_ms)} · "
+        f"first committed {_ms(times.committed_ttft_ms)} · {times.tokens_per_s:.0f} tokens/s · "
+        f"{len(result.ids)} tokens{lossy} · {result.finish_reason}"
+    )
+
+
+def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
+    """The reply as --json prints it. `timings` are the client's own; `edge` and `replica` in it are
+    what these measured."""
+    edge, replica = asdict(result.edge_timings), asdict(result.replica_timings)
+    return {
+        "prompt": prompt,
+        "text": result.text,
+        "ids": list(result.ids),
+        "lossy": list(result.lossy),
+        "finish_reason": result.finish_reason,
+        "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
+    }
+
+
+def _ms(value: float | None) -> str:
+    return "none" if value is None else f"{value:.0f} ms"

@@ -1,0 +1,57 @@
+"""What is printed of a reply."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from outrider.cli.prompting.output import report
+from outrider.client import ChatResult, ServerTimings, Timings, Usage
+
+RESULT = ChatResult(
+    text="blue",
+    ids=(4, 9),
+    finish_reason="stop",
+    usage=Usage(3, 0, 2, 0, 0),
+    timings=Timings(12.4, 30.6, 80.0, 21.0),
+    replica_timings=ServerTimings(1.0, 2.0, 3.0, 4.0),
+    edge_timings=ServerTimings(5.0, 0.0, 6.0, 7.0),
+    num_retractions=0,
+    erased_chars=0,
+    region="us-east",
+    replica="us-east-0",
+)
+
+
+def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    report("why?", replace(RESULT, lossy=(1,)), as_json=False, shown=False)
+    out, err = capsys.readouterr()
+    assert out == "blue\n"
+    assert err == (
+        "first provisional 12 ms · first committed 31 ms · 21 tokens/s · 2 tokens · 1 lossy · "
+        "stop\n"
+    )
+
+
+def test_a_reply_stopped_before_its_first_token_has_no_times(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nothing = Timings(None, None, 80.0, 0.0)
+    stopped = replace(RESULT, text="", ids=(), finish_reason="cancelled", timings=nothing)
+    report("why?", stopped, as_json=False, shown=True)
+    assert capsys.readouterr().err == (
+        "first provisional none · first committed none · 0 tokens/s · 0 tokens · cancelled\n"
+    )
+
+
+def test_json_tells_the_timings_of_client_edge_and_replica(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report("why?", RESULT, as_json=True, shown=False)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["prompt"], told["text"], told["ids"]) == ("why?", "blue", [4, 9])
+    assert told["timings"]["committed_ttft_ms"] == 30.6
+    assert told["timings"]["edge"]["ttft_ms"] == 6.0
+    assert told["timings"]["replica"]["prefill_ms"] == 2.0
