@@ -32,6 +32,8 @@ from services.inference.scheduling.events import (
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
+MAX_DRAFT_TOKENS = 1024
+"""Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
 
 _PRIORITIES = {
     common_pb2.PRIORITY_UNSPECIFIED: Priority.MEDIUM,
@@ -135,7 +137,7 @@ def _prompt(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
     """Guesses of the edge. Raises BadTokenBlockError."""
-    ids = _ids(frame.ids, contract, contract.context_limit)
+    ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
     return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
 

@@ -88,6 +88,11 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[errors.OutriderError], str]] 
         errors.BadTokenBlockError,
         "checksum",
     ),
+    "endless drafts": (
+        {"draft": inference_pb2.Draft(ids=_block([5] * 1025))},
+        errors.BadTokenBlockError,
+        "at most 1024",
+    ),
 }
 
 
