@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
-from outrider.models.store import Artifact, ModelStore, default_root
+from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ def model_store() -> ModelStore:
 def vocabulary(model_store: ModelStore) -> Vocabulary:
     """The default model's vocabulary."""
     return load_vocabulary(DEFAULT_MODEL, model_store)
-
-
-@pytest.fixture(scope="session")
-def model_artifact(model_store: ModelStore) -> Artifact:
-    """The default model's file."""
-    return model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256)
 
 
 @pytest.fixture(scope="session")
