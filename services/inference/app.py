@@ -187,36 +187,50 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` hears of the bound ports once the model is
-    loaded. The admin port answers from the start. Raises what `load_model` raises, ConfigError
-    when a port is taken, and EngineError, after draining, when the model broke down: whoever
-    supervises the process starts another."""
+    loaded, unless `stop` came first: loading itself is not interrupted. The admin port answers
+    from the start. Raises what `load_model` raises, ConfigError when a port is taken, and
+    EngineError, after draining, when the model broke down: whoever supervises the process starts
+    another."""
     configure_logging("inference", config.log_level)
     configure_tracing("inference")
-    metrics = Metrics("inference")
+    metrics, stop = Metrics("inference"), stop or asyncio.Event()
     loaded: list[Replica] = []
-    admin = AdminServer(
-        config.admin_host,
-        config.admin_port,
-        ready=lambda: loaded[0].readiness() if loaded else (False, "loading the model"),
-        registry=metrics.registry,
-    )
+    admin = _admin_server(config, loaded, metrics)
     try:
         admin_port = await admin.start()
-        loaded.append(await _load_replica(config, metrics))
-        await _run(loaded[0], admin_port, ready, stop or asyncio.Event())
+        if (replica := await _load_replica(config, metrics, stop)) is not None:
+            loaded.append(replica)
+            await _run(replica, admin_port, ready, stop)
     finally:
         await admin.stop()
         metrics.close()
         shutdown_tracing()
 
 
-async def _load_replica(config: InferenceConfig, metrics: Metrics) -> Replica:
+def _admin_server(
+    config: InferenceConfig, loaded: Sequence[Replica], metrics: Metrics
+) -> AdminServer:
+    return AdminServer(
+        config.admin_host,
+        config.admin_port,
+        ready=lambda: loaded[0].readiness() if loaded else (False, "loading the model"),
+        registry=metrics.registry,
+    )
+
+
+async def _load_replica(
+    config: InferenceConfig, metrics: Metrics, stop: asyncio.Event
+) -> Replica | None:
+    """None if it is not wanted any more."""
     model = await asyncio.to_thread(load_model, config)
+    replica: Replica | None = None
     try:
-        return Replica(config, model, metrics)
-    except BaseException:
-        await asyncio.to_thread(_close_engines, model.engines)
-        raise
+        if not stop.is_set():
+            replica = Replica(config, model, metrics)
+        return replica
+    finally:
+        if replica is None:
+            await asyncio.to_thread(_close_engines, model.engines)
 
 
 async def _run(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
 
 import pytest
 
 from outrider.errors import ConfigError, EngineError
-from outrider.testing import leak_check
+from outrider.process import Ports
+from outrider.testing import eventually, leak_check
 from services.inference import app
 from services.inference.config import InferenceConfig
 from services.inference.engines.config import EngineConfig
@@ -32,6 +35,29 @@ async def test_a_taken_port_closes_the_engines(monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(ConfigError, match="taken"):
                 await app.serve(config)
     assert all(_is_closed(engine) for engine in engines)
+
+
+async def test_a_replica_stopped_while_it_loads_never_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, loading, go_on = FakeEngine(), threading.Event(), threading.Event()
+
+    def load(config: InferenceConfig) -> app.LoadedModel:
+        loading.set()
+        assert go_on.wait(10)
+        return loaded(engine)
+
+    monkeypatch.setattr(app, "load_model", load)
+    stop, came_up = asyncio.Event(), list[Ports]()
+    async with leak_check():
+        config = InferenceConfig(engine="fake")
+        serving = asyncio.create_task(app.serve(config, ready=came_up.append, stop=stop))
+        await eventually(loading.is_set)
+        stop.set()
+        go_on.set()
+        await serving
+    assert not came_up
+    assert _is_closed(engine)
 
 
 def test_an_instance_that_does_not_load_closes_those_before(
