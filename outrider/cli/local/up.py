@@ -34,25 +34,31 @@ _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+_Model = Annotated[str, typer.Option(help="Model name.")]
+_Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
+_Replicas = Annotated[int, typer.Option(help="Inference replicas per region.")]
+_Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
+_Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
+_Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
+]
+_Detached = Annotated[
+    bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
+]
+
+
 def up(
-    model: Annotated[str, typer.Option(help="Model name.")] = "smollm2-135m-instruct",
-    regions: Annotated[str, typer.Option(help="Region names, comma-separated.")] = ",".join(
-        DEFAULT_REGIONS
-    ),
-    replicas: Annotated[int, typer.Option(help="Inference replicas per region.")] = 1,
-    threads: Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")] = 0,
-    engine: Annotated[str, typer.Option(help="openvino, or fake for trying things out.")] = (
-        "openvino"
-    ),
-    port: Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")] = 4433,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
-    ] = None,
+    model: _Model = "smollm2-135m-instruct",
+    regions: _Regions = ",".join(DEFAULT_REGIONS),
+    replicas: _Replicas = 1,
+    threads: _Threads = 0,
+    engine: _Engine = "openvino",
+    port: _Port = 4433,
+    settings: _Settings = None,
     state_dir: StateDir = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
-    ] = False,
+    detach: _Detached = False,
 ) -> None:
     """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
 
@@ -64,13 +70,11 @@ def up(
     if supervisor_pid(folder) is not None:
         raise already_up(folder)
     names = tuple(name.strip() for name in regions.split(",") if name.strip())
-    count = len(names) * replicas
-    share = threads or max(1, (os.cpu_count() or 1) // max(1, count))
     options = MeshOptions(
         model=model,
         regions=names,
         replicas_per_region=replicas,
-        threads=share,
+        threads=threads or _fair_share(len(names) * replicas),
         engine=engine,
         port=port,
         settings=tuple(settings or ()),
@@ -79,6 +83,11 @@ def up(
         _detach(folder)
     else:
         asyncio.run(_run(options, folder))
+
+
+def _fair_share(num_replicas: int) -> int:
+    """Of this machine's cores, for each replica's engine."""
+    return max(1, (os.cpu_count() or 1) // max(1, num_replicas))
 
 
 def _detach(state_dir: Path) -> None:
