@@ -58,12 +58,7 @@ def _live(run: Run, arguments: argparse.Namespace) -> bool:
     soak = Soak(vocabulary, chats, arguments.seed)
     tally = asyncio.run(soak.run(minutes * 60, arguments.threads))
     wrong = num_wrong(vocabulary, chats, tally, arguments.threads)
-    ends = run.table("Sessions by how they ended", "end", "sessions")
-    for end, count in sorted(tally.ends.items()):
-        ends.add(end, count)
-    waits = run.table("Longest wait for the next token", "priority", "s")
-    for name, longest_s in sorted(tally.longest_s.items()):
-        waits.add(name, longest_s)
+    _tables(run, tally)
     left = _left(tally)
     starved = tally.ends["starved"]
     run.figures |= {
@@ -77,6 +72,15 @@ def _live(run: Run, arguments: argparse.Namespace) -> bool:
         "kv_events": tally.num_kv_events,
     }
     return not wrong and not starved and not any(left.values())
+
+
+def _tables(run: Run, tally: Tally) -> None:
+    ends = run.table("Sessions by how they ended", "end", "sessions")
+    for end, count in sorted(tally.ends.items()):
+        ends.add(end, count)
+    waits = run.table("Longest wait for the next token", "priority", "s")
+    for name, longest_s in sorted(tally.longest_s.items()):
+        waits.add(name, longest_s)
 
 
 def _left(tally: Tally) -> dict[str, int]:
