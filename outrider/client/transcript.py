@@ -19,6 +19,8 @@ class Transcript:
         self.ids: list[int] = []
         self.lossy: list[int] = []
         """Numbers of tokens that acceptance_threshold let through."""
+        self.lossy_spans: list[tuple[int, int]] = []
+        """Where their text stands, code points [begin, end)."""
         self.num_retractions = 0
         self.erased_chars = 0
         """Code points shown and then taken back."""
@@ -64,12 +66,15 @@ class Transcript:
                 f"the edge says {event.upto} tokens are final, it sent "
                 f"{len(self.ids) + len(event.ids)}"
             )
+        if len(event.lossy_spans) != len(event.lossy):
+            raise MalformedFrameError("the edge marks tokens without saying where their text is")
         self.committed += event.text
         self.provisional = self.provisional[shared:]
         if not all(len(self.ids) <= number < event.upto for number in event.lossy):
             raise MalformedFrameError("the edge marks a token that this commit does not have")
         self.ids.extend(event.ids)
         self.lossy.extend(event.lossy)
+        self.lossy_spans.extend(event.lossy_spans)
 
     def _finish(self, event: Done) -> None:
         if self.provisional or event.upto != len(self.ids):

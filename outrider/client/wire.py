@@ -117,7 +117,8 @@ def read(payload: bytes) -> Event:
             return Retracted(frame.retract.erase_to)
         case "commit":
             c = frame.commit
-            return Committed(c.text, tuple(c.ids), c.upto, tuple(c.lossy))
+            spans = tuple((span.begin, span.end) for span in c.lossy_text)
+            return Committed(c.text, tuple(c.ids), c.upto, tuple(c.lossy), spans)
         case "accepted":
             a = frame.accepted
             return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge)

@@ -291,6 +291,7 @@ class CommitText(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
     LOSSY_FIELD_NUMBER: _builtins.int
+    LOSSY_TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     upto: _builtins.int
     """Number of final tokens."""
@@ -300,6 +301,10 @@ class CommitText(_message.Message):
     def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of tokens among `ids` that a lossy acceptance_threshold let through."""
 
+    @_builtins.property
+    def lossy_text(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """For each of those, where its text stands in the reply."""
+
     def __init__(
         self,
         *,
@@ -307,14 +312,41 @@ class CommitText(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         upto: _builtins.int = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
+        lossy_text: _abc.Iterable[Global___TextSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "lossy", b"lossy", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "lossy", b"lossy", "lossy_text", b"lossy_text", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitText: _TypeAlias = CommitText  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """Code points [begin, end) of a reply, from its beginning. It may lie ahead of what is committed:
+    text that could become a stop string is held back, and comes later or never.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    end: _builtins.int
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
 
 @_typing.final
 class ChatDone(_message.Message):

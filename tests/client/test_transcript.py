@@ -53,8 +53,10 @@ def test_commits_move_text_from_provisional_to_final() -> None:
 
 
 def test_tokens_let_through_are_remembered_by_their_number() -> None:
-    transcript = after(Committed("a b", (1, 2), 2, (1,)), Committed("c d", (3, 4), 4, (2, 3)))
+    first = Committed("a b", (1, 2), 2, (1,), ((1, 3),))
+    transcript = after(first, Committed("c d", (3, 4), 4, (2, 3), ((3, 4), (4, 6))))
     assert transcript.lossy == [1, 2, 3]
+    assert transcript.lossy_spans == [(1, 3), (3, 4), (4, 6)]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +66,9 @@ def test_tokens_let_through_are_remembered_by_their_number() -> None:
         (Provisional(0, 3, "x", 0.5),),
         (Provisional(0, 0, "abc", 0.5), Committed("abd", (1,), 1)),
         (Committed("a", (1,), 2),),
-        (Committed("a", (1,), 1), Committed("b", (2,), 2, (0,))),
-        (Committed("a", (1,), 1, (1,)),),
+        (Committed("a", (1,), 1), Committed("b", (2,), 2, (0,), ((0, 1),))),
+        (Committed("a", (1,), 1, (1,), ((0, 1),)),),
+        (Committed("a", (1,), 1, (0,)),),
         (Provisional(0, 0, "abc", 0.5), done(0)),
         (done(1),),
         (done(0), Committed("a", (1,), 1)),
@@ -77,6 +80,7 @@ def test_tokens_let_through_are_remembered_by_their_number() -> None:
         "miscounted tokens",
         "an earlier token marked",
         "a later token marked",
+        "a token marked without its place",
         "end with provisional text",
         "end with tokens missing",
         "event after the end",

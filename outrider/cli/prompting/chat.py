@@ -60,7 +60,7 @@ class Wanted:
 
 
 _AcceptanceThreshold = Annotated[
-    float, typer.Option(help="Lossy: let drafts pass that are at least this likely; 0: exact.")
+    float, typer.Option(help="Lossy: let drafts at least this likely pass, underlined; 0: exact.")
 ]
 _Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
 _Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
@@ -213,5 +213,6 @@ class ChatCommand:
                     before = len(transcript.committed)
                     transcript.apply(event)
                     if show:
-                        paint(painter, transcript.committed[before:], transcript.provisional)
+                        fresh = transcript.committed[before:]
+                        paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
                 return await stream.result()

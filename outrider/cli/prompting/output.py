@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
     from outrider.client import ChatResult
 
 
-def paint(painter: Painter, committed: str, provisional: str) -> None:
-    """Show what is new; only a terminal shows what may be taken back."""
-    text = painter.paint(committed, provisional) if sys.stdout.isatty() else committed
-    sys.stdout.write(text)
+def paint(
+    painter: Painter, committed: str, provisional: str, marked: Sequence[tuple[int, int]]
+) -> None:
+    """Show what is new; only a terminal shows what may be taken back, and what is marked."""
+    tty = sys.stdout.isatty()
+    sys.stdout.write(painter.paint(committed, provisional, marked) if tty else committed)
     sys.stdout.flush()
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from outrider.models.chat import Message
 
 
+Span: TypeAlias = tuple[int, int]
+"""Code points [begin, end) of a reply, from its beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenize:
     """Render and encode the messages; the answer is PromptReady or PromptFailed."""
@@ -83,6 +87,8 @@ class Commit:
     upto: int
     lossy: tuple[int, ...] = ()
     """Numbers of tokens that a lossy threshold let through."""
+    lossy_spans: tuple[Span, ...] = ()
+    """For each of those, where its text stands in the reply."""
 
 
 @dataclass(frozen=True, slots=True)

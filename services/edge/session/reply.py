@@ -83,14 +83,15 @@ class ReplyFlow:
         if not all(commit.base <= number < commit.upto for number in commit.lossy):
             raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
         self.chain.limit_lead(commit.max_lead)
-        text = self._front.commit(resolved.ids)
+        text, spans = self._front.commit(resolved.ids)
         ended = self._front.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now)
         if ended:
             self.refresh_at = None
         else:
             self._due(now + self._policy.coalesce_s)
-        committed = Commit(text, resolved.ids, commit.upto, commit.lossy)
+        lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
+        committed = Commit(text, resolved.ids, commit.upto, commit.lossy, lossy_spans)
         return [committed] if retract is None else [retract, committed]
 
     def refresh(self, now: float) -> list[Action]:

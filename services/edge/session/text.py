@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.errors import MalformedFrameError
+from services.edge.session.actions import Span
 from services.edge.session.display import Outlook
 
 if TYPE_CHECKING:
@@ -30,22 +31,28 @@ class ReplyFront:
         self._stop = stop
         self._decoder = _UTF8("replace")
         self._held = ""
+        self._num_chars = 0
 
     @property
     def finished(self) -> bool:
         """Whether the reply ends with the ids committed so far."""
         return self._reply.finished is not None
 
-    def commit(self, ids: Sequence[int]) -> str:
-        """The text these ids release. Raises MalformedFrameError for ids past the reply's end."""
-        parts = []
+    def commit(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
+        """The text these ids release, and where each of them stands in the reply; a character made
+        by several ids belongs to each. Raises MalformedFrameError for ids past the reply's end."""
+        parts, spans = [], []
         for token in ids:
             if self.finished:
                 raise MalformedFrameError("the region committed tokens past the end of the reply")
-            self._held += self._decoder.decode(self._token_bytes(token))
+            whole = self._decoder.decode(self._token_bytes(token))
+            begin, self._num_chars = self._num_chars, self._num_chars + len(whole)
+            begun = bool(self._decoder.getstate()[0])
+            spans.append((begin, self._num_chars + begun))
+            self._held += whole
             parts.append(self._reply.push(token))
             self._held = self._held[len(parts[-1]) :]
-        return "".join(parts)
+        return "".join(parts), spans
 
     def finish(self) -> str:
         """Text held back until now that is final after all; the reply has ended."""

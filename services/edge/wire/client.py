@@ -158,8 +158,11 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
             return edge_pb2.EdgeFrame(provisional=provisional)
         case Retract(erase_to):
             return edge_pb2.EdgeFrame(retract=edge_pb2.RetractText(erase_to=erase_to))
-        case Commit(text, ids, upto, lossy):
-            commit = edge_pb2.CommitText(text=text, ids=ids, upto=upto, lossy=lossy)
+        case Commit(text, ids, upto, lossy, lossy_spans):
+            spans = [edge_pb2.TextSpan(begin=begin, end=end) for begin, end in lossy_spans]
+            commit = edge_pb2.CommitText(
+                text=text, ids=ids, upto=upto, lossy=lossy, lossy_text=spans
+            )
             return edge_pb2.EdgeFrame(commit=commit)
         case Done():
             return edge_pb2.EdgeFrame(done=_done(event))

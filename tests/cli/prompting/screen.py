@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 
 _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|(.)", re.DOTALL)
+
+
+_STYLES = {
+    2: {"dim": True},
+    22: {"dim": False},
+    4: {"underlined": True},
+    24: {"underlined": False},
+}
+"""SGR parameters (ECMA-48, 8.3.117)."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a character is shown."""
+
+    dim: bool = False
+    underlined: bool = False
 
 
 class Screen:
@@ -14,10 +32,10 @@ class Screen:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.rows: list[dict[int, tuple[str, bool]]] = [{}]
+        self.rows: list[dict[int, tuple[str, Style]]] = [{}]
         self.row = 0
         self.column = 0
-        self._dim = False
+        self._style = Style()
 
     def write(self, text: str) -> None:
         for number, letter, carriage, newline, char in _TOKEN.findall(text):
@@ -37,7 +55,7 @@ class Screen:
         elif letter == "C":
             self.column = min(self.column + number, self.width - 1)
         elif letter == "m":
-            self._dim = number == 2
+            self._style = replace(self._style, **_STYLES[number])
         elif letter == "J":
             keep = self.rows[self.row]
             self.rows[self.row] = {c: v for c, v in keep.items() if c < self.column}
@@ -53,11 +71,14 @@ class Screen:
     def _put(self, char: str) -> None:
         cells = cell_len(char)
         assert self.column + cells < self.width, "the terminal would wrap by itself"
-        self.rows[self.row][self.column] = (char, self._dim)
+        self.rows[self.row][self.column] = (char, self._style)
         self.column += cells
 
-    def text(self, *, dim: bool) -> str:
-        """All characters of one style, without line breaks."""
+    def text(self, *, dim: bool = False, underlined: bool | None = None) -> str:
+        """All characters of one style, without line breaks; None is either."""
+        cells = (cell for row in self.rows for _, cell in sorted(row.items()))
         return "".join(
-            char for row in self.rows for _, (char, style) in sorted(row.items()) if style is dim
+            char
+            for char, style in cells
+            if style.dim is dim and underlined in (None, style.underlined)
         )

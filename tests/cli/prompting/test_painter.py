@@ -36,3 +36,22 @@ def test_control_characters_are_shown_not_obeyed() -> None:
     painted = Painter(80).paint("a\x1b[2Jb\x07", "")
     assert "\x1b" not in painted
     assert "\x07" not in painted
+
+
+@given(st.lists(texts, max_size=8), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 20))))
+def test_what_is_marked_is_underlined_whatever_pieces_it_comes_in(
+    pieces: list[str], starts: list[tuple[int, int]]
+) -> None:
+    marked = [(begin, begin + length) for begin, length in starts]
+    painter, screen = Painter(20), Screen(20)
+    for piece in pieces:
+        screen.write(painter.paint(piece, "maybe", marked))
+    screen.write(painter.paint("", ""))
+    whole = "".join(pieces)
+    wanted = [c for at, c in enumerate(whole) if any(begin <= at < end for begin, end in marked)]
+    assert screen.text(underlined=True) == "".join(wanted).replace("\n", "")
+    assert screen.text(dim=False) == whole.replace("\n", "")
+
+
+def test_a_mark_past_all_text_costs_nothing() -> None:
+    assert "a" in Painter(20).paint("a", "", [(0, 2**32 - 1)])

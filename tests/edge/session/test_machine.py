@@ -140,7 +140,7 @@ def test_a_whole_chat() -> None:
     assert chat.handle(OPENED, 1.2) == []
     assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [Commit(" the cat", (1, 2), 2)]
     lossy = RegionCommit(0, 2, 2, (), 4, lossy=(3,))
-    assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,))]
+    assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,), ((12, 12),))]
 
     usage = Usage(3, 0, 4, 4, 4)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)

@@ -20,10 +20,10 @@ def front(**sampling: object) -> ReplyFront:
 
 def test_provisional_text_continues_an_unfinished_character() -> None:
     text = front()
-    assert text.commit(E_ACUTE[:1]) == ""
+    assert text.commit(E_ACUTE[:1]) == ("", [(0, 1)])
     outlook = text.outlook(1, (E_ACUTE[1], 2), (0.9, 0.8), False)
     assert (outlook.text, outlook.ends) == ("é cat", (1, 5))
-    assert text.commit(E_ACUTE[1:]) == "é"
+    assert text.commit(E_ACUTE[1:]) == ("é", [(0, 1)])
 
 
 def test_a_draft_that_ends_inside_a_character_adds_only_whole_ones() -> None:
@@ -36,15 +36,15 @@ def test_an_outlook_changes_nothing() -> None:
     text.commit((1,))
     before = text.outlook(1, (2, 12), (0.9, 0.9), False)
     assert text.outlook(1, (2, 12), (0.9, 0.9), False) == before
-    assert text.commit((2,)) == " cat"
+    assert text.commit((2,)) == (" cat", [(4, 8)])
 
 
 def test_text_held_back_for_a_stop_string_leads_the_outlook() -> None:
     text = front(stop=("STOP",))
-    assert text.commit((1, 18)) == " the"
+    assert text.commit((1, 18)) == (" the", [(0, 4), (4, 6)])
     outlook = text.outlook(2, (20,), (0.9,), False)
     assert (outlook.text, outlook.ends) == ("ST!", (3,))
-    assert text.commit((20,)) == "ST!"
+    assert text.commit((20,)) == ("ST!", [(6, 7)])
 
 
 def test_the_outlook_ends_before_a_stop_string() -> None:
@@ -54,7 +54,7 @@ def test_the_outlook_ends_before_a_stop_string() -> None:
 
 def test_ids_past_the_end_are_refused() -> None:
     text = front()
-    assert text.commit((1, EOS)) == " the"
+    assert text.commit((1, EOS)) == (" the", [(0, 4), (4, 4)])
     assert text.finished
     with pytest.raises(MalformedFrameError):
         text.commit((2,))

@@ -90,7 +90,7 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         actions.Provisional(1, 2, "é", 0.5),
         actions.Retract(4),
         actions.Commit("text", (1, 2), 2),
-        actions.Commit("text", (1, 2), 2, (1,)),
+        actions.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
         actions.Done(
             FinishReason.LENGTH, 2, Usage(1, 2, 3, 4, 5), Timings(1, 2, 3, 4), Timings(), "r", "p"
         ),
