@@ -104,6 +104,13 @@ class SessionTable:
 
     def open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:
         """Hand a session to the model thread. Raises everything that can be wrong with it."""
+        try:
+            return self._open(peer, number, frame)
+        except OutriderError as error:
+            self._metrics.record_request(0.0, self.contract.model, error.reason)
+            raise
+
+    def _open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:
         if self.draining:
             raise OverloadedError(
                 "this replica is shutting down; open the session elsewhere",

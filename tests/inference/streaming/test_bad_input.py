@@ -116,6 +116,21 @@ async def test_a_bad_opening_ends_its_session_alone(name: str) -> None:
         await eventually(it.is_clean)
 
 
+async def test_openings_that_are_refused_at_the_border_are_counted() -> None:
+    async with running() as it:
+        peer = it.peer()
+        await peer.open(1, [5], vocabulary_digest=b"\xaa" * 32)
+        await peer.finish(1)
+        labels = {
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "outrider",
+            "gen_ai_request_model": "letters",
+            "error_type": "VOCABULARY_MISMATCH",
+        }
+        value = it.metrics.registry.get_sample_value
+        assert value("gen_ai_server_request_duration_seconds_count", labels) == 1
+
+
 async def test_a_vocabulary_mismatch_names_both_digests() -> None:
     async with running() as it:
         peer = it.peer()
