@@ -129,6 +129,16 @@ def rm(
             print(json.dumps({"removed": source}) if as_json else f"removed {source}")
 
 
+def have(model: str) -> None:
+    """Have a model of the catalogue in the store, verified, and show how far a fetch is.
+
+    Raises UnknownModelError, ModelStoreError.
+    """
+    spec = lookup(model)
+    with _progress(spec.name, as_json=False) as report:
+        ModelStore(default_root()).ensure(spec.source, progress=report, sha256=spec.sha256)
+
+
 def _open(store: Path | None) -> ModelStore:
     return ModelStore(store.expanduser() if store is not None else default_root())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from outrider.cli import main, models
 from outrider.cli.models import app
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.errors import UnknownModelError
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore
 
 
@@ -24,6 +27,24 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
 def source(tmp_path: Path) -> str:
     (tmp_path / "model").write_bytes(b"weights")
     return f"file:{tmp_path / 'model'}"
+
+
+def test_a_model_is_fetched_once_by_its_name(
+    source: str, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("ours", source, hashlib.sha256(b"weights").hexdigest())
+    monkeypatch.setattr(models, "lookup", lambda name: {"ours": spec}[name])
+    models.have("ours")
+    (artifact,) = store.list()
+    assert artifact.sha256 == spec.sha256
+    Path(source.removeprefix("file:")).unlink()
+    models.have("ours")  # from the store: the source is gone
+
+
+def test_no_mesh_starts_for_a_model_nobody_knows(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main.app, ["up", "--model", "nope", "--state-dir", str(tmp_path)])
+    assert isinstance(done.exception, UnknownModelError)
+    assert not (tmp_path / "logs").exists()
 
 
 def run(*arguments: str) -> Result:

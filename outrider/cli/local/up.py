@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from outrider.cli import models
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
 from outrider.cli.local.state import (
     StateDir,
@@ -79,6 +80,9 @@ def up(
         port=port,
         settings=tuple(settings or ()),
     )
+    if not any(".model_store=" in setting for setting in options.settings):
+        # Here, where it is seen and may take its time; the services would fetch it unseen.
+        models.have(model)
     if detach:
         _detach(folder)
     else:
