@@ -37,8 +37,8 @@ SETTINGS = {"max_sessions": 8, "num_blocks": 160}
 NUM_CHATS = 40
 NUM_WORKERS = 12
 SALTS = (b"", b"acme", b"umbrella")
-STARVED_S = 60.0
-"""A session that hears nothing for so long counts as starved; the least of them age in as much."""
+STARVED_S = 120.0
+"""A session that takes so long counts as starved: by then LOW ones go before HIGH ones."""
 _WARM_UP_S = 20.0
 _PRIORITIES = (common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_MEDIUM, common_pb2.PRIORITY_HIGH)
 _SPECULATION = (
