@@ -263,6 +263,7 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
         }
         output = labels | {"gen_ai_token_type": "output"}
         assert value("gen_ai_client_token_usage_sum", output) == 10
+        assert value("ttft_ms_count", labels) is None, "its first token was not this one"
         per_token = value("gen_ai_server_time_per_output_token_seconds_sum", labels)
         assert per_token is not None
         decode_s = (reply.done.timings.total_ms - reply.done.timings.ttft_ms) / 1e3

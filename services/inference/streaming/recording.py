@@ -48,7 +48,8 @@ class SessionRecord:
         num_tokens = event.accepted + len(event.ids)
         if self._first_at is None:
             self._first_at = now
-            self._metrics.record_ttft((now - self._opened_at) * 1e3, self._model)
+            if not self._num_resumed:
+                self._metrics.record_ttft((now - self._opened_at) * 1e3, self._model)
         elif num_tokens:
             interval_ms = (now - self._last_at) * 1e3
             self._metrics.record_token_latency(interval_ms / num_tokens, self._model)
