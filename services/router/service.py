@@ -13,12 +13,18 @@ from outrider.errors import OutriderError, OverloadedError
 from outrider.rpc import incoming
 from outrider.telemetry import names
 from outrider.telemetry.tracing import span
-from outrider.v1 import common_pb2, router_pb2, router_pb2_grpc, tokenizer_pb2
+from outrider.v1 import (
+    common_pb2,
+    inference_pb2,
+    router_pb2,
+    router_pb2_grpc,
+    tokenizer_pb2,
+)
 from services.router.placement import predict
 from services.router.registry import Registry, Replica
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, RelayedSession, Switch, Up
-from services.router.upstream.tokenizers import TokenizerPool
+from services.router.upstream.tokenizers import Tokenized, TokenizerPool
 
 _log = structlog.get_logger()
 
@@ -118,21 +124,28 @@ class Intake:
         await self._pool.close()
 
     async def _tokenize(self, switch: Switch, session: RelayedSession) -> None:
-        assert session.open is not None, "a session that is being placed has its open"
-        opening = session.open.frame.open
-        trace = (opening.trace.traceparent, opening.trace.tracestate)
+        if session.open is None:
+            return  # it ended before its turn came
         try:
-            with span(names.SPAN_TOKENIZE, parent=trace) as opened:
-                request = tokenizer_pb2.EncodeRequest(
-                    model=opening.model,
-                    conversation=tokenizer_pb2.Conversation(messages=opening.messages.messages),
-                    codecs=map(
-                        common_pb2.TokenCodec.ValueType, self._registry.codecs_of(opening.model)
-                    ),
-                )
-                request.trace.traceparent, request.trace.tracestate = opened.context
-                answer = await self._pool.encode(request)
+            answer = await self._ask(session.open.frame.open)
         except OutriderError as error:
             switch.fail(session, error, self._clock())
+        except Exception:
+            # A defect fails this session alone, which would wait for its ids for ever.
+            _log.exception("tokenization_failed")
+            failure = OutriderError("The router failed on this session: see its log.")
+            switch.fail(session, failure, self._clock())
         else:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
+
+    async def _ask(self, opening: inference_pb2.OpenSession) -> Tokenized:
+        trace = (opening.trace.traceparent, opening.trace.tracestate)
+        with span(names.SPAN_TOKENIZE, parent=trace) as opened:
+            codecs = self._registry.codecs_of(opening.model)
+            request = tokenizer_pb2.EncodeRequest(
+                model=opening.model,
+                conversation=tokenizer_pb2.Conversation(messages=opening.messages.messages),
+                codecs=map(common_pb2.TokenCodec.ValueType, codecs),
+            )
+            request.trace.traceparent, request.trace.tracestate = opened.context
+            return await self._pool.encode(request)

@@ -14,6 +14,10 @@ from services.router.registry import Load
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
+_MAX_COST_MS = 1e6
+"""No engine is that slow. Infinity would make a sum of predicted waits no number."""
+
+
 async def probe(channel: grpc.aio.Channel, timeout_s: float) -> tuple[float, bool]:
     """Round trip in milliseconds and whether the replica serves. Raises AioRpcError."""
     stub = health_pb2_grpc.HealthStub(channel)
@@ -39,9 +43,14 @@ async def loads(channel: grpc.aio.Channel, min_interval_ms: int) -> AsyncIterato
             running_sessions=report.running_sessions,
             queued_sessions=report.queued_sessions,
             queued_prompt_tokens=report.queued_prompt_tokens,
-            fixed_ms=max(0.0, report.fixed_ms),
-            row_ms=max(0.0, report.row_ms),
+            fixed_ms=_cost_ms(report.fixed_ms),
+            row_ms=_cost_ms(report.row_ms),
             max_sessions=report.max_sessions,
             draining=report.draining,
             num_instances=max(1, report.num_instances),
         )
+
+
+def _cost_ms(reported: float) -> float:
+    """What placement may reckon with; what is no number counts as nothing."""
+    return min(max(0.0, reported), _MAX_COST_MS)

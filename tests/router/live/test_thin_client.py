@@ -12,6 +12,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
+from services.router.upstream.tokenizers import TokenizerPool
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import CODECS, Replica, running_replicas, running_router
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
@@ -104,4 +105,20 @@ async def test_without_a_tokenizer_ids_are_served_and_messages_refused(replica: 
         assert refusal.reason == "UNAVAILABLE"
         assert "send token ids" in refusal.message
         await edge.send(opening(2, model=MODEL, vocabulary_digest=replica.digest))
+        await replica.hear("open")
+
+
+async def test_a_defect_fails_its_session_alone(
+    tokenizer: TokenizerUnderTest, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_router(
+        replica, tokenizers=(tokenizer.address,), default_model=MODEL
+    ) as router:
+        edge = router.edge()
+        with monkeypatch.context() as patch:
+            patch.setattr(TokenizerPool, "encode", lambda self, request: 1 // 0)
+            await edge.send(chat(1, "hi"))
+            refusal = await edge.hear("error")
+        assert (refusal.session, refusal.error.reason) == (1, "INTERNAL")
+        await edge.send(chat(2, "hi"))
         await replica.hear("open")
