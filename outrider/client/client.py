@@ -92,7 +92,10 @@ def _address(
         if scheme != "quic" or not name:
             raise ConfigError(f"{host!r} is no address of an edge; write quic://host:port")
         host, port = name, url_port if port is None else port
-    return EdgeAddress(host, DEFAULT_PORT if port is None else port, ca, insecure, server_name)
+    port = DEFAULT_PORT if port is None else port
+    if not 0 < port < 1 << 16:
+        raise ConfigError(f"port {port} of {host} is none; an edge has one of 1 to 65535")
+    return EdgeAddress(host, port, ca, insecure, server_name)
 
 
 def _message(message: Message | Mapping[str, str]) -> Message:

@@ -225,8 +225,17 @@ def _configuration(address: EdgeAddress) -> QuicConfiguration:
     elif address.ca is not None:
         if not address.ca.is_file():
             raise ConfigError(f"there is no certificate file {address.ca}; start the edge first?")
+        _check_readable(address.ca)
         configuration.load_verify_locations(cafile=str(address.ca))
     return configuration
+
+
+def _check_readable(ca: Path) -> None:
+    """aioquic would find out in the handshake, and never say so."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca)
+    except OSError as error:
+        raise ConfigError(f"{ca} holds no certificate in PEM to trust: {error}") from error
 
 
 def _stream_error(error_code: int) -> OutriderError:

@@ -102,8 +102,19 @@ async def test_addresses_that_are_none(tmp_path: Path) -> None:
     missing = await failure("127.0.0.1", port=1, ca=tmp_path / "missing.pem")
     assert isinstance(missing, ConfigError)
     assert "missing.pem" in missing.message
+    for port in (0, 65_536):
+        assert isinstance(await failure("127.0.0.1", port=port), ConfigError)
     unresolved = await failure("no-such-host.invalid", port=1)
     assert isinstance(unresolved, UnavailableError)
+
+
+@pytest.mark.parametrize("content", ["", "no certificate", "-----BEGIN CERTIFICATE-----"])
+async def test_a_file_without_a_certificate(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text(content)
+    error = await failure("127.0.0.1", port=1, ca=file)
+    assert isinstance(error, ConfigError)
+    assert "ca.pem holds no certificate" in error.message
 
 
 async def test_leaving_does_not_wait_for_the_drain(words: Vocabulary, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.interrupts import Interrupts
 from outrider.cli.prompting.lines import Lines
-from outrider.cli.prompting.output import paint, report
+from outrider.cli.prompting.output import break_off, paint, report
 from outrider.cli.prompting.painter import Painter
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
@@ -190,7 +190,7 @@ class ChatCommand:
         try:
             result = await self._stream(client, asked, show=True)
         except OutriderError as error:
-            print(f"\noutrider: {error.message}", file=sys.stderr)
+            print(f"outrider: {error.message}", file=sys.stderr)
             return
         report(line, result, as_json=False, shown=True)
         history[:] = [*asked, Message("assistant", result.text)]
@@ -208,11 +208,15 @@ class ChatCommand:
             speculation=self.wanted.speculation.value,
             thin=self.wanted.thin,
         ) as stream:
-            with self.interrupts.stopping(stream.cancel):
-                async for event in stream:
-                    before = len(transcript.committed)
-                    transcript.apply(event)
-                    if show:
-                        fresh = transcript.committed[before:]
-                        paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
-                return await stream.result()
+            try:
+                with self.interrupts.stopping(stream.cancel):
+                    async for event in stream:
+                        before = len(transcript.committed)
+                        transcript.apply(event)
+                        if show:
+                            fresh = transcript.committed[before:]
+                            paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
+                    return await stream.result()
+            finally:
+                if show and transcript.done is None:
+                    break_off(painter, transcript)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.prompting.painter import Painter
 
 if TYPE_CHECKING:
-    from outrider.client import ChatResult
+    from outrider.client import ChatResult, Transcript
 
 
 def paint(
@@ -21,6 +21,12 @@ def paint(
     tty = sys.stdout.isatty()
     sys.stdout.write(painter.paint(committed, provisional, marked) if tty else committed)
     sys.stdout.flush()
+
+
+def break_off(painter: Painter, transcript: Transcript) -> None:
+    """The reply ended before it was whole: what is not final goes, what follows has a new line."""
+    if transcript.text:
+        print(painter.paint("", "") if sys.stdout.isatty() else "", flush=True)
 
 
 def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:

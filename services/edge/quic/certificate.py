@@ -28,20 +28,23 @@ def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Pat
     `names`. The certificate is self-signed: clients trust it by its file."""
     certificate_path, key_path = folder / CERTIFICATE_FILE, folder / KEY_FILE
     wanted = tuple(dict.fromkeys((*DEFAULT_NAMES, *names)))
-    if not key_path.is_file() or not _is_good(certificate_path, wanted, now):
+    if not _is_good(certificate_path, key_path, wanted, now):
         folder.mkdir(parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        # The key first: a certificate never stands beside a key that is not its own for long.
         _write(key_path, _key_pem(key), 0o600)
         _write(certificate_path, _certificate_pem(key, wanted, now), 0o644)
     return certificate_path, key_path
 
 
-def _is_good(path: Path, names: tuple[str, ...], now: datetime) -> bool:
+def _is_good(path: Path, key_path: Path, names: tuple[str, ...], now: datetime) -> bool:
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        key = serialization.load_pem_private_key(key_path.read_bytes(), None)
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (OSError, ValueError, x509.ExtensionNotFound):
+    except (OSError, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    # An edge that was killed between the two files left one of an earlier pair.
+    if key.public_key() != certificate.public_key():
         return False
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - RENEW_BEFORE:
         return False

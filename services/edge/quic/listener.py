@@ -49,6 +49,8 @@ class Listener:
         )
         try:
             configuration.load_cert_chain(certificate, key)
+            if configuration.private_key.public_key() != configuration.certificate.public_key():
+                raise ValueError("they are no pair")
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot read certificate {certificate} with private_key {key}: {error}"

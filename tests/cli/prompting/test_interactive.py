@@ -51,6 +51,7 @@ def test_ctrl_c_ends_a_single_answer(mesh: LocalMesh) -> None:
         user.until(" ")
         user.type(CTRL_C)
         assert user.ended() == 130
+        assert user.shown.endswith("\r\n")
         assert "Traceback" not in user.shown
 
 

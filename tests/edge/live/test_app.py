@@ -67,6 +67,15 @@ async def test_a_certificate_that_cannot_be_read(vocabulary: Vocabulary, tmp_pat
             await asyncio.wait_for(serve(config), 30)
 
 
+async def test_a_certificate_and_the_key_of_another(tmp_path: Path) -> None:
+    chain, _ = certificate.ensure(tmp_path / "one", (), certificate.utc_now())
+    _, key = certificate.ensure(tmp_path / "other", (), certificate.utc_now())
+    config = EdgeConfig(port=0, certificate=chain, private_key=key, log_level="error")
+    async with leak_check():
+        with pytest.raises(ConfigError, match="no pair"):
+            await asyncio.wait_for(serve(config), 30)
+
+
 async def test_a_port_that_is_taken(vocabulary: Vocabulary, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

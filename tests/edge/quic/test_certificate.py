@@ -64,6 +64,10 @@ def test_a_new_name_and_a_damaged_file_are_reasons_to_make_it_anew(tmp_path: Pat
     chain.write_text("damaged")
     certificate.ensure(tmp_path, (), NOW)
     assert made(chain).serial_number != second.serial_number
+    key.write_bytes(certificate.ensure(tmp_path / "other", (), NOW)[1].read_bytes())
+    certificate.ensure(tmp_path, (), NOW)  # another's key: as after a crash between the two files
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    assert private.public_key() == made(chain).public_key()
     key.unlink()
     certificate.ensure(tmp_path, (), NOW)
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
