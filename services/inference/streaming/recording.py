@@ -59,8 +59,23 @@ class SessionRecord:
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""
+        self.used(event)
+        self._request(_UNFINISHED.get(event.reason))
+        self._phases(event.timings)
+        usage = event.usage
+        attributes: dict[str, int | tuple[str, ...]] = {
+            names.INPUT_TOKENS: usage.prompt_tokens,
+            names.OUTPUT_TOKENS: self._num_generated(event),
+            names.CACHED_TOKENS: usage.cached_tokens,
+            names.FINISH_REASONS: (event.reason.name.lower(),),
+        }
+        self._span.set(**attributes)
+        self._span.end()
+
+    def used(self, event: Finished) -> None:
+        """What the session took; by itself for one that failed() before the model knew of it."""
         usage, timings = event.usage, event.timings
-        num_generated = usage.completion_tokens - self._num_resumed
+        num_generated = self._num_generated(event)
         self._metrics.record_verification(usage.draft_tokens, usage.accepted_tokens)
         if num_generated:
             self._metrics.record_prefix(usage.prompt_tokens, usage.cached_tokens)
@@ -68,21 +83,14 @@ class SessionRecord:
         if num_generated > 1:
             seconds = (timings.total_ms - timings.ttft_ms) / 1e3
             self._metrics.record_time_per_token(seconds / (num_generated - 1), self._model)
-        self._request(_UNFINISHED.get(event.reason))
-        self._phases(timings)
-        attributes: dict[str, int | tuple[str, ...]] = {
-            names.INPUT_TOKENS: usage.prompt_tokens,
-            names.OUTPUT_TOKENS: num_generated,
-            names.CACHED_TOKENS: usage.cached_tokens,
-            names.FINISH_REASONS: (event.reason.name.lower(),),
-        }
-        self._span.set(**attributes)
-        self._span.end()
 
     def failed(self, error: OutriderError) -> None:
         """The session ended by an error."""
         self._request(error.reason)
         self._span.end(error)
+
+    def _num_generated(self, event: Finished) -> int:
+        return event.usage.completion_tokens - self._num_resumed
 
     def _request(self, error_type: str | None) -> None:
         self._metrics.record_request(self._clock() - self._opened_at, self._model, error_type)

@@ -90,6 +90,8 @@ class SessionTable:
         self._metrics = metrics
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
+        self._given_up: dict[int, SessionRecord] = {}
+        """Of sessions ended from this side; the model thread is still to say what they took."""
         self._request_ids: set[str] = set()
         self._keys = itertools.count(1)
         self._idle = asyncio.Event()
@@ -149,13 +151,13 @@ class SessionTable:
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
         """End a session from this side: free its KV, tell its peer."""
-        self.cancel(session)
+        self._give_up(session)
         self._end(session, error)
 
     def abandon(self, session: LiveSession, error: OutriderError) -> None:
         """End a session whose peer is gone."""
         if self._forget(session):
-            self.cancel(session)
+            self._give_up(session)
             session.record.failed(error)
             session.peer.ended(session.number)
 
@@ -166,6 +168,8 @@ class SessionTable:
             session = self._live.get(event.session)
             if session is not None:
                 self._emit(session, event, tick.load)
+            else:
+                self._settle(event)
         if tick.over:
             self._lose_all(tick.problem)
         self._measure(tick)
@@ -227,7 +231,19 @@ class SessionTable:
             session.peer.send(wire.error_frame(session.number, how))
         session.peer.ended(session.number)
 
+    def _give_up(self, session: LiveSession) -> None:
+        self.cancel(session)
+        self._given_up[session.key] = session.record
+
+    def _settle(self, event: Event) -> None:
+        if not isinstance(event, Finished | Failed):
+            return
+        record = self._given_up.pop(event.session, None)
+        if record is not None and isinstance(event, Finished):
+            record.used(event)
+
     def _lose_all(self, problem: str) -> None:
+        self._given_up.clear()
         error = EngineError(f"{problem}; open the session on another replica")
         for session in list(self._live.values()):
             self._end(session, error)

@@ -56,6 +56,32 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
         await eventually(lambda: len(it.replica.table) == 0)
 
 
+async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
+    async with running() as it:
+        stream = _stream(it.replica.table)
+        stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
+        await eventually(lambda: len(stream.outbox) > 3)
+        stream.close()
+        assert len(it.replica.table._given_up) == 1
+        await eventually(lambda: not it.replica.table._given_up)
+        labels = {
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "outrider",
+            "gen_ai_request_model": "letters",
+        }
+        value = it.metrics.registry.get_sample_value
+        used = {
+            kind: value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": kind})
+            for kind in ("input", "output")
+        }
+        assert used["input"] == 1
+        assert used["output"] is not None and 3 <= used["output"] < 200
+        ended = value(
+            "gen_ai_server_request_duration_seconds_count", labels | {"error_type": "CANCELLED"}
+        )
+        assert ended == 1
+
+
 async def _broken_frames() -> AsyncIterator[inference_pb2.GenerateRequest]:
     frame = inference_pb2.SessionUp(session=1, open=opening([5], LONG))
     yield inference_pb2.GenerateRequest(frame=frame)
