@@ -13,6 +13,9 @@ _MAX_SURPRISE = 1.5
 """A call longer than this times the prediction was held up by something else."""
 _MIN_MS = 1e-4
 _MOST = 0.25
+_FAR = 2
+"""Below the smallest calls seen lately over this the line may say anything: what is smaller is
+taken to cost in proportion, the most that a row can."""
 
 
 class DecodeCost:
@@ -29,10 +32,14 @@ class DecodeCost:
         self.fixed_ms = fixed_ms
         self.row_ms = row_ms
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._least = 0.0
 
     def price_ms(self, rows: int) -> float:
         """Duration of a call that has `rows` of use."""
-        return max(_MIN_MS, self.fixed_ms + self.row_ms * self._sizing.padded(rows))
+        size = float(self._sizing.padded(rows))
+        near = max(size, self._least / _FAR)
+        share = size / near if near else 1.0
+        return max(_MIN_MS, (self.fixed_ms + self.row_ms * near) * share)
 
     def free_rows(self, rows: int) -> int:
         """Rows that such a call computes."""
@@ -59,6 +66,7 @@ class DecodeCost:
         self.fixed_ms = mean_y - self.row_ms * mean_x
 
     def _add(self, x: float, y: float) -> None:
+        self._least = min(x, x + _FORGETTING * (self._least - x)) if self._weight else x
         self._weight = self._weight * _FORGETTING + 1.0
         self._x = self._x * _FORGETTING + x
         self._y = self._y * _FORGETTING + y

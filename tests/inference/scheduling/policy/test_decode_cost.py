@@ -40,6 +40,19 @@ def test_the_more_sessions_the_likelier_a_draft_must_be_to_be_looked_for() -> No
     assert least == [0.01, pytest.approx(0.05), pytest.approx(0.25), 0.25]
 
 
+def test_calls_far_below_those_seen_are_taken_to_cost_in_proportion() -> None:
+    """The line, a guess there, would say that rows are nearly free."""
+    cost = DecodeCost(8.0, 1.2)
+    for _ in range(100):
+        cost.observe(8, 40.0, 0.1)
+    at_half = cost.fixed_ms + cost.row_ms * 4
+    assert at_half > 39.0
+    shares = [cost.price_ms(rows) / at_half for rows in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    cost.observe(1, 5.5, 0.1)
+    assert cost.price_ms(1) == pytest.approx(cost.fixed_ms + cost.row_ms)
+
+
 def test_padding_is_free() -> None:
     cost = DecodeCost(8.0, 1.0, SizingRule(quantum=4))
     assert cost.price_ms(5) == cost.price_ms(8) == pytest.approx(16.0)
