@@ -26,7 +26,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.prior import shipped_prior
-from services.inference.engines.base import Engine, Rows
+from services.inference.engines.base import Engine, Meanwhile, Rows
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.factory import create_engine
 from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
@@ -141,7 +141,7 @@ class Bench:
             )
             scheduler.open(OpenRequest(number, tuple(ids), sampling), time.perf_counter())
         while (plan := scheduler.decide(time.perf_counter())) is not None:
-            rows = self._call(plan)
+            rows = self._call(plan, scheduler.study)
             for event in scheduler.apply(plan, rows, time.perf_counter()):
                 _enter(outcome, event)
         outcome.seconds = time.perf_counter() - begin
@@ -150,14 +150,14 @@ class Bench:
     def _new_reply(self, params: SamplingParams) -> ReplyText:
         return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
 
-    def _call(self, plan: Plan) -> list[Rows]:
+    def _call(self, plan: Plan, meanwhile: Meanwhile) -> list[Rows]:
         for sequence in plan.closed:
             self._engine.close_sequence(sequence)
         for new in plan.opened:
             self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         for copy in plan.copies:
             self._engine.copy_block(copy.source, copy.target)
-        return self._engine.step(plan.rounds) if plan.rounds else []
+        return self._engine.step(plan.rounds, meanwhile) if plan.rounds else []
 
 
 def _enter(outcome: Outcome, event: Event) -> None:

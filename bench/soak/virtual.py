@@ -123,7 +123,7 @@ class VirtualReplica:
             self.engine.open(new.sequence, new.ids)
         for copy in plan.copies:
             self.engine.copy_block(copy.source, copy.target)
-        rows = self.engine.step(plan.rounds) if plan.rounds else []
+        rows = self.engine.step(plan.rounds, self.scheduler.study) if plan.rounds else []
         self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
         self.tally.num_ticks += 1
         self.tally.num_copies += len(plan.copies)

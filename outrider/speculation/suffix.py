@@ -3,14 +3,14 @@ followed the last few words in other replies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 from outrider.speculation.automaton import SuffixAutomaton
 from outrider.speculation.ngrams import MAX_ORDER, extended, keys
 from outrider.speculation.phrases import Phrases
-from outrider.speculation.survival import HitRates, copy_bin
+from outrider.speculation.survival import HitRates, Outcome, copy_bin
 
 _SURE = 0.9
 """A copy this likely is not compared with other guesses."""
@@ -63,18 +63,36 @@ class SuffixDrafter:
         """Keys of the sequence's last tokens, if there are phrases to look up."""
         self._guesses: list[tuple[int, int]] | None = None
         """What `phrases` knows of the sequence's next token, once it was asked."""
+        self._notes: list[tuple[list[int], int, bool]] = []
+        """Of the last extend(): contexts, what followed, whether `phrases` was asked for it."""
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add tokens that are final, and learn from them how good guesses are."""
+        """Add tokens that are final, and learn from them how good the guesses made were."""
+        self.study()
         num_prompt = min(self._num_prompt_left, len(ids))
         self._num_prompt_left -= num_prompt
         for token in ids[:num_prompt]:
             self._append(token)
         if num_prompt and self._phrases is not None:
             self._contexts = keys(self._automaton.text[-MAX_ORDER:])
+        outcomes: list[Outcome] = []
         for token in ids[num_prompt:]:
-            self._learn(token)
+            outcomes += self._outcomes(token)
             self._append(token)
+        self._observe(outcomes)
+
+    def study(self) -> None:
+        """Learn from the tokens of the last extend() what follows what. Changes later guesses
+        only, so it may be done whenever there is time; the next extend() sees to it otherwise."""
+        if self._phrases is None:
+            return
+        notes, self._notes = self._notes, []
+        outcomes: list[Outcome] = []
+        for contexts, token, asked in notes:
+            if not asked:
+                outcomes += _hits(self._phrases.guesses(contexts), token)
+            self._phrases.learn(contexts, token)
+        self._observe(outcomes)
 
     def draft(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Guess:
         """Up to `max_tokens` guesses for the tokens after the sequence, as long as they are this
@@ -146,16 +164,19 @@ class SuffixDrafter:
             end = automaton.end_of(state)
         return end, length
 
-    def _learn(self, token: int) -> None:
-        automaton, outcomes = self._automaton, list[tuple[int, bool]]()
+    def _outcomes(self, token: int) -> list[Outcome]:
+        """Of the guesses for the token that is about to be appended."""
+        automaton, outcomes = self._automaton, list[Outcome]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))
         if self._phrases is not None:
-            for guess, which in self._guesses_of(self._contexts):
-                outcomes.append((which, guess == token))
-            self._phrases.learn(self._contexts, token)
+            self._notes.append((self._contexts, token, self._guesses is not None))
+            outcomes += _hits(self._guesses or (), token)
             self._contexts, self._guesses = extended(self._contexts, token), None
+        return outcomes
+
+    def _observe(self, outcomes: Sequence[Outcome]) -> None:
         self._rates.observe(outcomes)
         self._average.observe(outcomes)
 
@@ -167,3 +188,7 @@ class SuffixDrafter:
                 self._automaton, self._successor = self._successor, None
         if self._successor is None and 2 * len(self._automaton.text) >= self._max_context:
             self._successor = SuffixAutomaton()
+
+
+def _hits(guesses: Iterable[tuple[int, int]], token: int) -> list[Outcome]:
+    return [(which, guess == token) for guess, which in guesses]

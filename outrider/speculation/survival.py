@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from outrider.speculation.ngrams import MAX_ORDER, NUM_BINS
 
@@ -37,6 +38,10 @@ _FORGETTING = 0.99
 _DOUBT = 4.0
 
 
+Outcome: TypeAlias = tuple[int, bool]
+"""A guess for one token: its bin, and whether it was right."""
+
+
 class HitRates:
     """Share of right guesses by bin, an exponential average each. The first rates count like
     `belief` observations, so that text of another kind is soon known."""
@@ -48,8 +53,8 @@ class HitRates:
         self._weights = [belief] * len(self.rates)
         self._memory = memory
 
-    def observe(self, outcomes: Sequence[tuple[int, bool]]) -> None:
-        """Guesses for one token: the bin of each, and whether it was right."""
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Count what became of these guesses, in order."""
         rates, weights = self.rates, self._weights
         for which, hit in outcomes:
             weight = weights[which]

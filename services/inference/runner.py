@@ -248,7 +248,7 @@ class ModelRunner:
         if not plan.rounds:
             return []
         with self._overhead.paused():
-            return self._engine.step(plan.rounds)
+            return self._engine.step(plan.rounds, self._scheduler.study)
 
     def _failing(self) -> str:
         if self._num_failures < MAX_FAILURES:

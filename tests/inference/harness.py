@@ -22,7 +22,7 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Engine, Round, Rows
+from services.inference.engines.base import Engine, Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.instances.totals import total_load
 from services.inference.reference import ReferenceReply, generate
@@ -40,11 +40,11 @@ class GatedEngine(FakeEngine):
         self.gate = threading.Event()
         self.waiting = threading.Event()
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         self.waiting.set()
         if not self.gate.wait(timeout=30):
             raise RuntimeError("nobody opened the gate")
-        return super().step(rounds)
+        return super().step(rounds, meanwhile)
 
 
 def loaded(*engines: Engine) -> LoadedModel:

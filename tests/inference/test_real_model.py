@@ -27,7 +27,7 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import EngineInfo, Ids, Round, Rows
+from services.inference.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from services.inference.reference import ReferenceReply, generate
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Borrowed:
         self._engine.open(sequence, prompt, salt, num_candidates)
         self._opened.add(sequence)
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
-        return self._engine.step(rounds)
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        return self._engine.step(rounds, meanwhile)
 
     def close_sequence(self, sequence: int) -> None:
         self._engine.close_sequence(sequence)

@@ -12,7 +12,7 @@ import pytest
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
-from services.inference.engines.base import Engine, Round, Rows
+from services.inference.engines.base import Engine, Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine
 from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
 from services.inference.scheduling.events import (
@@ -219,8 +219,8 @@ class Failing(GatedEngine):
 
     num_calls = 0
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
-        rows = super().step(rounds)
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        rows = super().step(rounds, meanwhile)
         self.num_calls += 1
         if self.num_calls <= MAX_FAILURES:
             raise EngineError("out of order")

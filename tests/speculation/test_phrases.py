@@ -17,7 +17,9 @@ def drafter(books: PhraseBooks, salt: bytes, prompt: list[int]) -> SuffixDrafter
 
 def answer(books: PhraseBooks, salt: bytes, times: int = 8) -> None:
     for prompt in range(times):
-        drafter(books, salt, [prompt]).extend(REPLY)
+        one = drafter(books, salt, [prompt])
+        one.extend(REPLY)
+        one.study()
 
 
 def test_a_reply_is_guessed_from_another_ones() -> None:

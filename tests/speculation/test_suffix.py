@@ -109,7 +109,21 @@ def test_how_ids_are_split_over_calls_does_not_matter(text: list[int], cut: int)
     whole.extend(text)
     parts.extend(text[:cut])
     parts.extend(text[cut:])
+    whole.study()
+    parts.study()
     assert whole.draft(10) == parts.draft(10)
+
+
+@given(text=LARGER_TEXTS)
+def test_studying_early_or_late_comes_to_the_same(text: list[int]) -> None:
+    early, late = SuffixDrafter(), SuffixDrafter()
+    for token in text:
+        early.extend([token])
+        early.study()
+        early.study()
+        late.extend([token])
+    late.study()
+    assert early.draft(10) == late.draft(10)
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=120), half=st.integers(1, 20))

@@ -13,7 +13,7 @@ caller hands out. It keeps no policy. The contract (tests/inference/engines/cont
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -107,6 +107,14 @@ class Rows:
     """[r, c] the ids the columns stand for; None: column j is id j."""
 
 
+Meanwhile: TypeAlias = Callable[[], None]
+"""Work for the time in which the engine computes."""
+
+
+def nothing() -> None:
+    """No such work."""
+
+
 class Engine(Protocol):
     """One loaded model. Not thread-safe: one thread calls it."""
 
@@ -117,8 +125,12 @@ class Engine(Protocol):
         """Announce a sequence; the fields of Opening. Raises EngineError."""
         ...
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
-        """Compute one batch; one Rows per round, in order. Raises EngineError."""
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        """Compute one batch; one Rows per round, in order. Raises EngineError.
+
+        `meanwhile` is called once a batch that is not empty is under way, in the caller's thread:
+        work that would hold up the next one. An engine that is refused its batch may leave it out.
+        """
         ...
 
     def close_sequence(self, sequence: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError
-from services.inference.engines.base import EngineInfo, Ids, Logits, Round, Rows
+from services.inference.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
 from services.inference.engines.sizing import NO_SIZING, SizingRule
 from services.inference.engines.validation import check_block_ids, check_opening, check_rounds
 
@@ -93,7 +93,7 @@ class FakeEngine:
         self._check_not_closed()
         self._opened.discard(sequence)
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         self._check_not_closed()
         check_rounds(self._info, self._opened, rounds)
         self._count(rounds)
@@ -101,6 +101,8 @@ class FakeEngine:
         # All writes come before all reads: rounds that share a slot by mistake spoil each other.
         for part, table in zip(rounds, slots, strict=True):
             self._write_keys(part, table)
+        if rounds:
+            meanwhile()
         for part, table in zip(rounds, slots, strict=True):
             self._write_garbage(part, table)
         for part, table in zip(rounds, slots, strict=True):

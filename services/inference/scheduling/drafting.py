@@ -130,6 +130,11 @@ class DraftSources:
         self._ready = self.num_untaught(ids) == 0
         return count
 
+    def study(self) -> None:
+        """Let the suffix drafter learn from what it was taught last."""
+        if self._drafter is not None:
+            self._drafter.study()
+
     def propose(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Proposal:
         """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess, as
         long as it is this likely."""

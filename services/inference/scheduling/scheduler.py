@@ -156,6 +156,12 @@ class Scheduler:
             self._roster.depart(frozenset(round.sequence for round in plan.rounds))
         return plan
 
+    def study(self) -> None:
+        """Learn from what was committed last, for later drafts: best while the engine computes."""
+        if self._in_flight is not None:
+            for part in self._in_flight.parts:
+                part.session.sources.study()
+
     def apply(self, plan: Plan, rows: Sequence[Rows], now: float) -> list[Event]:
         """Take the engine's answer, one Rows per round: commit, finish, free."""
         if len(rows) != len(plan.rounds):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.inference.engines.base import Round, Rows
+from services.inference.engines.base import Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.engines.sizing import SizingRule
 from services.inference.engines.warmup import warm_up
@@ -20,9 +20,9 @@ class Recorder(FakeEngine):
         super().__init__(options)
         self.sizes: list[int] = []
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         self.sizes.append(sum(len(part.tokens) for part in rounds))
-        return super().step(rounds)
+        return super().step(rounds, meanwhile)
 
 
 @pytest.mark.parametrize(("max_rows", "num_blocks", "most"), [(0, 64, 0), (5, 64, 5), (999, 2, 31)])

@@ -115,7 +115,7 @@ class Driver:
             self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         for copy in plan.copies:
             self.engine.copy_block(copy.source, copy.target)
-        rows = self.engine.step(plan.rounds) if plan.rounds else []
+        rows = self.engine.step(plan.rounds, self.scheduler.study) if plan.rounds else []
         self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
         self.take(self.scheduler.apply(plan, rows, self.now))
 

@@ -22,7 +22,7 @@ from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
 from services.inference.app import SERVICE
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Round, Rows
+from services.inference.engines.base import Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.runner import MAX_FAILURES
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
@@ -37,10 +37,10 @@ class Breaking(FakeEngine):
 
     error: Exception | None = None
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         if self.error is not None:
             raise self.error
-        return super().step(rounds)
+        return super().step(rounds, meanwhile)
 
 
 def _gated(it: Running) -> GatedEngine:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from services.inference.engines.base import Round, Rows
+from services.inference.engines.base import Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine
 from tests.inference.harness import GatedEngine, reference, running
 
@@ -19,9 +19,11 @@ PROMPT = [3 + number % 50 for number in range(300)]
 class HoldsPrompts(GatedEngine):
     """Steps with a large chunk of a prompt wait for the gate."""
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         large = any(len(part.tokens) > 100 for part in rounds)
-        return super().step(rounds) if large else FakeEngine.step(self, rounds)
+        return (
+            super().step(rounds, meanwhile) if large else FakeEngine.step(self, rounds, meanwhile)
+        )
 
 
 async def test_a_high_session_pauses_a_low_one_which_goes_on_exactly() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.errors import ConfigError, EngineError
-from services.inference.engines.base import EngineInfo, Ids, Round, Rows
+from services.inference.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.openvino.batch import (
     Inputs,
@@ -71,7 +71,7 @@ class OpenVinoEngine:
         self._check_not_closed()
         self._opened.discard(sequence)
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         self._check_not_closed()
         check_rounds(self._info, self._opened, rounds)
         if not rounds:
@@ -79,7 +79,7 @@ class OpenVinoEngine:
         inputs = lay_out(rounds)
         inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
         num_rows = sum(part.num_rows for part in rounds)
-        logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows)
+        logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
         answers, begin = [], 0
         for part in rounds:
             answers.append(Rows(logits[begin : begin + part.num_rows]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from outrider.errors import EngineError
-from services.inference.engines.base import Logits
+from services.inference.engines.base import Logits, Meanwhile, nothing
 from services.inference.engines.config import EngineConfig
 from services.inference.engines.memory.budget import BlockShape
 from services.inference.engines.memory.free import free_memory
@@ -62,18 +63,28 @@ class PagedModel:
         if config.prepare_first:
             self._preparation.wait()
 
-    def infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
+    def infer(
+        self,
+        inputs: Inputs,
+        last_slot: tuple[int, int],
+        num_rows: int,
+        meanwhile: Meanwhile = nothing,
+    ) -> Logits:
         """[num_rows, V] logits, in memory that a later call may overwrite.
 
-        `last_slot` is the block and the slot of a token of this call. Raises EngineError.
+        `last_slot` is the block and the slot of a token of this call; `meanwhile` is called while
+        it computes. Raises EngineError.
         """
         if self._failure:
             raise EngineError(f"the model failed before ({self._failure}); restart the engine")
+        with self._failing():
+            request = self._start(inputs, last_slot)
         try:
-            return self._infer(inputs, last_slot, num_rows)
-        except (RuntimeError, EngineError) as error:
-            self._failure = str(error)
-            raise EngineError(f"the model failed: {error}") from error
+            meanwhile()
+        finally:
+            with self._failing():
+                logits = self._finish(request, last_slot, num_rows)
+        return logits
 
     def release(self) -> None:
         """Give the memory back; no call may follow."""
@@ -97,13 +108,26 @@ class PagedModel:
         request.infer()
         self._requests[num_rows] = request
 
-    def _infer(self, inputs: Inputs, last_slot: tuple[int, int], num_rows: int) -> Logits:
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """No call follows one that failed."""
+        try:
+            yield
+        except (RuntimeError, EngineError) as error:
+            self._failure = str(error)
+            raise EngineError(f"the model failed: {error}") from error
+
+    def _start(self, inputs: Inputs, last_slot: tuple[int, int]) -> Any:
         request = self._requests.get(len(inputs["input_ids"])) or self._requests[_ANY]
         for name, array in inputs.items():
             request.set_tensor(name, ov.Tensor(array))
         request.get_output_tensor(0).data[..., 0] = np.nan
         self.kv.mark(last_slot)
-        request.infer()
+        request.start_async()
+        return request
+
+    def _finish(self, request: Any, last_slot: tuple[int, int], num_rows: int) -> Logits:
+        request.wait()
         logits: Logits = request.get_output_tensor(0).data[:, 0]
         if len(logits) != num_rows or self.kv.is_marked(last_slot):
             raise EngineError("the call computed nothing")

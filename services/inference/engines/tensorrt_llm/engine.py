@@ -22,7 +22,7 @@ import numpy as np
 import structlog
 
 from outrider.errors import EngineError
-from services.inference.engines.base import EngineInfo, Ids, Round, Rows
+from services.inference.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from services.inference.engines.tensorrt_llm.api import Llm, TokenLogprobs
 from services.inference.engines.tensorrt_llm.reports import (
     CacheChanges,
@@ -98,14 +98,14 @@ class TensorRtLlmEngine:
         wanted = min(num_candidates or most, most)
         self._sequences[sequence] = _Sequence(np.array(prompt, np.int32), salt, wanted)
 
-    def step(self, rounds: Sequence[Round]) -> list[Rows]:
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
         """See base.Engine. When one request fails, none is left in flight."""
         self._check_not_closed()
         check_rounds(self._info, self._sequences, rounds)
         self._check_past(rounds)
         try:
-            rows = self._converse(rounds)
-        except EngineError:
+            rows = self._converse(rounds, meanwhile)
+        except Exception:
             self._flight.clear()
             raise
         self._tell(time.monotonic())
@@ -151,7 +151,7 @@ class TensorRtLlmEngine:
         finally:
             self._llm.shutdown()
 
-    def _converse(self, rounds: Sequence[Round]) -> list[Rows]:
+    def _converse(self, rounds: Sequence[Round], meanwhile: Meanwhile) -> list[Rows]:
         """All rounds side by side: one request of each is in flight at a time.
 
         Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them.
@@ -168,6 +168,9 @@ class TensorRtLlmEngine:
                     tickets[index] = self._flight.submit(dialogues[index].send(answer))
                 except StopIteration as end:
                     rows[index] = end.value
+            if tickets:
+                meanwhile()
+                meanwhile = nothing
             answers = {index: self._flight.land(ticket) for index, ticket in tickets.items()}
         return [rows[index] for index in range(len(rounds))]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.base import Round, Rows
+from services.inference.engines.base import Meanwhile, Round, Rows, nothing
 from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
@@ -21,8 +23,8 @@ USELESS, MIXED, CYCLES = 0.0, 0.75, 1.0
 class SteepEngine(FakeEngine):
     """A call costs 10 ms up to 4 rows, 3 ms more for each further one."""
 
-    def step(self, rounds: list[Round]) -> list[Rows]:  # type: ignore[override]
-        rows = super().step(rounds)
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        rows = super().step(rounds, meanwhile)
         self.step_ms = 10.0 + 3.0 * max(0, sum(len(part.tokens) for part in rounds) - 4)
         return rows
 
