@@ -40,6 +40,12 @@ def test_chat_equals_reference(mesh: LocalMesh, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+def test_reference_ends_well_while_its_engine_still_prepares() -> None:
+    done = outrider("reference", "--prompt", "hi", "--max-tokens", "1", check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.model
 def test_plain_output_is_the_committed_text(mesh: LocalMesh) -> None:
     flags = ("--prompt", "Name three colours.", "--max-tokens", "24")
     plain = _chat(mesh, *flags)

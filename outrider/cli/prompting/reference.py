@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,9 +47,9 @@ def reference(
     prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
-    runner = _load(model, threads)
-    for one in prompts:
-        _answer(runner, system, one, params, as_json=as_json)
+    with _loaded(model, threads) as runner:
+        for one in prompts:
+            _answer(runner, system, one, params, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class _Runner:
         return ReplyText(params, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
 
 
-def _load(model: str, threads: int) -> _Runner:
+@contextmanager
+def _loaded(model: str, threads: int) -> Iterator[_Runner]:
     from services.inference.engines.config import EngineConfig
     from services.inference.engines.factory import create_engine
 
@@ -75,12 +78,13 @@ def _load(model: str, threads: int) -> _Runner:
     configure_logging("reference", "warning")
     spec = lookup(model)
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
-    return _Runner(
-        create_engine(
-            EngineConfig(model=spec.name, threads=threads or os.cpu_count() or 1, max_fixed_rows=1)
-        ),
-        vocabulary,
-    )
+    num_threads = threads or os.cpu_count() or 1
+    engine = create_engine(EngineConfig(model=spec.name, threads=num_threads, max_fixed_rows=1))
+    try:
+        yield _Runner(engine, vocabulary)
+    finally:
+        # A native thread that still compiles when the interpreter ends aborts the process.
+        engine.close()
 
 
 def _answer(
