@@ -37,7 +37,7 @@ def main() -> int:
 def _flags() -> argparse.ArgumentParser:
     flags = parser("inference", bench.inference.__doc__ or "")
     flags.add_argument("--threads", type=int, default=1, help="threads of every engine")
-    flags.add_argument("--rounds", type=int, help="default 3, quick 1")
+    flags.add_argument("--rounds", type=int, help=f"of every kind; default {plan.ROUNDS}, quick 1")
     flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     flags.add_argument("--temperatures", nargs="+", type=float, default=plan.TEMPERATURES)
     flags.add_argument("--sessions", nargs="+", type=int, default=plan.CONCURRENCIES)
@@ -45,20 +45,20 @@ def _flags() -> argparse.ArgumentParser:
 
 
 async def _compete(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
-    rounds = arguments.rounds or (1 if arguments.quick else 3)
+    rounds = plan.rounds(arguments)
     outcomes = Outcomes()
-    prompts = Prompts(vocabulary)
+    prompts = Prompts(vocabulary, plan.QUICK_REQUESTS if arguments.quick else plan.MIN_REQUESTS)
     async with contextlib.AsyncExitStack() as stack:
         names = plan.lineup(arguments)
         contenders = await start_all(stack, vocabulary, names, arguments.threads)
         warm_up = prompts.work(Cell("chat", 0.0, 8))
         for contender in contenders.values():
             await contender.run(warm_up)
-        for turn in range(rounds):
-            for cell in plan.cells(arguments):
+        for turn, cells in enumerate(rounds):
+            for cell in cells:
                 measured = await _measure(contenders, cell, prompts.work(cell), turn, outcomes)
                 outcomes.by_round[turn, cell] = measured
-                print(f"round {turn + 1} of {rounds}: {cell}", file=sys.stderr)
+                print(f"round {turn + 1} of {len(rounds)}: {cell}", file=sys.stderr)
     return outcomes
 
 

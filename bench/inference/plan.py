@@ -15,8 +15,12 @@ from outrider.models.vocabulary import Vocabulary
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.8)
 MAX_TOKENS = 64
-MIN_REQUESTS = {"chat": 4, "code": 4, "document": 2}
-"""Requests of a cell are as many as its sessions, and no fewer than this."""
+MIN_REQUESTS = {"chat": 12, "code": 12, "document": 2}
+QUICK_REQUESTS = {"chat": 4, "code": 4, "document": 2}
+"""Requests of a cell are as many as its sessions, and no fewer than this: a cell ends with its
+slowest reply, and the fewer there are the more that counts."""
+ROUNDS = {"chat": 3, "code": 1, "document": 1}
+"""Rounds unless told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,14 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
     ]
 
 
+def rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
+    """The cells of each round."""
+    asked = cells(arguments)
+    count = 1 if arguments.quick else arguments.rounds
+    turns = {cell: count or ROUNDS[cell.kind] for cell in asked}
+    return [[c for c in asked if turn < turns[c]] for turn in range(max(turns.values()))]
+
+
 def lineup(arguments: argparse.Namespace) -> list[str]:
     """The contenders a run starts; a quick one leaves the inexact replicas out."""
     return [n for n in NAMES if not (arguments.quick and n in (FAST, FAST_SPEC))]
@@ -61,15 +73,18 @@ def takes_part(name: str, cell: Cell) -> bool:
 class Prompts:
     """Makes the work of each cell from prompts not asked before."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, min_requests: Mapping[str, int] = MIN_REQUESTS
+    ) -> None:
         self._vocabulary = vocabulary
+        self._min_requests = min_requests
         self._supplies: Mapping[str, Supply] = {kind: Supply(kind) for kind in KINDS}
         self._num_works = 0
 
     def work(self, cell: Cell) -> Work:
         """Raises RuntimeError when there are no more prompts of the kind."""
         self._num_works += 1
-        count = max(cell.concurrency, MIN_REQUESTS[cell.kind])
+        count = max(cell.concurrency, self._min_requests[cell.kind])
         texts = self._supplies[cell.kind].take(count)
         system = Message("system", f"Work {self._num_works:04d}. You are a helpful assistant.")
         return Work(

@@ -69,13 +69,16 @@ def test_other_replies_with_drafts_are_not_exact() -> None:
 
 def flags(**values: object) -> argparse.Namespace:
     whole = {"kinds": ("chat", "code", "document"), "temperatures": (0.0, 0.8)}
-    given = {"quick": False, "sessions": (1, 2, 4, 8, 16, 32), **whole, **values}
+    given = {"quick": False, "rounds": None, "sessions": (1, 2, 4, 8, 16, 32), **whole, **values}
     return argparse.Namespace(**given)
 
 
 def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert len(plan.cells(flags())) == 2 * 3 * 6
     assert len(plan.cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
+    assert [len(turn) for turn in plan.rounds(flags())] == [36, 12, 12]
+    assert [len(turn) for turn in plan.rounds(flags(rounds=2))] == [36, 36]
+    assert plan.rounds(flags(quick=True)) == [plan.cells(flags(quick=True))]
     assert plan.lineup(flags()) == list(NAMES)
     quick = plan.cells(flags(quick=True))
     assert Cell("chat", 0.0, 16) in quick
@@ -86,7 +89,7 @@ def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
 def test_no_user_message_comes_twice_in_a_run(vocabulary: Vocabulary) -> None:
     prompts = Prompts(vocabulary)
     works = [prompts.work(Cell("chat", 0.0, c)) for c in (1, 8, 8, 1)]
-    assert [len(work.requests) for work in works] == [4, 8, 8, 4]
+    assert [len(work.requests) for work in works] == [12, 12, 12, 12]
     texts = [vocabulary.decode(r.prompt).split("user", 1)[1] for w in works for r in w.requests]
     assert len(set(texts)) == len(texts)
     seeds = [request.seed for work in works for request in work.requests]
