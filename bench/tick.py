@@ -1,0 +1,171 @@
+"""What the model thread computes between two engine calls, part by part.
+
+A scheduler and the real engine in this process, 16 sessions, greedy, drafts off and on: the CPU
+time of each part of a tick. Reading the clock costs about as much as a small part, so parts add
+up to more than the whole, which is measured in a run of its own. Only ticks in which most
+sessions decode and nobody's prompt is read are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.harness.figures import Run, median, parser, start
+from bench.workload.supply import Supply
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.chat import Message
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.sampling.sampler import Sampler
+from outrider.speculation.prior import shipped_prior
+from services.inference.engines.base import Engine
+from services.inference.engines.config import EngineConfig
+from services.inference.engines.factory import create_engine
+from services.inference.kv.pool import KvPool
+from services.inference.scheduling.drafting import DraftSources
+from services.inference.scheduling.events import OpenRequest
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.planning import Plan, Planner
+from services.inference.scheduling.scheduler import Scheduler
+
+SESSIONS = 16
+MAX_TOKENS = 96
+PARTS: dict[str, tuple[type, str]] = {
+    "decide, all of it": (Scheduler, "decide"),
+    "- show drafters what was committed": (DraftSources, "teach"),
+    "- draft": (DraftSources, "propose"),
+    "- lay out the rounds": (Planner, "_round"),
+    "apply, all of it": (Scheduler, "apply"),
+    "- choose tokens": (Sampler, "choose"),
+    "- text and stops": (ReplyText, "push"),
+    "- publish KV blocks": (KvPool, "commit"),
+    "- costs of calls": (Scheduler, "_observe_cost"),
+    "while the engine computes: learn": (Scheduler, "study"),
+}
+
+
+class Watch:
+    """CPU milliseconds of the calling thread by part, of one tick at a time."""
+
+    def __init__(self) -> None:
+        self.ms: dict[str, list[float]] = defaultdict(list)
+        self._now: dict[str, float] = defaultdict(float)
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, counted as this part."""
+
+        @functools.wraps(call)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self._now[part] += (time.thread_time() - begin) * 1e3
+
+        return counted
+
+    def tick(self, *, counts: bool) -> None:
+        """A tick is over."""
+        if counts:
+            for part, ms in self._now.items():
+                self.ms[part].append(ms)
+        self._now.clear()
+
+
+@contextlib.contextmanager
+def watching(watch: Watch, parts: list[str]) -> Iterator[None]:
+    """Count these parts meanwhile."""
+    before = {part: getattr(*PARTS[part]) for part in parts}
+    for part, call in before.items():
+        setattr(*PARTS[part], watch.timed(part, call))
+    try:
+        yield
+    finally:
+        for part, call in before.items():
+            setattr(*PARTS[part], call)
+
+
+class Workload:
+    """Chats one after the other on one engine; nobody asks the same twice."""
+
+    def __init__(self, vocabulary: Vocabulary, engine: Engine) -> None:
+        self._vocabulary = vocabulary
+        self._engine = engine
+        self._supply = Supply("chat")
+        self._prior = shipped_prior(vocabulary.digest)
+
+    def run(self, watch: Watch, *, drafts: bool) -> None:
+        """Sixteen chats from beginning to end."""
+        scheduler = Scheduler(self._engine.info, SchedulerLimits(), self._reply, self._prior)
+        sampling = SamplingParams(max_tokens=MAX_TOKENS)
+        for number, text in enumerate(self._supply.take(SESSIONS)):
+            ids = tuple(self._vocabulary.encode_chat([Message("user", text)]))
+            request = OpenRequest(number, ids, sampling, region_drafts=drafts)
+            scheduler.open(request, time.monotonic())
+        while (plan := scheduler.decide(time.monotonic())) is not None:
+            rows = self._call(plan, scheduler.study)
+            scheduler.apply(plan, rows, time.monotonic())
+            watch.tick(counts=plan.is_decode and 4 * len(plan.rounds) > 3 * SESSIONS)
+
+    def _reply(self, params: SamplingParams) -> ReplyText:
+        return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
+
+    def _call(self, plan: Plan, meanwhile: Callable[[], None]) -> list[Any]:
+        for sequence in plan.closed:
+            self._engine.close_sequence(sequence)
+        for new in plan.opened:
+            self._engine.open(new.sequence, np.array(new.ids), new.salt, new.num_candidates)
+        for copy in plan.copies:
+            self._engine.copy_block(copy.source, copy.target)
+        return list(self._engine.step(plan.rounds, meanwhile)) if plan.rounds else []
+
+
+def main() -> int:
+    arguments = parser("tick", __doc__ or "").parse_args()
+    run = start("tick", arguments)
+    engine = create_engine(EngineConfig(max_fixed_rows=32, prepare_first=True))
+    try:
+        _measure(run, arguments, engine)
+    finally:
+        engine.close()
+    run.finish()
+    return 0
+
+
+def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    workload = Workload(vocabulary, engine)
+    wholes = ["decide, all of it", "apply, all of it"]
+    watches = {(kind, on): Watch() for kind in ("whole", "parts") for on in (False, True)}
+    for _ in range(1 if arguments.quick else 4):
+        for (kind, on), watch in watches.items():
+            with watching(watch, wholes if kind == "whole" else list(PARTS)):
+                workload.run(watch, drafts=on)
+    _report(run, watches)
+
+
+def _report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
+    title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms, medians"
+    table = run.table(title, "part", "drafts off", "drafts on")
+    for part in PARTS:
+        kind = "whole" if "all of it" in part else "parts"
+        table.add(part, *(median(watches[kind, on].ms[part] or [0.0]) for on in (False, True)))
+    for key, on in (("drafts_off_ms", False), ("drafts_on_ms", True)):
+        parts = watches["whole", on].ms
+        run.figures[key] = round(sum(median(parts[part]) for part in parts), 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
