@@ -101,6 +101,9 @@ class Proposal:
     num_edge: int
 
 
+NO_PROPOSAL = Proposal((), (), 0)
+
+
 class DraftSources:
     """One session's edge chain and suffix drafter; None for a source that is not to be used."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from services.inference.engines.base import EngineInfo, Opening, Round
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.drafting import Proposal
+from services.inference.scheduling.drafting import NO_PROPOSAL, Proposal
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.awards import Bid, award_rows
 from services.inference.scheduling.policy.chunks import share_out
@@ -137,11 +137,16 @@ class Planner:
 
     def _parts(self, turns: list[_Turn], *, bounded: bool, level: Level) -> list[Part]:
         """Add the drafts that are worth their rows. Prompt tokens are left out of the price: in
-        the shadow of a long prefill every guess would look cheap."""
+        the shadow of a long prefill every guess would look cheap. Who waits for a first token is
+        not held up by guesses at the others' next ones."""
         self._teach(turns)
         bidders = [turn for turn in turns if turn.last]
         least = self._decode_cost.least_survival(len(bidders))
-        proposals = [self._proposal(turn, least) for turn in bidders]
+        ends_prompt = any(turn.num_tokens > 1 for turn in bidders)
+        proposals = [
+            self._proposal(turn, least) if turn.num_tokens > 1 or not ends_prompt else NO_PROPOSAL
+            for turn in bidders
+        ]
         bids = [
             Bid(proposal.survival, turn.num_fill)
             for turn, proposal in zip(bidders, proposals, strict=True)

@@ -21,6 +21,7 @@ _HIGH_MEMORY_S = 60.0
 _LEAST_STRETCH = 1.25
 """Where sessions decode more slowly than the latency budget, prompts still get this much."""
 _SMALL_STRETCH = 1.3
+_QUICK_STRETCH = 2.5
 _SMOOTHING = 0.2
 
 
@@ -99,13 +100,16 @@ class Pace:
         if level >= Level.SMALL_CHUNKS:
             stretch = min(stretch, _SMALL_STRETCH)
         elif any(self._is_quick(session, alone_ms) for session in prompts):
-            stretch = math.inf
+            return self._quick_ms(alone_ms)
         return max(min(self._limits.max_tick_ms, stretch * alone_ms), _LEAST_STRETCH * alone_ms)
 
+    def _quick_ms(self, alone_ms: float) -> float:
+        return max(self._limits.max_tick_ms, _QUICK_STRETCH * alone_ms)
+
     def _is_quick(self, session: Session, alone_ms: float) -> bool:
-        """Whether replies may wait for it up to the latency budget: for HIGH prompts, and for
-        those that are over within one such call."""
-        tokens = self._tokens_within(self._limits.max_tick_ms - alone_ms, session.cached_tokens)
+        """Whether replies may wait for it, up to the latency budget or a stretch that is felt
+        once: for HIGH prompts, and for those that are over within one such call."""
+        tokens = self._tokens_within(self._quick_ms(alone_ms) - alone_ms, session.cached_tokens)
         whole = len(session.ids) - session.cached_tokens
         return session.priority is Priority.HIGH or whole <= tokens
 

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.policy.awards import LEAST_PROFIT, Bid, award_rows
+from services.inference.scheduling.policy.awards import (
+    LATENCY_WEIGHT,
+    LEAST_PROFIT,
+    Bid,
+    award_rows,
+)
 from services.inference.scheduling.policy.decode_cost import DecodeCost
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0), max_size=4).map(lambda s: sorted(s, reverse=True))
@@ -54,7 +59,9 @@ def test_no_other_choice_has_a_better_geometric_mean_of_commits_per_millisecond(
 
     def fairness(counts: tuple[int, ...]) -> float:
         means = (1.0 + sum(s[:n]) for s, n in zip(survivals, counts, strict=True))
-        return math.prod(means) / cost.price_ms(len(bids) + sum(counts)) ** len(bids)
+        return math.prod(means) / (
+            cost.price_ms(len(bids) + sum(counts)) ** (LATENCY_WEIGHT * len(bids))
+        )
 
     chosen = tuple(award_rows(bids, len(bids), 100, cost))
     best = max(map(fairness, product(*(range(len(s) + 1) for s in survivals))))

@@ -15,9 +15,9 @@ from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, requ
 def test_drafts_sent_with_the_prompt_are_verified_in_its_last_chunk() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS)
-    peer = driver.open(request(drafts=Drafts(0, 0, truth[:3])))
+    peer = driver.open(request(drafts=Drafts(0, 0, truth[:2])))
     driver.tick()
-    assert (peer.commits[0].accepted, peer.commits[0].ids) == (3, truth[3:4])
+    assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
 
 
 def test_drafts_for_a_waiting_session_are_kept() -> None:
