@@ -21,7 +21,7 @@ from outrider.models.vocabulary import Vocabulary
 
 FULL = (OURS, OURS_SPEC, PEER, PEER_SPEC, LLAMA_BEST)
 QUICK = (OURS_SPEC, PEER, LLAMA_BEST)
-FULL_SIZE = loads.Size(rounds=2, num_requests=80, num_capacity=64, shares=(0.5, 0.8, 0.95))
+FULL_SIZE = loads.Size(rounds=1, num_requests=80, num_capacity=64, shares=(0.5, 0.8, 0.95))
 QUICK_SIZE = loads.Size(rounds=1, num_requests=12, num_capacity=16, shares=(0.5, 0.95))
 
 

@@ -19,7 +19,7 @@ MIN_REQUESTS = {"chat": 12, "code": 12, "document": 2}
 QUICK_REQUESTS = {"chat": 4, "code": 4, "document": 2}
 """Requests of a cell are as many as its sessions, and no fewer than this: a cell ends with its
 slowest reply, and the fewer there are the more that counts."""
-ROUNDS = {"chat": 3, "code": 1, "document": 1}
+ROUNDS = {"chat": 2, "code": 1, "document": 1}
 """Rounds unless told."""
 
 

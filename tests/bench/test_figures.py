@@ -73,7 +73,7 @@ def test_a_quick_run_records_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_readme_s_blocks_are_made_anew(tmp_path: Path) -> None:
     run_of(quick=False).finish(tmp_path)
     text = "# A\n<!-- bench:demo -->\nold\n<!-- /bench:demo -->\nB\n"
-    assert shown(text) == ["demo"]
+    assert shown([text, "", text]) == ["demo"]
     new = regenerated(text, tmp_path)
     assert "| ours | 12.0 |" in new
     assert "| what | tok/s |\n| --- | ---: |" in new
@@ -81,6 +81,15 @@ def test_the_readme_s_blocks_are_made_anew(tmp_path: Path) -> None:
     assert new.startswith("# A\n<!-- bench:demo -->\n")
     assert new.endswith("<!-- /bench:demo -->\nB\n")
     assert regenerated(new, tmp_path) == new
+
+
+def test_a_block_may_have_one_table_alone(tmp_path: Path) -> None:
+    run = run_of(quick=False)
+    run.table("Second", "what").add("theirs")
+    run.finish(tmp_path)
+    new = regenerated("<!-- bench:demo:2 -->\n<!-- /bench:demo -->", tmp_path)
+    assert "**Second**" in new
+    assert "ours" not in new
 
 
 def test_a_block_without_results_says_so(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def flags(**values: object) -> argparse.Namespace:
 def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert len(plan.cells(flags())) == 2 * 3 * 6
     assert len(plan.cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
-    assert [len(turn) for turn in plan.rounds(flags())] == [36, 12, 12]
+    assert [len(turn) for turn in plan.rounds(flags())] == [36, 12]
     assert [len(turn) for turn in plan.rounds(flags(rounds=2))] == [36, 36]
     assert plan.rounds(flags(quick=True)) == [plan.cells(flags(quick=True))]
     assert plan.lineup(flags()) == list(NAMES)

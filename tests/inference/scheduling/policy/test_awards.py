@@ -59,9 +59,8 @@ def test_no_other_choice_has_a_better_geometric_mean_of_commits_per_millisecond(
 
     def fairness(counts: tuple[int, ...]) -> float:
         means = (1.0 + sum(s[:n]) for s, n in zip(survivals, counts, strict=True))
-        return math.prod(means) / (
-            cost.price_ms(len(bids) + sum(counts)) ** (LATENCY_WEIGHT * len(bids))
-        )
+        price = cost.price_ms(len(bids) + sum(counts))
+        return math.prod(means) / math.pow(price, LATENCY_WEIGHT * len(bids))
 
     chosen = tuple(award_rows(bids, len(bids), 100, cost))
     best = max(map(fairness, product(*(range(len(s) + 1) for s in survivals))))
