@@ -12,7 +12,8 @@ _RIDGE = 16.0
 _MAX_SURPRISE = 1.5
 """A call longer than this times the prediction was held up by something else."""
 _MIN_MS = 1e-4
-_MOST = 0.25
+_MOST = 0.6
+"""Drafts as likely as this are always looked for: some rows are free."""
 _FAR = 2
 """Below the smallest calls seen lately over this the line may say anything: what is smaller is
 taken to cost in proportion, the most that a row can."""
@@ -46,10 +47,10 @@ class DecodeCost:
         return self._sizing.padded(rows)
 
     def least_survival(self, num_sessions: int) -> float:
-        """Drafts less likely than this are not worth looking for in calls of so many sessions:
-        half of what one must be to pay for its row where all sessions are alike."""
+        """Drafts less likely than this are not worth looking for in calls of so many sessions: none
+        of them pays for its row where all sessions are alike."""
         share = self.row_ms * num_sessions / self.price_ms(max(1, num_sessions))
-        return min(_MOST, max(LEAST_SURVIVAL, share / 2))
+        return min(_MOST, max(LEAST_SURVIVAL, share))
 
     def observe(self, rows: int, duration_ms: float, expected_row_ms: float) -> None:
         """A call of this many rows, all of them behind replies, took this long. The slope is drawn

@@ -101,7 +101,7 @@ class Soak:
         """Invariants are the driver's, after every step."""
         number = 0
         while number < NUM_SESSIONS:
-            busy = self.rng.random() < (0.9 if number // 50 % 2 else 0.15)
+            busy = self.rng.random() < (0.97 if number // 50 % 2 else 0.15)
             if busy:
                 number += 1
                 self.open(number)

@@ -37,7 +37,7 @@ def test_calls_of_one_size_go_by_the_expected_slope() -> None:
 def test_the_more_sessions_the_likelier_a_draft_must_be_to_be_looked_for() -> None:
     cost = DecodeCost(9.0, 1.0)
     least = [cost.least_survival(num_sessions) for num_sessions in (0, 1, 9, 200)]
-    assert least == [0.01, pytest.approx(0.05), pytest.approx(0.25), 0.25]
+    assert least == [0.01, pytest.approx(0.1), pytest.approx(0.5), 0.6]
 
 
 def test_calls_far_below_those_seen_are_taken_to_cost_in_proportion() -> None:
