@@ -1,0 +1,90 @@
+"""Measures, records, serves again, and reports."""
+
+from __future__ import annotations
+
+import sys
+
+import bench.policy
+from bench.harness.figures import Run, median, parser, quantile, start
+from bench.policy import recorded
+from bench.policy.recorded import Chat
+from bench.policy.virtual import Served, VirtualReplica
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.speculation.prior import shipped_prior
+from services.inference.engines.config import EngineConfig
+from services.inference.engines.factory import create_engine
+
+SESSIONS = (1, 2, 4, 8, 16)
+SHARES = (0.5, 0.8, 0.95)
+"""Of what the replica serves a second with drafts off and all places taken."""
+
+
+def main() -> int:
+    flags = parser("policy", bench.policy.__doc__ or "")
+    flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
+    arguments = flags.parse_args()
+    run = start("policy", arguments)
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    config = EngineConfig(threads=arguments.threads, max_fixed_rows=64, prepare_first=True)
+    engine = create_engine(config)
+    try:
+        durations = recorded.durations(engine)
+        chats = recorded.chats(engine, vocabulary, 48 if run.quick else 160)
+    finally:
+        engine.close()
+    table = run.table("Milliseconds of a call by rows", *map(str, durations))
+    table.add(*durations.values())
+    replica = VirtualReplica(engine.info, durations, shipped_prior(vocabulary.digest))
+    run.figures["wrong_texts"] = _closed(run, replica, chats) + _arriving(run, replica, chats)
+    run.finish()
+    return int(bool(run.figures["wrong_texts"]))
+
+
+def _closed(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
+    """Each chat is followed by the next."""
+    table = run.table("So many chats at all times", "sessions", *_COLUMNS, "on / off")
+    ratios, wrong = {}, 0
+    for sessions in SESSIONS:
+        off, on = (replica.serve(chats, drafts=d, sessions=sessions) for d in (False, True))
+        ratios[str(sessions)] = round(_speed(on) / _speed(off), 3)
+        table.add(sessions, "off", *_cells(off), 1.0)
+        table.add(sessions, "on", *_cells(on), ratios[str(sessions)])
+        wrong += off.wrong + on.wrong
+    run.figures["drafts_on_over_off"] = ratios
+    return wrong
+
+
+def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
+    """Chats come by themselves."""
+    full = replica.serve(chats, drafts=False, sessions=SESSIONS[-1])
+    most, wrong = len(chats) / full.seconds, full.wrong
+    table = run.table("Chats arriving as a Poisson process", "load", *_COLUMNS)
+    for share in SHARES:
+        for drafts in (False, True):
+            served = replica.serve(chats, drafts=drafts, rate=share * most)
+            table.add(f"{share:.0%}", "on" if drafts else "off", *_cells(served))
+            wrong += served.wrong
+    return wrong
+
+
+_COLUMNS = ("drafts", "tokens/s", "call ms", "TTFT p50", "TTFT p95", "ITL p50", "ITL p99")
+
+
+def _speed(served: Served) -> float:
+    return served.num_tokens / served.seconds
+
+
+def _cells(served: Served) -> tuple[float, ...]:
+    ttft, gaps = served.ttft_ms, served.gaps_ms
+    return (
+        _speed(served),
+        median(served.call_ms),
+        *(quantile(ttft, share) for share in (0.5, 0.95)),
+        *(quantile(gaps, share) for share in (0.5, 0.99)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What the real engine says, and how long it takes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.harness.figures import quantile
+from bench.workload.supply import Supply
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.inference.engines.base import Engine, Round
+from services.inference.scheduling.events import Committed, OpenRequest
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.scheduler import Scheduler
+
+MAX_TOKENS = 160
+_CONTEXT = 120
+_SESSIONS = 8
+_CALLS = 60
+_SHARE = 0.15
+"""A low quantile: what the call takes when nobody else is at the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt, and the whole greedy reply to it."""
+
+    prompt: tuple[int, ...]
+    reply: tuple[int, ...]
+
+
+def durations(engine: Engine) -> dict[int, float]:
+    """Milliseconds of a call by its rows, for the sizes that the engine is prepared for; sizes are
+    called in turn."""
+    blocks_each = -(-(_CONTEXT + max(engine.info.sizing.sizes)) // engine.info.block_tokens) + 1
+    for sequence in range(_SESSIONS):
+        engine.open(sequence, np.array([1], np.int32))
+    samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
+    for _ in range(_CALLS):
+        for size, times in samples.items():
+            rounds = _rounds(size, blocks_each)
+            begin = time.perf_counter()
+            engine.step(rounds)
+            times.append((time.perf_counter() - begin) * 1e3)
+    for sequence in range(_SESSIONS):
+        engine.close_sequence(sequence)
+    return {size: quantile(times, _SHARE) for size, times in samples.items()}
+
+
+def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
+    count = min(num_rows, _SESSIONS)
+    shares = [num_rows // count + (index < num_rows % count) for index in range(count)]
+    return [
+        Round(
+            index,
+            np.arange(500, 500 + rows, dtype=np.int32),
+            _CONTEXT,
+            np.arange(index * blocks_each, (index + 1) * blocks_each, dtype=np.int32),
+            rows,
+        )
+        for index, rows in enumerate(shares)
+    ]
+
+
+def chats(engine: Engine, vocabulary: Vocabulary, count: int) -> list[Chat]:
+    """Replies to `count` prompts that were never asked before."""
+    scheduler = Scheduler(
+        engine.info,
+        SchedulerLimits(max_queue=count),
+        lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer()),
+    )
+    prompts = [
+        tuple(vocabulary.encode_chat([Message("user", text)]))
+        for text in Supply("chat").take(count)
+    ]
+    replies: list[list[int]] = [[] for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        request = OpenRequest(number, prompt, SamplingParams(max_tokens=MAX_TOKENS))
+        scheduler.open(request, time.monotonic())
+    while (plan := scheduler.decide(time.monotonic())) is not None:
+        for sequence in plan.closed:
+            engine.close_sequence(sequence)
+        for new in plan.opened:
+            engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
+        for copy in plan.copies:
+            engine.copy_block(copy.source, copy.target)
+        rows = engine.step(plan.rounds, scheduler.study) if plan.rounds else []
+        for event in scheduler.apply(plan, rows, time.monotonic()):
+            if isinstance(event, Committed):
+                replies[event.session].extend(event.ids)
+    print(f"{count} chats answered", file=sys.stderr)
+    return [Chat(p, tuple(r)) for p, r in zip(prompts, replies, strict=True)]

@@ -1,0 +1,147 @@
+"""The scheduler on an engine that knows all replies, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bench.policy.recorded import Chat
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.speculation.ngrams import NgramPrior
+from services.inference.engines.base import EngineInfo, Rows
+from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.planning import Plan
+from services.inference.scheduling.scheduler import Scheduler
+
+PYTHON_MS = {False: (0.2, 0.04), True: (0.3, 0.085)}
+"""Drafts off and on: per call, and per chat in it."""
+_MOST_ROWS = 1024
+
+
+class Silent:
+    """A detokenizer for replies that nobody reads."""
+
+    def push(self, id: int, /) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+@dataclass(slots=True)
+class Served:
+    """What the readers saw."""
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+    ttft_ms: list[float] = field(default_factory=list)
+    gaps_ms: list[float] = field(default_factory=list)
+    """Between two commits of a chat."""
+    call_ms: list[float] = field(default_factory=list)
+    wrong: int = 0
+    """Replies that are not the recorded ones."""
+
+
+@dataclass(slots=True)
+class _Reader:
+    chat: Chat
+    due: float
+    got: list[int] = field(default_factory=list)
+    last: float = 0.0
+
+
+class VirtualReplica:
+    """Serves recorded chats. Durations in between the measured sizes are interpolated."""
+
+    def __init__(
+        self, info: EngineInfo, durations: Mapping[int, float], prior: NgramPrior | None
+    ) -> None:
+        self._info = replace(info, num_blocks=4096)
+        self._sizes, self._ms = list(durations), list(durations.values())
+        self._prior = prior
+        self._rows = np.zeros((_MOST_ROWS, info.vocabulary_size), np.float32)
+
+    def serve(
+        self, chats: Sequence[Chat], *, drafts: bool, sessions: int = 0, rate: float = 0.0
+    ) -> Served:
+        """`sessions` at a time, one after the other; or `rate` a second, as a Poisson process."""
+        self._scheduler = Scheduler(
+            self._info,
+            SchedulerLimits(),
+            lambda params: ReplyText(params, (), Silent()),
+            self._prior,
+        )
+        self._drafts, self._now, self._served = drafts, 0.0, Served()
+        self._readers: dict[int, _Reader] = {}
+        draw = random.Random(1)
+        due = [0.0] * len(chats)
+        for number in range(1, len(chats)) if rate else ():
+            due[number] = due[number - 1] + draw.expovariate(rate)
+        coming, places = list(enumerate(chats)), sessions or len(chats)
+        while coming or self._readers:
+            while coming and len(self._readers) < places and due[coming[0][0]] <= self._now:
+                number, chat = coming.pop(0)
+                self._open(number, chat, due[number] if rate else self._now)
+            if not self._tick():
+                self._now = max(self._now, due[coming[0][0]])
+        self._served.seconds = self._now
+        return self._served
+
+    def _open(self, number: int, chat: Chat, due: float) -> None:
+        self._readers[number] = _Reader(chat, due, last=due)
+        sampling = SamplingParams(max_tokens=len(chat.reply))
+        request = OpenRequest(number, chat.prompt, sampling, region_drafts=self._drafts)
+        self._scheduler.open(request, self._now)
+
+    def _tick(self) -> bool:
+        plan = self._scheduler.decide(self._now)
+        if plan is None:
+            return False
+        rows = self._answer(plan)
+        if plan.rounds:
+            ms = self._duration_ms(plan)
+            self._now += ms / 1e3
+            self._served.call_ms.append(ms)
+        self._scheduler.study()
+        for event in self._scheduler.apply(plan, rows, self._now):
+            self._take(event)
+        return True
+
+    def _duration_ms(self, plan: Plan) -> float:
+        fixed, each = PYTHON_MS[self._drafts]
+        rows = self._info.sizing.padded(plan.num_tokens)
+        beyond = max(0, rows - self._sizes[-1])
+        slope = (self._ms[-1] - self._ms[-2]) / (self._sizes[-1] - self._sizes[-2])
+        ms = float(np.interp(rows, self._sizes, self._ms)) + beyond * slope
+        return ms + fixed + each * len(plan.rounds)
+
+    def _answer(self, plan: Plan) -> list[Rows]:
+        """Rows in which the recorded token is the best; behind wrong drafts any will do."""
+        answers, used = [], 0
+        for part, round_ in zip(plan.parts, plan.rounds, strict=True):
+            chat = self._readers[part.session.number].chat
+            first = round_.past + len(round_.tokens) - round_.num_rows + 1 - len(chat.prompt)
+            rows = self._rows[used : used + round_.num_rows]
+            used += round_.num_rows
+            rows[:] = 0.0
+            for index, row in enumerate(rows, first):
+                row[chat.reply[min(index, len(chat.reply) - 1)]] = 1.0
+            answers.append(Rows(rows))
+        return answers
+
+    def _take(self, event: Event) -> None:
+        reader = self._readers.get(event.session)
+        if reader is not None and isinstance(event, Committed):
+            gaps = self._served.gaps_ms if reader.got else self._served.ttft_ms
+            gaps.append((self._now - reader.last) * 1e3)
+            reader.last = self._now
+            reader.got.extend(event.ids)
+            self._served.num_tokens += len(event.ids)
+        elif reader is not None and isinstance(event, Finished):
+            self._served.wrong += tuple(reader.got) != reader.chat.reply
+            del self._readers[event.session]

@@ -1,0 +1,52 @@
+"""Recorded chats, served again in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.policy.recorded import Chat
+from bench.policy.virtual import VirtualReplica
+from services.inference.engines.base import EngineInfo
+from services.inference.engines.sizing import SizingRule
+
+DURATIONS = {1: 10.0, 4: 11.0, 8: 14.0, 16: 20.0}
+CHATS = [
+    Chat(tuple(range(10 + number, 40 + number)), tuple([5, 6, 7, 8] * 10 + [number] * 3))
+    for number in range(12)
+]
+
+
+def replica() -> VirtualReplica:
+    info = EngineInfo(
+        name="recorded",
+        vocabulary_size=64,
+        block_tokens=16,
+        num_blocks=64,
+        block_bytes=1,
+        max_context_tokens=1024,
+        sizing=SizingRule(tuple(DURATIONS), 16),
+    )
+    return VirtualReplica(info, DURATIONS, None)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_all_chats_get_their_replies_in_the_same_time_every_time(drafts: bool) -> None:
+    served = [replica().serve(CHATS, drafts=drafts, sessions=4) for _ in range(2)]
+    assert served[0] == served[1]
+    assert served[0].wrong == 0
+    assert served[0].num_tokens == sum(len(chat.reply) for chat in CHATS)
+    assert len(served[0].ttft_ms) == len(CHATS)
+    assert served[0].seconds == pytest.approx(sum(served[0].call_ms) / 1e3)
+
+
+def test_replies_that_repeat_themselves_come_faster_with_drafts() -> None:
+    off, on = (replica().serve(CHATS, drafts=d, sessions=1) for d in (False, True))
+    assert on.seconds < off.seconds / 1.5
+
+
+def test_chats_that_arrive_find_the_replica_idle_or_busy() -> None:
+    seldom = replica().serve(CHATS, drafts=False, rate=0.1)
+    often = replica().serve(CHATS, drafts=False, rate=50.0)
+    assert seldom.wrong == often.wrong == 0
+    assert seldom.seconds > 10 * often.seconds
+    assert max(seldom.ttft_ms) <= max(often.ttft_ms)
