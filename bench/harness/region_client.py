@@ -63,6 +63,8 @@ class RegionClient:
         self._up: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
         self._down: dict[int, asyncio.Queue[inference_pb2.SessionDown | Exception]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        """Why the stream is over."""
 
     async def __aenter__(self) -> RegionClient:
         self._reader = asyncio.create_task(self._read())
@@ -89,6 +91,7 @@ class RegionClient:
             self._fail(from_rpc_error(error))
 
     def _fail(self, error: Exception) -> None:
+        self._failure = error
         for inbox in self._down.values():
             inbox.put_nowait(error)
 
@@ -130,6 +133,8 @@ class RegionClient:
         return await self._converse(opening, drafter)
 
     async def _converse(self, opening: inference_pb2.OpenSession, drafter: Drafter | None) -> Reply:
+        if self._failure is not None:
+            raise self._failure
         session = next(_ids)
         inbox = self._down[session] = asyncio.Queue()
         state = _Session(session, self._coder, drafter)
