@@ -22,6 +22,10 @@ _LEAST_STRETCH = 1.25
 """Where sessions decode more slowly than the latency budget, prompts still get this much."""
 _SMALL_STRETCH = 1.3
 _QUICK_STRETCH = 2.5
+_LINE = 4
+"""Prompts in line that are no crowd."""
+_CROWD = 2.0
+"""Weight of one beyond that against a reply."""
 _SMOOTHING = 0.2
 
 
@@ -91,6 +95,7 @@ class Pace:
                 bound_ms = limits.low_tick_ms
             else:
                 bound_ms = self._bound_ms(alone_ms, prompts, level)
+                bound_ms *= _crowding(len(prompts), len(replies))
             tokens = self._tokens_within(bound_ms - alone_ms, prompts[0].computed)
             budget = min(budget, max(least, tokens))
         return max(budget, 2 * self._min_rows - 1)
@@ -142,3 +147,9 @@ class Pace:
         rows = len(repliers) * self._min_rows + draft_rows
         context = sum(attention(self._min_rows, session.computed) for session in repliers)
         return cost.fixed_ms + cost.row_ms * rows + cost.context_ms * context
+
+
+def _crowding(num_prompts: int, num_replies: int) -> float:
+    """How much longer a call may be when many wait for their first token while few go on: small
+    chunks would hold up every prompt behind the first for the sake of a few replies."""
+    return max(1.0, _CROWD * (num_prompts - _LINE) / max(1, num_replies))

@@ -60,6 +60,21 @@ def test_a_short_prompt_is_computed_at_once_and_overtakes_a_long_one() -> None:
     assert driver.intervals_ms([1])[-1] <= LIMITS.max_tick_ms + 5.0
 
 
+def test_a_crowd_of_prompts_is_not_computed_in_small_bites() -> None:
+    """Those in line have nothing to read yet: the few who do wait longer than usual."""
+    many = 24
+    document = replace(DOCUMENT, sampling=replace(DOCUMENT.sampling, max_tokens=64))
+    prompts = [
+        (100.0, replace(document, session=number, prompt=(number, *DOCUMENT.prompt[:300])))
+        for number in range(3, many + 3)
+    ]
+    driver = Arrivals(OPTIONS, replace(LIMITS, max_sessions=32))
+    driver.play(prompts)
+    at_full_speed_ms = many * 301 * 0.6 + many * 301 / 256 * 9.0
+    ttfts_ms = driver.ttfts_ms([request.session for _, request in prompts])
+    assert max(ttfts_ms) <= 1.6 * at_full_speed_ms
+
+
 def test_an_engine_slower_than_the_latency_budget_still_computes_prompts() -> None:
     options = replace(OPTIONS, fixed_ms=60.0, row_ms=0.2)
     driver = Arrivals(options, replace(LIMITS, fixed_ms=60.0, row_ms=0.2))
