@@ -12,7 +12,9 @@ from tests.cli.prompting.terminal import terminal
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 CTRL_C = "\x03"
-ROOM = ("inference.max_context_tokens=4000",)
+ROOM = ("inference.max_context_tokens=16000",)
+ENDLESS = ("--max-tokens", "15000")
+"""Longer than anybody waits: a reply that ends by itself before Ctrl-C is seen proves nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def test_ctrl_c_at_the_prompt_ends_at_once(mesh: LocalMesh) -> None:
 
 
 def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(mesh: LocalMesh) -> None:
-    flags = ("--max-tokens", "3500", "--no-provisional")
+    flags = (*ENDLESS, "--no-provisional")
     with terminal("chat", "--state-dir", str(mesh.state_dir), *flags) as user:
         user.until("> ")
         user.type("tell me all\n")
@@ -45,9 +47,7 @@ def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(mesh: LocalMesh) ->
 
 
 def test_ctrl_c_ends_a_single_answer(mesh: LocalMesh) -> None:
-    with terminal(
-        *("chat", "tell me all", "--max-tokens", "3500", "--state-dir", str(mesh.state_dir))
-    ) as user:
+    with terminal(*("chat", "tell me all", *ENDLESS, "--state-dir", str(mesh.state_dir))) as user:
         user.until(" ")
         user.type(CTRL_C)
         assert user.ended() == 130
