@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.harness.figures import Run, median, parser, start
-from services.inference.engines.base import Engine, Round
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
+from outrider.engines.base import Engine, Round
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 
 CONTEXT = 100
 SHAPES = (

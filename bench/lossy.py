@@ -18,6 +18,9 @@ from difflib import SequenceMatcher
 
 from bench.harness.figures import Run, median, parser, start
 from bench.harness.prompts import interleaved, load_prompts
+from outrider.engines.base import Engine, Meanwhile, Rows
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.loading import load_vocabulary
@@ -26,9 +29,6 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.prior import shipped_prior
-from services.inference.engines.base import Engine, Meanwhile, Rows
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

@@ -21,6 +21,9 @@ import numpy as np
 
 from bench.harness.figures import Run, median, parser, start
 from bench.workload.supply import Supply
+from outrider.engines.base import Engine
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.loading import load_vocabulary
@@ -30,9 +33,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.prior import shipped_prior
-from services.inference.engines.base import Engine
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.drafting import DraftSources
 from services.inference.scheduling.events import OpenRequest

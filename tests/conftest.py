@@ -14,7 +14,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from services.inference.engines.openvino.engine import OpenVinoEngine
+    from outrider.engines.openvino.engine import OpenVinoEngine
 
 # No deadline: a busy machine is no failure. Derandomized: a run can be repeated.
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
@@ -37,8 +37,8 @@ def vocabulary(model_store: ModelStore) -> Vocabulary:
 def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     """The default model, loaded once. Tests close the sequences they open, never the engine."""
     # Imported here: tests of the fake engine alone need no OpenVINO.
-    from services.inference.engines.config import EngineConfig
-    from services.inference.engines.openvino.loading import load_engine
+    from outrider.engines.config import EngineConfig
+    from outrider.engines.openvino.loading import load_engine
 
     config = EngineConfig(num_blocks=384, max_fixed_rows=8, prepare_first=True)
     engine = load_engine(DEFAULT_MODEL, model_store, config)

@@ -12,10 +12,10 @@ from bench.contenders.openvino_pipeline import pipeline
 from bench.contenders.replica import replica
 from bench.contenders.work import Contender
 from bench.peers import llamacpp
+from outrider.engines.openvino.graph.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
-from services.inference.engines.openvino.graph.convert import converted
 
 OURS = "outrider, drafts off"
 OURS_SPEC = "outrider, drafts on"

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from bench.contenders.replica import sampling
 from bench.contenders.work import Request, Work
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 from services.inference.reference import generate
 
 

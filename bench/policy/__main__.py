@@ -9,12 +9,12 @@ from bench.harness.figures import Run, median, parser, quantile, start
 from bench.policy import recorded
 from bench.policy.recorded import Chat
 from bench.policy.virtual import Served, VirtualReplica
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.speculation.prior import shipped_prior
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 
 SESSIONS = (1, 2, 4, 8, 16)
 SHARES = (0.5, 0.8, 0.95)

@@ -10,11 +10,11 @@ import numpy as np
 
 from bench.harness.figures import quantile
 from bench.workload.supply import Supply
+from outrider.engines.base import Engine, Round
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.engines.base import Engine, Round
 from services.inference.scheduling.events import Committed, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.scheduler import Scheduler

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.policy.recorded import Chat
+from outrider.engines.base import EngineInfo, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.ngrams import NgramPrior
-from services.inference.engines.base import EngineInfo, Rows
 from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

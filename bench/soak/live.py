@@ -22,14 +22,14 @@ from bench.harness.region_client import RegionClient, Reply
 from bench.soak.holdings import Holdings, holdings, left_over
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 from services.inference.reference import generate
 
 SETTINGS = {"max_sessions": 8, "num_blocks": 160}

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.kv.events import BlockLedger
 from services.inference.reference import generate
 from services.inference.scheduling.events import (

@@ -10,6 +10,9 @@ import structlog
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.engines.base import Engine, EngineInfo
+from outrider.engines.factory import create_engine
+from outrider.engines.warmup import warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
@@ -25,9 +28,6 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Engine, EngineInfo
-from services.inference.engines.factory import create_engine
-from services.inference.engines.warmup import warm_up
 from services.inference.instances.fleet import Fleet
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit

@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, cast
 
+from outrider.engines.config import EngineConfig, EngineName
+from outrider.engines.fake import FakeOptions
+from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
-from services.inference.engines.config import EngineConfig, EngineName
-from services.inference.engines.fake import FakeOptions
-from services.inference.engines.tensorrt_llm.config import TensorRtLlmOptions
 from services.inference.scheduling.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()

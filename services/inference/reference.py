@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from outrider.engines.base import Engine, Ids, Round, Rows
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from services.inference.engines.base import Engine, Ids, Round, Rows
 from services.inference.scheduling.limits import context_limit
 
 _SEQUENCE = 1

@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 import structlog
 
+from outrider.engines.base import Engine, Rows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from services.inference.cpu_time import CpuOverhead
-from services.inference.engines.base import Engine, Rows
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
 from services.inference.scheduling.planning import Plan

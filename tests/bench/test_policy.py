@@ -6,8 +6,8 @@ import pytest
 
 from bench.policy.recorded import Chat
 from bench.policy.virtual import VirtualReplica
-from services.inference.engines.base import EngineInfo
-from services.inference.engines.sizing import SizingRule
+from outrider.engines.base import EngineInfo
+from outrider.engines.sizing import SizingRule
 
 DURATIONS = {1: 10.0, 4: 11.0, 8: 14.0, 16: 20.0}
 CHATS = [

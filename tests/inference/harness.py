@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
@@ -22,8 +24,6 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Engine, Meanwhile, Round, Rows, nothing
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.instances.totals import total_load
 from services.inference.reference import ReferenceReply, generate
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply

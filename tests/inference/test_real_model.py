@@ -14,6 +14,7 @@ import pytest
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
@@ -27,11 +28,10 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from services.inference.reference import ReferenceReply, generate
 
 if TYPE_CHECKING:
-    from services.inference.engines.openvino.engine import OpenVinoEngine
+    from outrider.engines.openvino.engine import OpenVinoEngine
 
 pytestmark = pytest.mark.model
 

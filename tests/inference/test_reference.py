@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.engines.base import Round
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import (
     EmptyPromptError,
     EngineError,
@@ -15,8 +17,6 @@ from outrider.errors import (
 )
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.inference.engines.base import Round
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.reference import generate
 from tests.inference.letters import STOP_ID, new_reply
 

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
-from services.inference.engines.base import Engine, Meanwhile, Round, Rows, nothing
-from services.inference.engines.fake import FakeEngine
 from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
 from services.inference.scheduling.events import (
     Committed,

@@ -9,12 +9,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.codec.tokens import TokenCodec
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import SERVICE
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from tests.inference.harness import CODER, GatedEngine, Peer, Running, reference, running
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
 

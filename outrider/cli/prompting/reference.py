@@ -23,8 +23,8 @@ from outrider.sampling.reply import ReplyText
 from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
+    from outrider.engines.base import Engine
     from outrider.models.vocabulary import Vocabulary
-    from services.inference.engines.base import Engine
     from services.inference.reference import ReferenceReply
 
 
@@ -71,8 +71,8 @@ class _Runner:
 
 @contextmanager
 def _loaded(model: str, threads: int) -> Iterator[_Runner]:
-    from services.inference.engines.config import EngineConfig
-    from services.inference.engines.factory import create_engine
+    from outrider.engines.config import EngineConfig
+    from outrider.engines.factory import create_engine
 
     # To standard error: standard output is the reply's.
     configure_logging("reference", "warning")

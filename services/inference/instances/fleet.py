@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from outrider.engines.base import Engine
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
-from services.inference.engines.base import Engine
 from services.inference.instances.placement import Placement
 from services.inference.instances.totals import total_load
 from services.inference.runner import ModelRunner, Tick

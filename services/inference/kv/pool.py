@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.inference.engines.base import Ids
+from outrider.engines.base import Ids
 from services.inference.kv.allocator import BlockAllocator
 from services.inference.kv.events import BlockEvent, BlockRecorder
 from services.inference.kv.prefix_tree import Key, Node, PrefixTree

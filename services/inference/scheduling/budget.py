@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.inference.engines.sizing import NO_SIZING, SizingRule
+from outrider.engines.sizing import NO_SIZING, SizingRule
 
 _FORGETTING = 0.98
 """Weight of an observation against the next one: the last 50 calls count."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
-from services.inference.engines.base import EngineInfo
 from services.inference.scheduling.events import Priority
 
 _LEAST = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.inference.engines.base import EngineInfo, Opening, Round
+from outrider.engines.base import EngineInfo, Opening, Round
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import CostModel, attention
 from services.inference.scheduling.drafting import NO_PROPOSAL, Proposal

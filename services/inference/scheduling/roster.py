@@ -7,8 +7,8 @@ from bisect import insort
 
 import numpy as np
 
-from services.inference.engines.base import Opening
-from services.inference.engines.candidates import num_candidates
+from outrider.engines.base import Opening
+from outrider.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.events import Priority
 from services.inference.scheduling.session import Input, Session, State

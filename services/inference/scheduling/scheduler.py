@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from outrider.engines.base import EngineInfo, Rows
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -23,7 +24,6 @@ from outrider.sampling.sampler import Sampler
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.phrases import PhraseBooks
 from outrider.speculation.suffix import SuffixDrafter
-from services.inference.engines.base import EngineInfo, Rows
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import Verdict, verify
-from services.inference.engines.base import Rows
 from services.inference.scheduling.drafting import DraftSources
 from services.inference.scheduling.events import (
     Committed,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider import errors
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
@@ -15,7 +16,6 @@ from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
 from services.inference.config import InferenceConfig
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.instances.fleet import Fleet
 from services.inference.runner import MAX_FAILURES, ModelRunner
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running

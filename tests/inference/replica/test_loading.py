@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
+from outrider.engines.config import EngineConfig
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError, EngineError
 from outrider.process import Ports
 from outrider.testing import eventually, leak_check
 from services.inference import app
 from services.inference.config import InferenceConfig
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from tests.inference.harness import loaded
 
 

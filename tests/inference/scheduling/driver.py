@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.inference.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.fake import FakeEngine, FakeOptions
 from services.inference.reference import generate
 from services.inference.scheduling.events import (
     Committed,

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

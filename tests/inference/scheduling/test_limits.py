@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
-from services.inference.engines.base import EngineInfo
 from services.inference.scheduling.limits import SchedulerLimits, context_limit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -15,7 +16,6 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference

@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.inference.engines.base import Rows
 from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
 from services.inference.scheduling.events import (
     Committed,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.codec.block_hashes import block_hashes, root_hash
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.kv.events import Removed, Stored
 from services.inference.streaming.block_feed import BlockFeed
 from tests.inference.harness import Running, running

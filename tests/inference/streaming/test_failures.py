@@ -13,6 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import errors
+from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.process import Ports
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
@@ -22,8 +24,6 @@ from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
 from services.inference.app import SERVICE
 from services.inference.config import InferenceConfig
-from services.inference.engines.base import Meanwhile, Round, Rows, nothing
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.runner import MAX_FAILURES
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from services.inference.engines.base import Meanwhile, Round, Rows, nothing
-from services.inference.engines.fake import FakeEngine
 from tests.inference.harness import GatedEngine, reference, running
 
 LONG = SamplingParams(max_tokens=1500, temperature=0.8, seed=3, ignore_eos=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.engines.base import EngineInfo
+from outrider.engines.candidates import check_sampling
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
-from services.inference.engines.base import EngineInfo
-from services.inference.engines.candidates import check_sampling
 from services.inference.scheduling.events import OpenRequest
 
 

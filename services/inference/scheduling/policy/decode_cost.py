@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.engines.sizing import NO_SIZING, SizingRule
 from outrider.speculation.suffix import LEAST_SURVIVAL
-from services.inference.engines.sizing import NO_SIZING, SizingRule
 
 _FORGETTING = 0.98
 """Weight of an observation against the next one: the last 50 calls count."""

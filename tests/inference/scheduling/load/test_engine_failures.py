@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from outrider.engines.base import Rows
 from outrider.errors import EngineError
-from services.inference.engines.base import Rows
 from services.inference.scheduling.events import FinishReason
 from services.inference.scheduling.planning import Plan
 from tests.inference.scheduling.driver import Driver

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.session import State

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver, reference

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import Committed, Event, OpenRequest
 from tests.inference.scheduling.driver import Driver, Peer, reference
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.budget import CostModel
 from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits

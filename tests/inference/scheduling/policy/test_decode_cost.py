@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.engines.sizing import SizingRule
+from outrider.engines.sizing import SizingRule
 from services.inference.scheduling.policy.decode_cost import DecodeCost
 
 

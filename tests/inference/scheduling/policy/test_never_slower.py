@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.base import Meanwhile, Round, Rows, nothing
-from services.inference.engines.fake import FakeEngine, FakeOptions
 from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.scheduler import Scheduler

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import OpenRequest
 from tests.inference.scheduling.driver import PROMPT
 

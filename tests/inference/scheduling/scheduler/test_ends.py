@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from outrider.engines.base import Rows
 from outrider.errors import EngineError
-from services.inference.engines.base import Rows
 from services.inference.scheduling.events import Drafts, FinishReason
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver, reference

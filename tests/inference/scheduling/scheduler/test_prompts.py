@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.engines.fake import FakeOptions
 from services.inference.scheduling.events import OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver

@@ -1,0 +1,158 @@
+"""The engine seam: what the scheduler asks of a model, and nothing more.
+
+An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
+caller hands out. It keeps no policy. The contract (tests/engines/contract.py):
+
+- a row is a function of the ids at positions 0..p of its sequence alone, bit for bit, whatever
+  else is in the call, however the ids were split over calls, and whichever blocks hold them;
+- ids behind a row (drafts) never change it; KV at positions past a sequence's kept length may
+  hold anything and is rewritten before it is read;
+- a round spoils what lies behind its last token, up to the end of the block of its last scratch
+  token: a block shared between sequences is never written behind its shared tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.engines.sizing import NO_SIZING, SizingRule
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Logits: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is and can hold."""
+
+    name: str
+    vocabulary_size: int
+    block_tokens: int
+    """Tokens per KV block."""
+    num_blocks: int
+    """Blocks of the pool; ids 0 .. num_blocks - 1."""
+    block_bytes: int
+    """KV bytes of one block over all layers."""
+    max_context_tokens: int
+    min_rows: int = 1
+    """Fewest tokens a round may have; the scheduler pads with a guess (decision 0002)."""
+    scratch_tokens: int = 0
+    """KV slots past a round's last token that the engine may write garbage to; the round's
+    blocks must cover them."""
+    sizing: SizingRule = NO_SIZING
+    """How the number of rows of a call is rounded; rows up to there are nearly free."""
+    exact: bool = True
+    """Whether the contract's bit-exactness holds in this configuration."""
+    pool_reason: str = ""
+    """Why the pool has this size, for the log."""
+    num_candidates: int = 0
+    """Columns of a row: the likeliest ids alone; 0: the whole vocabulary."""
+    truncates_sampling: bool = False
+    """Whether requests whose choice may lie outside the candidates are served from these all the
+    same; otherwise they are refused. Not exact."""
+    partial_rows: bool = False
+    """Whether a round may be answered with fewer rows than asked, see Rows."""
+    keeps_kv: bool = False
+    """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
+    nothing, exports and imports are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A sequence to be announced."""
+
+    sequence: int
+    """The caller's number, not open."""
+    ids: Ids
+    """[n] all its tokens so far."""
+    salt: bytes = b""
+    """Sequences of different salts never share KV."""
+    num_candidates: int = 0
+    """Candidates a row needs for this sequence's choices; 0: all the engine gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One sequence's part of an engine call."""
+
+    sequence: int
+    """The caller's number of the sequence; must be open."""
+    tokens: Ids
+    """[n] ids whose KV is missing, at positions past .. past + n - 1; n >= min_rows."""
+    past: int
+    """Tokens whose KV the blocks already hold."""
+    blocks: Ids
+    """Physical blocks in order, covering past + n + scratch_tokens tokens."""
+    num_rows: int
+    """Logit rows wanted, those of the last num_rows tokens; 0 for an inner prefill chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Candidates for the token after each asked position.
+
+    Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
+    those of the first r asked positions. What is missing may be asked for again.
+    """
+
+    logits: Logits
+    """[r, c] raw scores, before any temperature or filter; log probabilities with candidates. To be
+    read before the next step, which may overwrite them."""
+    ids: Ids | None = None
+    """[r, c] the ids the columns stand for; None: column j is id j."""
+
+
+Meanwhile: TypeAlias = Callable[[], None]
+"""Work for the time in which the engine computes."""
+
+
+def nothing() -> None:
+    """No such work."""
+
+
+class Engine(Protocol):
+    """One loaded model. Not thread-safe: one thread calls it."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        """Announce a sequence; the fields of Opening. Raises EngineError."""
+        ...
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        """Compute one batch; one Rows per round, in order. Raises EngineError.
+
+        `meanwhile` is called once a batch that is not empty is under way, in the caller's thread:
+        work that would hold up the next one. An engine that is refused its batch may leave it out.
+        """
+        ...
+
+    def close_sequence(self, sequence: int) -> None:
+        """Forget a sequence. Unknown numbers are ignored."""
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make block `target` hold what `source` holds. Raises EngineError.
+
+        How a sequence takes over the first tokens of another's block: a shared block cannot be
+        written behind them, a copy can. Engines that keep KV themselves do nothing.
+        """
+        ...
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        """The raw KV of these blocks, readable by import_blocks of an equal engine."""
+        ...
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        """Write exported KV into these blocks. Raises EngineError on a size mismatch."""
+        ...
+
+    def close(self) -> None:
+        """Release the model; further calls raise EngineError."""
+        ...

@@ -1,0 +1,46 @@
+"""Which requests an engine can serve that names only the likeliest ids of a row.
+
+Everything the sampler keeps must be among the candidates, and their scores must mean to it what
+those of a whole row do. Candidates come with log probabilities: logits less a constant of the row,
+which no softmax and no argmax sees.
+"""
+
+from __future__ import annotations
+
+from outrider.engines.base import EngineInfo
+from outrider.errors import InvalidSamplingError
+from outrider.sampling.params import SamplingParams
+
+
+def num_candidates(params: SamplingParams) -> int:
+    """Candidates that a row needs for these choices; 0: no number is known to be enough."""
+    if _rescores(params):
+        return 0
+    greedy = params.temperature == 0.0 and params.acceptance_threshold == 0.0
+    return 1 if greedy else params.top_k
+
+
+def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
+    """Raises InvalidSamplingError for what this engine's candidates cannot decide."""
+    if info.num_candidates == 0:
+        return
+    if _rescores(params):
+        raise InvalidSamplingError(
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: "
+            "penalties and logit_bias could choose another; leave them out"
+        )
+    if not 1 <= num_candidates(params) <= info.num_candidates and not info.truncates_sampling:
+        raise InvalidSamplingError(
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"top_k to 1..{info.num_candidates}, or temperature to 0"
+        )
+
+
+def _rescores(params: SamplingParams) -> bool:
+    """Whether the order of scores may change, so that an id outside the candidates wins."""
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+    )

@@ -1,0 +1,78 @@
+"""What an engine is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from outrider.engines.fake import FakeOptions
+from outrider.engines.memory.budget import DEFAULT_SHARE, Budget
+from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.errors import ConfigError
+
+EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which engine, which model, how much memory, which arithmetic."""
+
+    engine: EngineName = "openvino"
+    model: str = ""
+    """A name of the model catalog; "" is the default model."""
+    model_store: Path | None = None
+    """The model store's directory; None is the machine's."""
+    threads: int = 1
+    """Threads of one call."""
+    pin_threads: bool = True
+    """Whether threads may be bound to cores: engines that share a process are all bound to the
+    same ones, and wait for each other while the rest idle. OpenVINO only."""
+    max_fixed_rows: int = 32
+    """Calls of up to so many rows run on models compiled for their number of rows, each with
+    weights of its own; 0: on the one model that takes any number. OpenVINO only."""
+    prepare_first: bool = False
+    """Whether these are compiled before the engine serves, not beside."""
+    kv_bytes: int = 0
+    """Memory of the KV pool, in whole blocks, touched only as it fills; 0: kv_share."""
+    kv_share: float = DEFAULT_SHARE
+    """Share of the memory that is free once the model is loaded, with bounds (memory.budget); of
+    the GPU's, without bounds, for tensorrt-llm."""
+    num_blocks: int | None = None
+    """Blocks of the KV pool; given, it decides instead of kv_bytes."""
+    max_context_tokens: int = 0
+    """Prompt and reply together, for which the pool must have room; 0: the model's most, as far
+    as the pool has room."""
+    precision: Literal["bf16", "f32"] = "bf16"
+    """Arithmetic of attention and of everything between the weight products, and of the KV."""
+    exact: bool = True
+    """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
+    fake: FakeOptions = field(default_factory=FakeOptions)
+    """The fake engine's shape; num_blocks above is the other engines'."""
+    trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
+    """The TensorRT-LLM engine's own settings; of those above it uses the pool's and
+    max_context_tokens."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(
+                f"there is no engine {self.engine!r}; use {', '.join(get_args(EngineName))}"
+            )
+        if self.precision not in ("bf16", "f32"):
+            raise ConfigError(f"there is no precision {self.precision!r}; use bf16 or f32")
+        if self.threads < 1:
+            raise ConfigError(f"threads is {self.threads}; give at least 1")
+        if self.max_fixed_rows < 0:
+            raise ConfigError(f"max_fixed_rows is {self.max_fixed_rows}; it is negative")
+        if self.num_blocks is not None and self.num_blocks < 1:
+            raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
+        if self.kv_bytes < 0:
+            raise ConfigError(f"kv_bytes is {self.kv_bytes}; give one block's size at least, or 0")
+        if not 0 < self.kv_share <= 1:
+            raise ConfigError(f"kv_share is {self.kv_share}; give more than 0, at most 1")
+        if self.max_context_tokens < 0:
+            raise ConfigError(f"max_context_tokens is {self.max_context_tokens}; it is negative")
+
+    def kv_budget(self) -> Budget:
+        """What the KV pool may take."""
+        return Budget(self.num_blocks, self.kv_bytes, self.kv_share, self.max_context_tokens)

@@ -1,0 +1,238 @@
+"""A deterministic engine without a model, for tests and simulation.
+
+Row p's logits are a hash of ids 0..p of its sequence, read through the KV pool it was given. As in
+a transformer, the KV of a position depends on everything before it and on the position itself, so
+a wrong block table, a wrong past, KV reused under another prefix, a leak between sequences or a
+missing recompute all show as wrong logits.
+
+Each slot holds two 64-bit words. `key` names the id and its position; `value` is a hash of all
+keys up to it. Sums run over the slots in table order with a weight per position, wrap at 64 bits,
+and are therefore exact in any order of computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
+from outrider.engines.sizing import NO_SIZING, SizingRule
+from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.errors import EngineError
+
+Words = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SPREAD = 8.0
+"""Logits lie in [0, 8): sampling at temperature 1 is neither uniform nor one-sided."""
+_FAVOUR = 16.0
+"""Added to the favourite's logit: it then wins against any other column."""
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOptions:
+    """Shape and temper of a FakeEngine."""
+
+    vocabulary_size: int = 64
+    block_tokens: int = 16
+    num_blocks: int = 256
+    max_context_tokens: int = 2048
+    min_rows: int = 1
+    scratch_tokens: int = 1
+    sizing: SizingRule = NO_SIZING
+    """What the engine says of its calls' sizes; its cost is that of the tokens alone."""
+    num_candidates: int = 0
+    """Columns of a row; 0: one per id."""
+    cuts_rows: bool = False
+    """Whether rounds are answered with their first rows only, as many as chance has it."""
+    repetition: float = 0.75
+    """Share of rows whose greedy token follows from the last id alone: greedy text then runs in
+    short cycles, which a suffix drafter guesses."""
+    fixed_ms: float = 0.0
+    """Virtual cost of a call."""
+    row_ms: float = 0.0
+    """Virtual cost of a token in a call."""
+    fail_on_step: int = 0
+    """The call, counted from 1, that raises EngineError; 0 for none."""
+    seed: int = 0
+    """Another seed is another model."""
+
+
+class FakeEngine:
+    """Implements base.Engine. Spoils every slot a round may spoil, whatever its number of rows."""
+
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        self.options = options = options or FakeOptions()
+        self._info = _info(options)
+        self._keys = _noise(_words(options.num_blocks * options.block_tokens), options.seed + 1)
+        self._values = _noise(self._keys, 1)
+        self._weights = _noise(_words(options.max_context_tokens), options.seed + 2) | np.uint64(1)
+        self._columns = _noise(_words(options.vocabulary_size), options.seed + 3)
+        self._opened: set[int] = set()
+        self._closed = False
+        self.num_steps = 0
+        """Calls of `step` so far, failed ones included."""
+        self.step_ms = 0.0
+        """Virtual duration of the last call."""
+        self.total_ms = 0.0
+        """Virtual duration of all calls."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        self._check_not_closed()
+        check_opening(self._info, self._opened, sequence, prompt)
+        self._opened.add(sequence)
+
+    def close_sequence(self, sequence: int) -> None:
+        self._check_not_closed()
+        self._opened.discard(sequence)
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        self._check_not_closed()
+        check_rounds(self._info, self._opened, rounds)
+        self._count(rounds)
+        slots = [self._slots(part) for part in rounds]
+        # All writes come before all reads: rounds that share a slot by mistake spoil each other.
+        for part, table in zip(rounds, slots, strict=True):
+            self._write_keys(part, table)
+        if rounds:
+            meanwhile()
+        for part, table in zip(rounds, slots, strict=True):
+            self._write_garbage(part, table)
+        for part, table in zip(rounds, slots, strict=True):
+            self._write_values(part, table)
+        return [self._rows(part, table) for part, table in zip(rounds, slots, strict=True)]
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, (source, target))
+        for words in (self._paged(self._keys), self._paged(self._values)):
+            words[target] = words[source]
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        self._check_not_closed()
+        check_block_ids(self._info, blocks)
+        return np.stack(
+            [self._paged(self._keys)[blocks], self._paged(self._values)[blocks]]
+        ).tobytes()
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, blocks)
+        if len(data) != len(blocks) * self._info.block_bytes:
+            raise EngineError(
+                f"{len(data)} bytes do not fill {len(blocks)} blocks of "
+                f"{self._info.block_bytes} bytes; export and import equal engines"
+            )
+        index = np.asarray(blocks, np.intp)
+        words = np.frombuffer(data, np.uint64).reshape(2, len(index), self._info.block_tokens)
+        self._paged(self._keys)[index] = words[0]
+        self._paged(self._values)[index] = words[1]
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; create a new one")
+
+    def _count(self, rounds: Sequence[Round]) -> None:
+        self.num_steps += 1
+        self.step_ms = self.options.fixed_ms + self.options.row_ms * sum(
+            len(part.tokens) for part in rounds
+        )
+        self.total_ms += self.step_ms
+        if self.num_steps == self.options.fail_on_step:
+            raise EngineError(f"call {self.num_steps} fails as configured")
+
+    def _paged(self, words: Words) -> Words:
+        return words.reshape(self._info.num_blocks, self._info.block_tokens)
+
+    def _slots(self, part: Round) -> npt.NDArray[np.int64]:
+        """Pool slots of all positions up to the end of the block of the last scratch token."""
+        size = self._info.block_tokens
+        inside = np.arange(size, dtype=np.int64)
+        touched = part.past + len(part.tokens) + self._info.scratch_tokens
+        blocks = part.blocks[: -(-touched // size)].astype(np.int64)
+        return (blocks[:, None] * size + inside).reshape(-1)
+
+    def _write_keys(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+        end = part.past + len(part.tokens)
+        positions = np.arange(part.past, end, dtype=np.uint64) << np.uint64(32)
+        self._keys[slots[part.past : end]] = _mix(positions + part.tokens.astype(np.uint64))
+
+    def _write_garbage(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+        scratch = slots[part.past + len(part.tokens) :]
+        self._keys[scratch] = _noise(_words(len(scratch)), self.num_steps)
+        self._values[scratch] = _noise(_words(len(scratch)), -self.num_steps)
+
+    def _write_values(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+        end = part.past + len(part.tokens)
+        keys = np.cumsum(self._keys[slots[:end]] * self._weights[:end], dtype=np.uint64)
+        self._values[slots[part.past : end]] = _mix(keys[part.past :])
+
+    def _rows(self, part: Round, slots: npt.NDArray[np.int64]) -> Rows:
+        logits = self._logits(part, slots)
+        if self.options.cuts_rows and len(logits):
+            draw = _noise(_words(1), part.sequence * 1009 + self.num_steps)
+            logits = logits[: 1 + int(draw[0] % np.uint64(len(logits)))]
+        if not self.options.num_candidates:
+            return Rows(logits)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_candidates]
+        return Rows(np.take_along_axis(logits, best, axis=1), best.astype(np.int32))
+
+    def _logits(self, part: Round, slots: npt.NDArray[np.int64]) -> Logits:
+        if part.num_rows == 0:
+            return np.empty((0, self._info.vocabulary_size), np.float32)
+        end = part.past + len(part.tokens)
+        values = self._values[slots[:end]] ^ self._keys[slots[:end]]
+        states = np.cumsum(values * self._weights[:end], dtype=np.uint64)[-part.num_rows :]
+        logits = _unit(_mix(states[:, None] + self._columns)) * np.float32(_SPREAD)
+        habitual = np.flatnonzero(_unit(_mix(states)) < self.options.repetition)
+        last = part.tokens[-part.num_rows :].astype(np.uint64)
+        favourites = _mix(last + self._columns[0]) % np.uint64(self._info.vocabulary_size)
+        logits[habitual, favourites[habitual]] += np.float32(_FAVOUR)
+        return logits
+
+
+def _info(options: FakeOptions) -> EngineInfo:
+    return EngineInfo(
+        name="fake",
+        vocabulary_size=options.vocabulary_size,
+        block_tokens=options.block_tokens,
+        num_blocks=options.num_blocks,
+        block_bytes=options.block_tokens * 16,
+        max_context_tokens=options.max_context_tokens,
+        min_rows=options.min_rows,
+        scratch_tokens=options.scratch_tokens,
+        sizing=options.sizing,
+        num_candidates=options.num_candidates,
+        partial_rows=options.cuts_rows,
+    )
+
+
+def _words(count: int) -> Words:
+    return np.arange(count, dtype=np.uint64)
+
+
+def _noise(words: Words, stream: int) -> Words:
+    return _mix(_mix(words) + np.uint64(stream * int(_GOLDEN) % 2**64))
+
+
+def _mix(words: Words) -> Words:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): a bijection of 64-bit words."""
+    words = words + _GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def _unit(words: Words) -> npt.NDArray[np.float32]:
+    """The top 24 bits as a float32 in [0, 1)."""
+    return (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)

@@ -1,0 +1,129 @@
+"""The OpenVINO engine: the contract on top of one compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.batch import (
+    Inputs,
+    duplicate_single_rows,
+    lay_out,
+    pad,
+)
+from outrider.engines.openvino.graph.compiling import attention_rows
+from outrider.engines.openvino.graph.convert import ConvertedModel
+from outrider.engines.openvino.graph.paging import ATTENTION_ROWS
+from outrider.engines.openvino.model import PagedModel
+from outrider.engines.sizing import SizingRule, ladder
+from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.errors import ConfigError, EngineError
+
+_QUANTUM = 16
+"""Larger calls are rounded up to a multiple of this: a number of rows that was never seen before
+costs tens of milliseconds, the first time (decision 0004)."""
+
+
+class OpenVinoEngine:
+    """Implements base.Engine on the CPU.
+
+    Exactness (decision 0002): with `exact`, a sequence of one row enters attention with two, so
+    one kernel computes every row; its copy's KV lands in the scratch token. The kernel also
+    clears the rest of the block that holds a round's last token.
+    """
+
+    def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
+        """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
+        that is too small."""
+        most, asked = model.facts.max_context_tokens, config.max_context_tokens
+        if asked > most:
+            raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
+        scratch_tokens = 1 if config.exact else 0
+        sizes = ladder(config.max_fixed_rows)
+        self._model = PagedModel(model, config, scratch_tokens=scratch_tokens, fixed_sizes=sizes)
+        self._info = EngineInfo(
+            name="openvino",
+            vocabulary_size=model.facts.vocabulary_size,
+            block_tokens=self._model.block_tokens,
+            num_blocks=self._model.num_blocks,
+            block_bytes=self._model.block_bytes,
+            max_context_tokens=asked or most,
+            min_rows=1,
+            scratch_tokens=scratch_tokens,
+            sizing=SizingRule(sizes, _QUANTUM),
+            exact=config.exact,
+            pool_reason=self._model.pool_reason,
+        )
+        self._opened: set[int] = set()
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        self._check_not_closed()
+        check_opening(self._info, self._opened, sequence, prompt)
+        self._opened.add(sequence)
+
+    def close_sequence(self, sequence: int) -> None:
+        self._check_not_closed()
+        self._opened.discard(sequence)
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        self._check_not_closed()
+        check_rounds(self._info, self._opened, rounds)
+        if not rounds:
+            return []
+        inputs = lay_out(rounds)
+        inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
+        num_rows = sum(part.num_rows for part in rounds)
+        logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
+        answers, begin = [], 0
+        for part in rounds:
+            answers.append(Rows(logits[begin : begin + part.num_rows]))
+            begin += part.num_rows
+        return answers
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, (source, target))
+        self._model.kv.copy(source, target)
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        self._check_not_closed()
+        check_block_ids(self._info, blocks)
+        return self._model.kv.export(blocks)
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        self._check_not_closed()
+        check_block_ids(self._info, blocks)
+        self._model.kv.load(blocks, data)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._opened.clear()
+            self._model.release()
+
+    def _padded(self, inputs: Inputs) -> Inputs:
+        """Fill the call up to the rows that the model is prepared for."""
+        sizing = self._info.sizing
+        num_rows = sizing.padded(len(inputs["input_ids"]))
+        entering = len(inputs.get(ATTENTION_ROWS, ()))
+        num_attention_rows = (
+            attention_rows(num_rows, exact=self._info.exact)
+            if num_rows <= sizing.max_prepared
+            else sizing.rounded(entering)
+        )
+        return pad(inputs, num_rows, num_attention_rows, self._model.spare_blocks)
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; create a new one")
+
+    def _last_slot(self, part: Round) -> tuple[int, int]:
+        """Block and slot of the round's last token."""
+        index, slot = divmod(part.past + len(part.tokens) - 1, self._info.block_tokens)
+        return int(part.blocks[index]), slot

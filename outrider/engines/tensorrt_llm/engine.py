@@ -1,0 +1,243 @@
+"""The engine seam over TensorRT-LLM: each round is a request of its own.
+
+The runtime has no way to be given drafts, so a round's tokens are sent as a prompt: what came
+before, its own tokens, the drafts. The runtime finds what it computed before in its reuse tree,
+computes the rest in one pass, and answers with log probabilities of the prompt positions it
+computed, the last of which are the rows. No state but KV stays there between rounds.
+
+Where the runtime has seen drafts before, in an earlier round or another session, it takes them
+from the tree and gives no row for them. The first row is always to be had, by a request that ends
+there: its last token is computed whatever is cached.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+import numpy as np
+import structlog
+
+from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.tensorrt_llm.api import Llm, TokenLogprobs
+from outrider.engines.tensorrt_llm.reports import (
+    CacheChanges,
+    RuntimeStats,
+    cache_changes,
+    latest_stats,
+)
+from outrider.engines.tensorrt_llm.requests import Flight, Request, Ticket
+from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
+from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.errors import EngineError
+
+log = structlog.get_logger()
+
+_SPARE_ROWS = 8
+"""Rows nobody asked for cost the runtime time each: beyond so many, the tokens before the asked
+ones are sent ahead without rows."""
+_TELL_S = 10.0
+_MAX_CAUTION = 16
+"""Rounds without drafts after the latest of several short answers."""
+
+_Dialogue: TypeAlias = Generator[Request, TokenLogprobs | None, Rows]
+"""Yields requests, is sent their answers, returns a round's rows."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    ids: Ids
+    """[n] all known tokens; those a later round rewrites are void until then."""
+    salt: bytes
+    num_candidates: int
+    sent_ahead: Ticket | None = None
+    """A prefill chunk that has not been waited for."""
+    caution: int = 0
+    """Rounds to go without drafts after the next short answer."""
+    num_cautious: int = 0
+    """Rounds to go without drafts now: the text ahead seems to be cached, drafts and all."""
+
+    def write(self, part: Round) -> None:
+        end = part.past + len(part.tokens)
+        self.ids = np.concatenate([self.ids[: part.past], part.tokens, self.ids[end:]])
+
+    def learn(self, short: bool) -> None:
+        self.caution = min(_MAX_CAUTION, 2 * self.caution or 1) if short else 0
+        self.num_cautious = self.caution
+
+    def request(self, end: int, num_final: int, *, rows: bool) -> Request:
+        candidates = self.num_candidates if rows else 0
+        return Request(tuple(self.ids[:end].tolist()), num_final, candidates, self.salt)
+
+
+class TensorRtLlmEngine:
+    """Implements base.Engine; loading.load_engine makes one."""
+
+    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo) -> None:
+        """`flight` has carried a request already: before the first, the runtime has no reports."""
+        self._llm = llm
+        self._info = info
+        self._flight = flight
+        self._sequences: dict[int, _Sequence] = {}
+        self._closed = False
+        self._tell_at = 0.0
+        self.num_short_answers = 0
+        """Rounds whose rows the runtime's cache had swallowed."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        self._check_not_closed()
+        check_opening(self._info, self._sequences, sequence, prompt)
+        most = self._info.num_candidates
+        wanted = min(num_candidates or most, most)
+        self._sequences[sequence] = _Sequence(np.array(prompt, np.int32), salt, wanted)
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        """See base.Engine. When one request fails, none is left in flight."""
+        self._check_not_closed()
+        check_rounds(self._info, self._sequences, rounds)
+        self._check_past(rounds)
+        try:
+            rows = self._converse(rounds, meanwhile)
+        except Exception:
+            self._flight.clear()
+            raise
+        self._tell(time.monotonic())
+        return rows
+
+    def close_sequence(self, sequence: int) -> None:
+        """See base.Engine. A prefill chunk still being computed is aborted."""
+        self._check_not_closed()
+        closed = self._sequences.pop(sequence, None)
+        if closed is not None and closed.sent_ahead is not None:
+            self._flight.abort(closed.sent_ahead)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Nothing: the runtime's own tree shares what is equal."""
+        self._check_not_closed()
+        check_block_ids(self._info, (source, target))
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        self._check_not_closed()
+        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be exported")
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        self._check_not_closed()
+        raise EngineError("TensorRT-LLM keeps its KV itself: blocks cannot be imported")
+
+    def stats(self) -> RuntimeStats | None:
+        """The runtime's newest statistics since the last call; None if there are none."""
+        self._check_not_closed()
+        return latest_stats(self._llm.get_stats(timeout=0))
+
+    def cache_changes(self) -> CacheChanges:
+        """What became of the runtime's KV blocks since the last call."""
+        self._check_not_closed()
+        return cache_changes(self._llm.get_kv_cache_events(timeout=0))
+
+    def close(self) -> None:
+        """See base.Engine. Raises EngineError if the runtime does not stop."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._flight.clear()
+        finally:
+            self._llm.shutdown()
+
+    def _converse(self, rounds: Sequence[Round], meanwhile: Meanwhile) -> list[Rows]:
+        """All rounds side by side: one request of each is in flight at a time.
+
+        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them.
+        """
+        dialogues = [self._dialogue(part) for part in rounds]
+        ahead = [self._sequences[part.sequence].sent_ahead is not None for part in rounds]
+        rows: dict[int, Rows] = {}
+        answers: dict[int, TokenLogprobs | None]
+        answers = dict.fromkeys(sorted(range(len(rounds)), key=ahead.__getitem__))
+        while answers:
+            tickets: dict[int, Ticket] = {}
+            for index, answer in answers.items():
+                try:
+                    tickets[index] = self._flight.submit(dialogues[index].send(answer))
+                except StopIteration as end:
+                    rows[index] = end.value
+            if tickets:
+                meanwhile()
+                meanwhile = nothing
+            answers = {index: self._flight.land(ticket) for index, ticket in tickets.items()}
+        return [rows[index] for index in range(len(rounds))]
+
+    def _dialogue(self, part: Round) -> _Dialogue:
+        sequence = self._sequences[part.sequence]
+        self._settle(sequence)
+        sequence.write(part)
+        end = part.past + len(part.tokens)
+        first = end - part.num_rows
+        if part.num_rows == 0:
+            sequence.sent_ahead = self._flight.submit(sequence.request(end, end, rows=False))
+            return last_rows(None, 0, sequence.num_candidates)
+        if first - part.past > _SPARE_ROWS:
+            yield sequence.request(first, first, rows=False)
+        return (yield from self._asked_rows(sequence, first, part.num_rows))
+
+    def _asked_rows(self, sequence: _Sequence, first: int, num_rows: int) -> _Dialogue:
+        if num_rows > 1 and sequence.num_cautious == 0:
+            answer = yield sequence.request(first + num_rows, first + 1, rows=True)
+            last = last_rows(answer, num_rows, sequence.num_candidates)
+            short = len(last.logits) < num_rows
+            sequence.learn(short)
+            if not short:
+                return last
+            self.num_short_answers += 1
+        else:
+            last = last_rows(None, 0, sequence.num_candidates)
+            sequence.num_cautious = max(0, sequence.num_cautious - 1)
+        answer = yield sequence.request(first + 1, first + 1, rows=True)
+        row = last_rows(answer, 1, sequence.num_candidates)
+        if len(row.logits) == 0:
+            raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
+        return row if num_rows == 1 else leading_rows(row, last, num_rows)
+
+    def _settle(self, sequence: _Sequence) -> None:
+        if sequence.sent_ahead is not None:
+            self._flight.land(sequence.sent_ahead)
+            sequence.sent_ahead = None
+
+    def _tell(self, now: float) -> None:
+        """Log the runtime's state now and then; it also keeps the runtime's queues short."""
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_S
+        try:
+            stats, changes = self.stats(), self.cache_changes()
+        except Exception:
+            log.exception("TensorRT-LLM reports no statistics")
+            self._tell_at = math.inf
+            return
+        log.info(
+            "trtllm_stats",
+            **({} if stats is None else asdict(stats)),
+            blocks_stored=changes.blocks_stored,
+            blocks_removed=changes.blocks_removed,
+            short_answers=self.num_short_answers,
+        )
+
+    def _check_past(self, rounds: Sequence[Round]) -> None:
+        for part in rounds:
+            known = len(self._sequences[part.sequence].ids)
+            if part.past > known:
+                raise EngineError(
+                    f"sequence {part.sequence} has {known} known tokens, a round begins at "
+                    f"{part.past}; send those in between first"
+                )
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed; create a new one")

@@ -1,0 +1,259 @@
+"""From a checkpoint's folder to a ready engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from outrider.engines.base import EngineInfo
+from outrider.engines.config import EngineConfig
+from outrider.engines.tensorrt_llm.api import Api, Llm, import_api
+from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
+from outrider.engines.tensorrt_llm.reports import cache_changes, latest_stats
+from outrider.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
+from outrider.engines.tensorrt_llm.rows import last_rows
+from outrider.engines.tensorrt_llm.signatures import (
+    check_loaded,
+    check_sources,
+    find_package,
+)
+from outrider.errors import ConfigError, EngineError
+
+log = structlog.get_logger()
+
+BLOCK_TOKENS = 32
+"""The runtime's own default."""
+_KV_VALUE_BYTES = 2
+_EVENT_BUFFER = 4096
+_GENERATED_TOKENS = 1
+"""Every request generates one, for which the runtime wants room."""
+_MOST_OF_FREE = 0.9
+"""The runtime's own default, a bound on pools whose size is asked for."""
+_REPORT_WAIT_S = 2.0
+"""The runtime's own default."""
+_PROBE_SALT = b"outrider-start"
+LOGIT_BYTES = 4
+"""The runtime's context logits are float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a Hugging Face config.json says of a decoder."""
+
+    vocabulary_size: int
+    max_context_tokens: int
+    kv_token_bytes: int
+    """KV bytes of one token over all layers, in 16-bit floats."""
+
+
+def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
+    """Load the model; blocks for minutes. Call it in a thread without an event loop.
+
+    Raises ConfigError if the package is missing or differs, or if the settings do not fit each
+    other, the checkpoint or the GPU, and EngineError if the runtime does not start.
+    """
+    wanted = engine_info(config, read_checkpoint(config.trtllm.model_dir))
+    package = find_package()
+    if package is not None:
+        check_sources(package)
+    api = import_api()
+    check_loaded()
+    return start_engine(api, config, wanted)
+
+
+def read_checkpoint(folder: Path | None) -> Checkpoint:
+    """Raises ConfigError if there is no usable config.json."""
+    if folder is None:
+        raise ConfigError("trtllm_model_dir is not set: name a Hugging Face checkpoint's folder")
+    try:
+        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        heads = int(facts["num_attention_heads"])
+        head_size = int(facts.get("head_dim") or facts["hidden_size"] // heads)
+        values = 2 * int(facts.get("num_key_value_heads", heads)) * head_size
+        return Checkpoint(
+            vocabulary_size=int(facts["vocab_size"]),
+            max_context_tokens=int(facts["max_position_embeddings"]),
+            kv_token_bytes=int(facts["num_hidden_layers"]) * values * _KV_VALUE_BYTES,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder} holds no usable config.json ({type(error).__name__}: {error}); name the "
+            "folder of a Hugging Face checkpoint"
+        ) from error
+
+
+def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
+    """What is asked for; num_blocks is 0 where the runtime is to decide.
+
+    Raises ConfigError if settings do not fit each other or the checkpoint.
+    """
+    options = config.trtllm
+    block_bytes = checkpoint.kv_token_bytes * BLOCK_TOKENS
+    return EngineInfo(
+        name="tensorrt-llm",
+        vocabulary_size=checkpoint.vocabulary_size,
+        block_tokens=BLOCK_TOKENS,
+        num_blocks=_blocks_asked_for(config, block_bytes),
+        block_bytes=block_bytes,
+        max_context_tokens=_context_tokens(config, checkpoint),
+        exact=False,
+        num_candidates=min(options.num_candidates, checkpoint.vocabulary_size),
+        truncates_sampling=options.truncate_sampling,
+        partial_rows=True,
+        keeps_kv=True,
+    )
+
+
+def _blocks_asked_for(config: EngineConfig, block_bytes: int) -> int:
+    num_blocks = config.num_blocks or config.kv_bytes // block_bytes
+    if config.kv_bytes and not num_blocks:
+        raise ConfigError(
+            f"kv_bytes is {config.kv_bytes}, a block has {block_bytes}: raise kv_bytes, or leave "
+            "it at 0 for kv_share of the GPU's memory"
+        )
+    if not num_blocks and config.kv_share >= 1.0:
+        raise ConfigError(f"kv_share is {config.kv_share}: TensorRT-LLM takes less than 1")
+    return num_blocks
+
+
+def _context_tokens(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """As many as are asked for, or else as the logits of one request have room for."""
+    room = config.trtllm.logits_bytes // (checkpoint.vocabulary_size * LOGIT_BYTES)
+    most = min(room, checkpoint.max_context_tokens)
+    if config.max_context_tokens > most or room < BLOCK_TOKENS:
+        raise ConfigError(
+            f"max_context_tokens is {config.max_context_tokens}: the checkpoint has room for "
+            f"{checkpoint.max_context_tokens}, trtllm_logits_bytes for {room}; raise that or lower "
+            "max_context_tokens"
+        )
+    return config.max_context_tokens or most
+
+
+def start_engine(api: Api, config: EngineConfig, wanted: EngineInfo) -> TensorRtLlmEngine:
+    """Start the runtime, make one request, and settle how large its KV pool is.
+
+    Raises ConfigError if the pool is too small or not told, EngineError if the runtime does not
+    start or its first answer has not one row.
+    """
+    llm = make_llm(api, config, wanted)
+    try:
+        flight = make_flight(llm, api, config.trtllm, wanted)
+        ticket = flight.submit(Request((0,), 1, 1, _PROBE_SALT))
+        if len(last_rows(flight.land(ticket), 2, 1).logits) != 1:
+            raise EngineError(
+                f"TensorRT-LLM {api.version} gave no row for a prompt of one token: "
+                "prompt_logprobs does not work as this engine needs it"
+            )
+        info = settle_pool(config, wanted, measured_blocks(llm))
+    except BaseException:
+        llm.shutdown()
+        raise
+    log.info("trtllm_memory", pool=info.pool_reason, **memory_bytes(config.trtllm, info))
+    return TensorRtLlmEngine(llm, flight, info)
+
+
+def make_llm(api: Api, config: EngineConfig, wanted: EngineInfo) -> Llm:
+    """Start the runtime. Raises EngineError."""
+    try:
+        return api.make_llm(**llm_arguments(api, config, wanted))
+    except Exception as error:
+        raise EngineError(
+            f"TensorRT-LLM {api.version} does not start: {type(error).__name__}: {error}"
+        ) from error
+
+
+def make_flight(llm: Llm, api: Api, options: TensorRtLlmOptions, info: EngineInfo) -> Flight:
+    """What carries the engine's requests."""
+    return Flight(
+        llm,
+        RequestMaker(api),
+        row_bytes=info.vocabulary_size * LOGIT_BYTES,
+        max_bytes=options.logits_bytes,
+        timeout_s=options.request_timeout_s,
+    )
+
+
+def measured_blocks(llm: Llm) -> int:
+    """Blocks of the runtime's KV pool on the GPU, by its statistics or else by its first event;
+    0 if neither tells. It waits for reports that are on their way."""
+    stats = latest_stats(llm.get_stats(timeout=_REPORT_WAIT_S))
+    if stats is not None and stats.max_blocks > 0:
+        return stats.max_blocks
+    return cache_changes(llm.get_kv_cache_events(timeout=_REPORT_WAIT_S)).pool_blocks
+
+
+def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> EngineInfo:
+    """`wanted` with the blocks and the context there is room for. Raises ConfigError."""
+    asked = wanted.num_blocks
+    if not measured and not asked:
+        raise ConfigError(
+            "TensorRT-LLM does not tell the size of its KV pool (kvCacheStats.maxNumBlocks): set "
+            "kv_bytes or num_blocks"
+        )
+    num_blocks = min(asked or measured, measured or asked)
+    reason = f"kv_share is {config.kv_share}" if not asked else "kv_bytes or num_blocks is set"
+    if num_blocks < asked:
+        reason += f", to {asked} blocks, but the GPU has room for fewer"
+    room = num_blocks * BLOCK_TOKENS - _GENERATED_TOKENS
+    if max(config.max_context_tokens, BLOCK_TOKENS) > room:
+        raise ConfigError(
+            f"the KV pool has {num_blocks} blocks ({reason}), with room for {room} tokens: raise "
+            "kv_share, kv_bytes or num_blocks, or lower max_context_tokens"
+        )
+    context = min(wanted.max_context_tokens, room)
+    return replace(wanted, num_blocks=num_blocks, max_context_tokens=context, pool_reason=reason)
+
+
+def memory_bytes(options: TensorRtLlmOptions, info: EngineInfo) -> dict[str, int]:
+    """GPU memory besides weights and activations, as far as it can be computed."""
+    return {
+        "kv_bytes": info.num_blocks * info.block_bytes,
+        "logits_bytes": options.logits_bytes,
+        "iteration_logits_bytes": iteration_logits_bytes(options, info),
+    }
+
+
+def iteration_logits_bytes(options: TensorRtLlmOptions, info: EngineInfo) -> int:
+    """Logits of one iteration at most, in 16 bits and as float32: when one request of it wants
+    rows, the runtime computes those of all its tokens, prefill of other requests included
+    (_torch/pyexecutor, gather_context_logits; modules/logits_processor.py)."""
+    return options.max_num_tokens * info.vocabulary_size * (_KV_VALUE_BYTES + LOGIT_BYTES)
+
+
+def llm_arguments(api: Api, config: EngineConfig, wanted: EngineInfo) -> dict[str, Any]:
+    """Arguments of tensorrt_llm.LLM. Without chunked prefill a prompt longer than max_num_tokens
+    would be refused by its full length, however much of it is cached."""
+    options = config.trtllm
+    return {
+        "model": str(options.model_dir),
+        "skip_tokenizer_init": True,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "max_batch_size": options.max_batch_size,
+        "max_num_tokens": options.max_num_tokens,
+        "max_seq_len": wanted.max_context_tokens + _GENERATED_TOKENS,
+        "enable_chunked_prefill": True,
+        "enable_iter_perf_stats": True,
+        "kv_cache_config": api.kv_cache_config(
+            enable_block_reuse=True,
+            enable_partial_reuse=True,
+            copy_on_partial_reuse=True,
+            **_pool_arguments(config, wanted),
+            host_cache_size=options.host_cache_bytes or None,
+            event_buffer_max_size=_EVENT_BUFFER,
+            tokens_per_block=wanted.block_tokens,
+        ),
+    }
+
+
+def _pool_arguments(config: EngineConfig, wanted: EngineInfo) -> dict[str, Any]:
+    """The runtime takes the lesser of max_tokens and the fraction of what weights and peak
+    activations leave (KvCacheCreator.configure_kv_cache_capacity)."""
+    if not wanted.num_blocks:
+        return {"max_tokens": None, "free_gpu_memory_fraction": config.kv_share}
+    tokens = wanted.num_blocks * wanted.block_tokens
+    return {"max_tokens": tokens, "free_gpu_memory_fraction": _MOST_OF_FREE}

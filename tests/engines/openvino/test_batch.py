@@ -1,0 +1,83 @@
+"""Rounds laid out as one call."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.base import Round
+from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
+
+
+def _round(count: int, past: int, rows: int, blocks: int = 2) -> Round:
+    tokens = np.arange(100, 100 + count, dtype=np.int32)
+    return Round(1, tokens, past, np.arange(blocks, dtype=np.int32), rows)
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    count = draw(st.integers(1, 6))
+    past, blocks = draw(st.integers(0, 50)), draw(st.integers(1, 4))
+    return _round(count, past, draw(st.integers(0, count)), blocks)
+
+
+def test_a_prefill_and_a_decode_row_side_by_side() -> None:
+    inputs = lay_out([_round(3, 0, 0), _round(1, 40, 1, blocks=3)])
+    assert {name: array.tolist() for name, array in inputs.items()} == {
+        "input_ids": [100, 101, 102, 100],
+        "position_ids": [0, 1, 2, 40],
+        "past_lens": [0, 40],
+        "subsequence_begins": [0, 3, 4],
+        "block_indices": [0, 1, 0, 1, 2],
+        "block_indices_begins": [0, 2, 5],
+        "max_context_len": 41,
+        "logit_rows": [3],
+    }
+
+
+def test_only_the_single_row_is_duplicated_and_only_for_attention() -> None:
+    plain = lay_out([_round(3, 0, 0), _round(1, 40, 1, blocks=3)])
+    inputs = duplicate_single_rows(plain)
+    changed = {
+        name: array.tolist()
+        for name, array in inputs.items()
+        if name not in plain or array.tolist() != plain[name].tolist()
+    }
+    assert changed == {
+        "attention_rows": [0, 1, 2, 3, 3],
+        "kept_rows": [0, 1, 2, 3],
+        "subsequence_begins": [0, 3, 5],
+        "max_context_len": 42,
+    }
+
+
+@given(st.lists(rounds(), min_size=1, max_size=8))
+def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
+    parts: list[Round],
+) -> None:
+    plain = lay_out(parts)
+    inputs = duplicate_single_rows(plain)
+    entering, kept = inputs["attention_rows"], inputs["kept_rows"]
+    begins = inputs["subsequence_begins"]
+    assert entering[kept].tolist() == list(range(sum(len(part.tokens) for part in parts)))
+    assert begins[-1] == len(entering)
+    assert [max(2, len(part.tokens)) for part in parts] == np.diff(begins).tolist()
+    for index, part in enumerate(parts):
+        own = entering[begins[index] : begins[index + 1]]
+        first = plain["subsequence_begins"][index]
+        assert set(own) == set(range(first, first + len(part.tokens)))
+    assert inputs["max_context_len"] == max(p.past + max(2, len(p.tokens)) for p in parts)
+
+
+@given(st.lists(rounds(), min_size=1, max_size=8))
+def test_asked_rows_are_each_rounds_last(parts: list[Round]) -> None:
+    inputs = lay_out(parts)
+    rows = inputs["logit_rows"]
+    expected = np.concatenate(
+        [
+            part.past + np.arange(len(part.tokens))[len(part.tokens) - part.num_rows :]
+            for part in parts
+        ]
+    )
+    assert inputs["position_ids"][rows].tolist() == expected.tolist()

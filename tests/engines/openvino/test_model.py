@@ -1,0 +1,54 @@
+"""A call that computed nothing is an error, even where OpenVINO reports none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.engines.openvino.graph.convert import converted
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+
+pytestmark = pytest.mark.model
+
+CHILD = """
+import dataclasses, sys
+from pathlib import Path
+import numpy as np
+from outrider.errors import EngineError
+from outrider.engines.base import Round
+from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
+from outrider.engines.openvino.graph.convert import ConvertedModel, ModelFacts
+from outrider.engines.openvino.model import PagedModel
+
+facts = ModelFacts(vocabulary_size=49152, max_context_tokens=8192)
+config = EngineConfig(threads=int(sys.argv[2]), num_blocks=4)
+model = PagedModel(ConvertedModel(Path(sys.argv[1]), facts), config, scratch_tokens=1)
+part = Round(1, np.array([5, 6, 7], np.int32), 0, np.array([2], np.int32), 1)
+inputs = duplicate_single_rows(lay_out([part]))
+for broken in ({}, {"kept_rows": np.zeros(2, np.int32)}, {}):
+    try:
+        print(model.infer(inputs | broken, (2, 2), 1).shape, flush=True)
+    except EngineError as error:
+        print(error.message.splitlines()[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_failed_call_is_noticed_and_ends_the_model(model_store: ModelStore, threads: int) -> None:
+    # In a process of its own: after such a failure OpenVINO may crash on the way out.
+    directory: Path = converted(DEFAULT_MODEL, model_store).directory
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(directory), str(threads)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    first, second, third = child.stdout.splitlines()
+    assert first == "(1, 49152)"
+    assert second.startswith("the model failed: ")
+    assert third.startswith("the model failed before (")

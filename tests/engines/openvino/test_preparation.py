@@ -1,0 +1,45 @@
+"""The thread that gets sizes ready one by one."""
+
+from __future__ import annotations
+
+import threading
+
+from outrider.engines.openvino.preparation import Preparation
+from outrider.errors import EngineError
+
+
+def test_sizes_are_prepared_in_order() -> None:
+    done: list[int] = []
+    Preparation([1, 2, 4], done.append).wait()
+    assert done == [1, 2, 4]
+
+
+def test_a_failure_ends_it_and_nothing_else() -> None:
+    done: list[int] = []
+
+    def prepare(size: int) -> None:
+        if size == 2:
+            raise EngineError("no memory")
+        done.append(size)
+
+    Preparation([1, 2, 4], prepare).wait()
+    assert done == [1]
+
+
+def test_stopping_ends_it_after_the_size_in_work() -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), list[int]()
+
+    def prepare(size: int) -> None:
+        begun.set()
+        go_on.wait()
+        done.append(size)
+
+    preparation = Preparation([1, 2], prepare)
+    begun.wait()
+    stopper = threading.Thread(target=preparation.stop)
+    stopper.start()
+    while not preparation.is_stopping:
+        begun.wait()
+    go_on.set()
+    stopper.join()
+    assert done == [1]

@@ -1,0 +1,273 @@
+"""The engine over a stand-in for the runtime: the contract, and what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import structlog
+from structlog.testing import capture_logs
+from structlog.types import EventDict
+
+from outrider.engines.base import Engine, Round
+from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
+from outrider.engines.warmup import warm_up
+from outrider.errors import EngineError
+from tests.engines.contract import EngineContract
+from tests.engines.driving import (
+    all_rows,
+    assert_answers,
+    opened,
+    random_ids,
+    run,
+    table,
+)
+from tests.engines.tensorrt_llm.fake_llm import VOCABULARY, make_engine, top
+from tests.engines.tensorrt_llm.fake_types import TokenRangeRetentionConfig
+
+
+class TestTensorRtLlmEngine(EngineContract):
+    """On the stand-in every row is exact; no GPU's is."""
+
+    exact = False
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return make_engine()[0]
+
+    @pytest.fixture
+    def other(self) -> Engine:
+        return make_engine()[0]
+
+    @pytest.fixture
+    def spare(self) -> Engine:
+        return make_engine()[0]
+
+
+def test_a_round_is_one_request_with_one_candidate_when_greedy() -> None:
+    engine, llm = make_engine(num_candidates=20)
+    ids, blocks = random_ids(engine, 40), table(engine, 60)
+    engine.open(1, ids[:30], b"tenant", num_candidates=1)
+    engine.step([Round(1, ids[:30], 0, blocks, 1)])
+    llm.requests.clear()
+    before = llm.num_computed
+    (rows,) = engine.step([Round(1, ids[30:34], 30, blocks, 4)])
+    (request,) = llm.requests
+    assert request.ids == tuple(ids[:34].tolist())
+    assert request.salt == b"tenant".hex()
+    assert request.params.prompt_logprobs == 1
+    assert request.params.ignore_eos
+    assert rows.logits.shape == (4, 1)
+    assert llm.num_computed - before == 4
+    assert list(request.retention.token_range_retention_configs) == [
+        TokenRangeRetentionConfig(0, 31, 60),
+        TokenRangeRetentionConfig(31, None, 5),
+    ]
+
+
+def test_sampled_rows_have_the_candidates_asked_for() -> None:
+    engine, _ = make_engine(num_candidates=20)
+    ids, blocks = random_ids(engine, 5), table(engine, 5)
+    for number, (wanted, given) in enumerate([(0, 20), (7, 7), (50, 20)]):
+        engine.open(number, ids, b"", wanted)
+        (rows,) = engine.step([Round(number, ids, 0, blocks, 1)])
+        assert rows.logits.shape == (1, given)
+        assert (np.diff(rows.logits[0]) <= 0).all()
+
+
+def test_salts_keep_tenants_apart() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 50), table(engine, 50)
+    for number, (salt, computed) in enumerate([(b"a", 50), (b"b", 50), (b"a", 2), (b"", 50)]):
+        before = llm.num_computed
+        engine.open(number, ids, salt)
+        engine.step([Round(number, ids, 0, blocks, 1)])
+        assert llm.num_computed - before == computed, salt
+
+
+def test_rows_nobody_asked_for_are_not_computed() -> None:
+    engine, llm = make_engine()
+    ids = random_ids(engine, 200)
+    with opened(engine, ids) as (sequence,):
+        run(engine, sequence, ids, 0, table(engine, 200), 2)
+    ahead, asked = llm.requests
+    assert ahead.params.prompt_logprobs is None
+    assert len(ahead.ids) == 198
+    assert len(asked.outputs[0].prompt_logprobs or []) == 2
+
+
+def test_drafts_the_runtime_has_seen_leave_the_first_row_alone() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 40), table(engine, 60)
+    expected = all_rows(make_engine()[0], ids, blocks)
+    with opened(engine, ids, ids) as (first, second):
+        run(engine, first, ids[:30], 0, blocks, 0)
+        (rows,) = engine.step([Round(first, ids[30:], 30, blocks, 10)])
+        assert len(rows.logits) == 10
+        llm.requests.clear()
+        (rows,) = engine.step([Round(second, ids[30:], 30, blocks, 10)])
+    assert len(rows.logits) == 1
+    assert_answers(engine, rows, expected[30:])
+    assert [len(request.ids) for request in llm.requests] == [40, 31]
+    assert engine.num_short_answers == 1
+
+
+def test_rows_that_lack_only_the_first_are_completed() -> None:
+    engine, _ = make_engine()
+    ids, blocks = random_ids(engine, 40), table(engine, 60)
+    expected = all_rows(make_engine()[0], ids, blocks)
+    with opened(engine, ids) as (sequence,):
+        run(engine, sequence, ids[:31], 0, blocks, 0)
+        (rows,) = engine.step([Round(sequence, ids[30:], 30, blocks, 10)])
+    assert len(rows.logits) == 10
+    assert_answers(engine, rows, expected[30:])
+
+
+def test_a_sequence_in_known_text_goes_on_without_drafts_for_a_while() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 300), table(engine, 310)
+    all_rows(engine, ids, blocks)
+    with opened(engine, ids) as (sequence,):
+        past, num_requests = 30, []
+        while past < 295:
+            llm.requests.clear()
+            (rows,) = engine.step([Round(sequence, ids[past : past + 4], past, blocks, 4)])
+            assert len(rows.logits) == 1
+            num_requests.append(len(llm.requests))
+            past += 1
+    tries = [index for index, count in enumerate(num_requests) if count == 2]
+    assert tries[:6] == [0, 2, 5, 10, 19, 36], "after 1, 2, 4, 8, 16, 16 rounds without"
+    assert tries[6] == 53
+    assert sum(num_requests) < 1.1 * len(num_requests)
+
+
+def test_new_text_brings_the_drafts_back() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 80), table(engine, 90)
+    all_rows(engine, ids[:40], blocks)
+    with opened(engine, ids) as (sequence,):
+        lengths = []
+        for past in range(30, 70):
+            (rows,) = engine.step([Round(sequence, ids[past : past + 4], past, blocks, 4)])
+            lengths.append(len(rows.logits))
+            llm.evict()
+    assert lengths[0] == 1
+    assert lengths[2:] == [4] * 38
+
+
+def test_a_prefill_chunk_is_waited_for_in_the_next_round() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    with opened(engine, ids) as (sequence,):
+        (nothing,) = engine.step([Round(sequence, ids[:40], 0, blocks, 0)])
+        assert nothing.logits.shape == (0, VOCABULARY)
+        assert len(llm.in_flight) == 1
+        run(engine, sequence, ids[40:], 40, blocks, 1)
+        assert not llm.in_flight
+    assert llm.num_computed == 60
+
+
+def test_closing_a_sequence_aborts_its_prefill() -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    with opened(engine, ids) as (sequence,):
+        engine.step([Round(sequence, ids[:40], 0, blocks, 0)])
+    assert [request.aborted for request in llm.requests] == [True]
+    assert not llm.in_flight
+    engine.open(1, ids)
+    engine.step([Round(1, ids[:40], 0, blocks, 0)])
+    engine.close()
+    assert llm.requests[-1].aborted
+    assert llm.down
+
+
+@pytest.mark.parametrize("num_fitting", [1, 2, 5])
+def test_logits_in_flight_stay_within_their_memory(num_fitting: int) -> None:
+    longest = 512 * VOCABULARY * 4
+    engine, llm = make_engine(logits_bytes=num_fitting * longest)
+    ids = [random_ids(engine, 500, seed) for seed in range(8)]
+    blocks = table(engine, 500)
+    expected = [all_rows(make_engine()[0], each, blocks)[-1:] for each in ids]
+    with opened(engine, *ids) as sequences:
+        answers = engine.step(
+            [
+                Round(sequence, each, 0, blocks, 1)
+                for sequence, each in zip(sequences, ids, strict=True)
+            ]
+        )
+    for answer, rows in zip(answers, expected, strict=True):
+        assert_answers(engine, answer, rows)
+    assert longest * (num_fitting - 1) < llm.most_logits_bytes <= longest * num_fitting
+
+
+def test_drafts_do_not_win_ties() -> None:
+    """A row's entry for the token that followed may have the rank of the best."""
+    drafts, num_ties = [3], 0
+    for token in random_ids(make_engine()[0], 400).tolist():
+        (best, first), (other, second) = list(top(drafts, 2, 0).items())[:2]
+        tied = first.logprob == second.logprob
+        assert not tied or best < other
+        num_ties += tied
+        drafts.append(other if tied else token)
+    assert num_ties > 3, "the test shows nothing"
+    engine, _ = make_engine()
+    ids, blocks = np.array(drafts, np.int32), table(engine, 500)
+    engine.open(1, ids, b"", num_candidates=1)
+    (rows,) = engine.step([Round(1, ids, 0, blocks, len(ids))])
+    assert rows.ids is not None
+    plain = [next(iter(top(drafts[:end], 1, 0))) for end in range(1, len(drafts) + 1)]
+    assert rows.ids[:, 0].tolist() == plain
+
+
+def test_warming_up_leaves_nothing_behind() -> None:
+    engine, llm = make_engine()
+    warm_up(engine, 12)
+    assert llm.requests
+    assert not llm.in_flight
+    engine.open(0, random_ids(engine, 4))
+
+
+def test_a_gap_in_the_tokens_is_refused() -> None:
+    engine, _ = make_engine()
+    ids, blocks = random_ids(engine, 40), table(engine, 40)
+    with opened(engine, ids[:10]) as (sequence,):
+        with pytest.raises(EngineError, match="10 known tokens"):
+            run(engine, sequence, ids[11:], 11, blocks, 1)
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """What is logged, at any level, whatever earlier tests configured."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)
+
+
+def test_statistics_and_events_are_told(logs: list[EventDict]) -> None:
+    engine, _ = make_engine()
+    assert engine.stats() == RuntimeStats(0, 2, 40, 60, 256, 7, 0.5)
+    assert engine.cache_changes() == CacheChanges(2, 1, 256)
+    logs.clear()
+    for _ in range(3):
+        engine.step([])
+    (told,) = logs
+    assert told["event"] == "trtllm_stats"
+    assert (told["used_blocks"], told["blocks_stored"], told["blocks_removed"]) == (40, 2, 1)
+
+
+def test_a_runtime_without_statistics_still_serves(
+    monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    engine, llm = make_engine()
+
+    def broken(timeout: float | None) -> None:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr(llm, "get_stats", broken)
+    logs.clear()
+    assert engine.step([]) == []
+    assert engine.step([]) == []
+    assert [entry["log_level"] for entry in logs] == ["error"]

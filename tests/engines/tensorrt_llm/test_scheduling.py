@@ -1,0 +1,171 @@
+"""The scheduler over this engine: texts are the reference's, known text and drafts included."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.errors import InvalidSamplingError
+from outrider.sampling.params import SamplingParams
+from services.inference.reference import generate
+from services.inference.scheduling.events import Committed, Drafts, Event, Failed, OpenRequest
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.scheduler import Scheduler
+from tests.engines.tensorrt_llm.fake_llm import LLM, make_engine
+from tests.inference.letters import new_reply
+
+_LIMITS = SchedulerLimits(prefill_chunk_tokens=24, max_draft_tokens=6)
+_GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
+_SAMPLED = SamplingParams(temperature=0.8, top_k=8, top_p=0.9, seed=5, max_tokens=40)
+
+
+def truth(request: OpenRequest) -> tuple[int, ...]:
+    engine, _ = make_engine(num_candidates=20)
+    return generate(engine, request.prompt, request.sampling, new_reply).ids
+
+
+class Replica:
+    """A scheduler and an engine, ticked by hand."""
+
+    def __init__(self, **settings: int) -> None:
+        self.engine, self.llm = make_engine(**{"num_candidates": 20, **settings})
+        self.scheduler = Scheduler(self.engine.info, _LIMITS, new_reply)
+        self.replies: dict[int, list[int]] = {}
+        self.chains: dict[int, tuple[int, ...]] = {}
+        self.accepted = 0
+        self.now = 1.0
+
+    def open(self, request: OpenRequest, chain: tuple[int, ...] = ()) -> None:
+        """`chain` is what the edge sends at once: guesses from the first token on."""
+        self.replies[request.session] = []
+        self.chains[request.session] = chain
+        self.take(self.scheduler.open(request, self.now))
+        if chain:
+            self.scheduler.draft(request.session, Drafts(0, 0, chain), self.now)
+
+    def tick(self) -> bool:
+        plan = self.scheduler.decide(self.now)
+        if plan is None:
+            return False
+        for sequence in plan.closed:
+            self.engine.close_sequence(sequence)
+        for new in plan.opened:
+            self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
+        rows = self.engine.step(plan.rounds) if plan.rounds else []
+        self.now += 0.01
+        self.take(self.scheduler.apply(plan, rows, self.now))
+        return True
+
+    def finish(self) -> None:
+        for _ in range(2000):
+            if not self.tick():
+                return
+        pytest.fail("the sessions do not end")
+
+    def take(self, events: list[Event]) -> None:
+        self.scheduler.check_invariants()
+        for event in events:
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Committed):
+                echoed = self.chains[event.session][event.base : event.base + event.accepted]
+                self.replies[event.session] += [*echoed, *event.ids]
+                self.accepted += event.accepted
+
+
+@pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED], ids=["greedy", "sampled"])
+def test_texts_are_the_references_with_right_and_wrong_drafts(sampling: SamplingParams) -> None:
+    draw = random.Random(1)
+    replica = Replica(logits_bytes=600 * 64 * 4)
+    requests = [
+        OpenRequest(
+            number, tuple(draw.choices(range(3, 20), k=draw.randint(1, 90))), sampling=sampling
+        )
+        for number in range(8)
+    ]
+    expected = {request.session: truth(request) for request in requests}
+    for request in requests:
+        chain = list(expected[request.session])[:30]
+        if request.session % 2:
+            chain[draw.randrange(len(chain)) :] = draw.choices(range(3, 20), k=9)
+        replica.open(request, tuple(chain))
+        replica.tick()
+    replica.finish()
+    for number, ids in expected.items():
+        assert tuple(replica.replies[number]) == ids
+    assert replica.accepted > 30
+    assert replica.llm.most_logits_bytes <= 600 * 64 * 4
+
+
+@pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED], ids=["greedy", "sampled"])
+def test_a_text_the_runtime_has_seen_costs_hardly_more_requests(sampling: SamplingParams) -> None:
+    replica = Replica()
+    prompt = tuple(random.Random(2).choices(range(3, 20), k=70))
+    expected = truth(OpenRequest(1, prompt, sampling))
+    counts = []
+    for number in (1, 2, 3):
+        before = len(replica.llm.requests)
+        replica.open(OpenRequest(number, prompt, sampling), expected[:30])
+        replica.finish()
+        assert tuple(replica.replies[number]) == expected
+        counts.append(len(replica.llm.requests) - before)
+    assert replica.engine.num_short_answers > 0
+    assert max(counts[1:]) <= len(expected) + replica.engine.num_short_answers + 4
+
+
+def test_a_cancelled_session_leaves_nothing_in_flight() -> None:
+    replica = Replica()
+    replica.open(OpenRequest(1, tuple(range(3, 23)) * 5, _GREEDY))
+    replica.tick()
+    assert len(replica.llm.in_flight) == 1, "the prefill's first chunk"
+    replica.take(replica.scheduler.cancel(1, replica.now))
+    replica.finish()
+    assert replica.llm.requests[0].aborted
+    assert not replica.llm.in_flight
+
+
+def test_salts_reach_the_runtime() -> None:
+    replica = Replica()
+    replica.open(OpenRequest(1, (3, 4, 5), _GREEDY, cache_salt=b"\x01tenant"))
+    replica.finish()
+    assert {request.salt for request in replica.llm.requests} == {b"\x01tenant".hex()}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (SamplingParams(temperature=0.8), "set top_k to 1..20"),
+        (SamplingParams(temperature=0.8, top_p=0.5), "set top_k to 1..20"),
+        (SamplingParams(temperature=0.8, top_k=21), "set top_k to 1..20"),
+        (SamplingParams(acceptance_threshold=0.5), "set top_k to 1..20"),
+        (SamplingParams(repetition_penalty=1.1), "penalties and logit_bias"),
+        (SamplingParams(presence_penalty=0.5), "penalties and logit_bias"),
+        (SamplingParams(frequency_penalty=-0.5), "penalties and logit_bias"),
+        (SamplingParams(logit_bias={5: 1.0}), "penalties and logit_bias"),
+    ],
+    ids=str,
+)
+def test_what_the_candidates_cannot_decide_is_refused(sampling: SamplingParams, words: str) -> None:
+    with pytest.raises(InvalidSamplingError, match=words):
+        Replica().open(OpenRequest(1, (3, 4), sampling))
+
+
+def test_refusals_of_a_missing_top_k_can_be_turned_off() -> None:
+    replica = Replica(truncate_sampling=True)
+    open_ended = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
+    replica.open(OpenRequest(1, (3, 4), open_ended))
+    replica.finish()
+    bounded = SamplingParams(temperature=0.8, seed=3, max_tokens=20, top_k=20)
+    assert tuple(replica.replies[1]) == truth(OpenRequest(1, (3, 4), bounded))
+    with pytest.raises(InvalidSamplingError, match="penalties"):
+        replica.open(OpenRequest(2, (3, 4), SamplingParams(presence_penalty=1.0)))
+
+
+def test_a_greedy_session_asks_for_one_candidate() -> None:
+    replica = Replica()
+    replica.open(OpenRequest(1, (3, 4, 5), _GREEDY))
+    replica.open(OpenRequest(2, (3, 4, 6), _SAMPLED))
+    replica.finish()
+    llm: LLM = replica.llm
+    wanted = {one.ids[:3]: one.params.prompt_logprobs for one in llm.requests}
+    assert wanted == {(3, 4, 5): 1, (3, 4, 6): 8}

@@ -1,0 +1,192 @@
+"""The OpenVINO engine on the real model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from outrider.engines.base import Engine, Round
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
+from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.engines.openvino.loading import load_engine
+from outrider.errors import ConfigError, EngineError
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
+from tests.engines.contract import EngineContract
+from tests.engines.driving import (
+    all_rows,
+    assert_same,
+    opened,
+    random_ids,
+    run,
+    table,
+)
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def two_threads(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
+    """The same model on another number of threads, with a smaller pool."""
+    engine = load_engine(
+        DEFAULT_MODEL, model_store, EngineConfig(threads=2, num_blocks=16, max_fixed_rows=0)
+    )
+    yield engine
+    engine.close()
+
+
+class TestOpenVinoEngine(EngineContract):
+    @pytest.fixture
+    def engine(self, openvino_engine: OpenVinoEngine) -> Engine:
+        return openvino_engine
+
+    @pytest.fixture
+    def other(self, two_threads: OpenVinoEngine) -> Engine:
+        return two_threads
+
+    @pytest.fixture
+    def spare(self, model_store: ModelStore) -> Engine:
+        return create_engine(
+            EngineConfig(num_blocks=4, max_fixed_rows=0, model_store=model_store.root)
+        )
+
+
+def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
+    info = openvino_engine.info
+    assert (info.min_rows, info.scratch_tokens) == (1, 1)
+    assert (info.vocabulary_size, info.max_context_tokens) == (49152, 8192)
+    assert (info.block_tokens, info.num_blocks, info.block_bytes) == (32, 384, 737280)
+
+
+def test_threads_do_not_change_a_bit(
+    openvino_engine: OpenVinoEngine, two_threads: OpenVinoEngine
+) -> None:
+    ids = random_ids(openvino_engine, 120)
+    expected = all_rows(openvino_engine, ids, table(openvino_engine, 120))
+    for chunk in (120, 5, 1):
+        assert_same(all_rows(two_threads, ids, table(two_threads, 120), chunk), expected)
+
+
+def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVinoEngine) -> None:
+    engine, ids = openvino_engine, random_ids(openvino_engine, 90)
+    assert engine.info.sizing.sizes == (1, 2, 4, 8)
+    expected = all_rows(engine, ids, table(engine, 90))
+    # 3 and 7 rows leave room in their calls, 9 are more than any size that is prepared.
+    for chunk in (1, 2, 3, 4, 7, 8, 9):
+        assert_same(all_rows(engine, ids, table(engine, 90, chunk), chunk), expected)
+
+
+def test_an_engine_computes_the_same_before_and_after_its_sizes_are_prepared(
+    openvino_engine: OpenVinoEngine, model_store: ModelStore
+) -> None:
+    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=16, max_fixed_rows=1))
+    ids = random_ids(engine, 40)
+    expected = all_rows(openvino_engine, ids, table(openvino_engine, 40))
+    # Some of these calls come before the size is ready, some after.
+    for _ in range(4):
+        assert_same(all_rows(engine, ids, table(engine, 40), chunk=1), expected)
+    engine.close()
+
+
+def test_closing_does_not_wait_for_all_sizes(model_store: ModelStore) -> None:
+    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=4, max_fixed_rows=64))
+    engine.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert "preparation" not in names
+
+
+def test_a_long_prompt_in_chunks_equals_one_pass(openvino_engine: OpenVinoEngine) -> None:
+    engine, ids = openvino_engine, random_ids(openvino_engine, 1540)
+    blocks, others = table(engine, 1540, first=192), table(engine, 1540, 7)
+    with opened(engine, ids, ids) as (whole, chunked):
+        expected = run(engine, whole, ids, 0, blocks, 20)
+        for past in range(0, 1440, 96):
+            run(engine, chunked, ids[past : past + 96], past, others, 0)
+        assert_same(run(engine, chunked, ids[1440:], 1440, others, 20), expected)
+        for past in range(1520, 1540):
+            row = run(engine, chunked, ids[past : past + 1], past, others, 1)
+            assert_same(row, expected[past - 1520 : past - 1519])
+
+
+def test_it_writes_sense(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode("The capital of France is")
+    blocks = table(openvino_engine, len(ids) + 8)
+    prompt = np.array(ids, np.int32)
+    with opened(openvino_engine, prompt) as (sequence,):
+        rows = run(openvino_engine, sequence, prompt, 0, blocks, 1)
+        for past in range(len(ids), len(ids) + 3):
+            ids.append(int(rows[0].argmax()))
+            last = np.array(ids[-1:], np.int32)
+            rows = run(openvino_engine, sequence, last, past, blocks, 1)
+    assert "Paris" in b"".join(vocabulary.token_bytes(each) for each in ids).decode()
+
+
+def test_inexact_has_no_scratch_and_says_so(
+    openvino_engine: OpenVinoEngine, model_store: ModelStore
+) -> None:
+    config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2, prepare_first=True)
+    inexact = load_engine(DEFAULT_MODEL, model_store, config)
+    assert not inexact.info.exact
+    assert (inexact.info.min_rows, inexact.info.scratch_tokens) == (1, 0)
+    ids = random_ids(inexact, 64)  # Two blocks to the last slot.
+    expected = all_rows(openvino_engine, ids, table(openvino_engine, 64))
+    blocks = table(inexact, 64)
+    assert len(blocks) == 2
+    assert_same(all_rows(inexact, ids, blocks, chunk=2), expected)
+    single = all_rows(inexact, ids, blocks, chunk=1)
+    assert np.isfinite(single).all()
+    assert (single != expected).any()  # The reason for duplicating rows; see decision 0002.
+    inexact.close()
+
+
+def test_f32_is_exact_too(model_store: ModelStore) -> None:
+    config = EngineConfig(num_blocks=16, precision="f32", max_fixed_rows=2, prepare_first=True)
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
+    ids = random_ids(engine, 70)
+    expected = all_rows(engine, ids, table(engine, 70, 1))
+    for chunk in (1, 2, 33):
+        assert_same(all_rows(engine, ids, table(engine, 70, 2), chunk), expected)
+    assert engine.info.block_bytes == 2 * 737280
+    engine.close()
+
+
+def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
+    with pytest.raises(ConfigError, match="one block takes 1 blocks or 737280 bytes"):
+        load_engine(DEFAULT_MODEL, model_store, EngineConfig(kv_bytes=737279, max_fixed_rows=0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_context_tokens": 2016, "num_blocks": 63}, "2016 tokens takes 64 blocks"),
+        ({"max_context_tokens": 8193}, "the model has at most 8192"),
+    ],
+)
+def test_a_context_that_has_no_room_is_refused(
+    model_store: ModelStore, asked: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_engine(DEFAULT_MODEL, model_store, EngineConfig(max_fixed_rows=0, **asked))  # type: ignore[arg-type]
+
+
+def test_a_pool_takes_its_share_of_what_is_free(model_store: ModelStore) -> None:
+    config = EngineConfig(kv_share=0.01, max_context_tokens=3000, max_fixed_rows=0)
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
+    info = engine.info
+    assert info.max_context_tokens == 3000
+    assert info.num_blocks * info.block_bytes >= 3001 * info.block_bytes // info.block_tokens
+    assert "1% of" in info.pool_reason
+    engine.close()
+
+
+def test_eight_thousand_tokens_of_context_are_the_limit(openvino_engine: OpenVinoEngine) -> None:
+    ids = random_ids(openvino_engine, 2)
+    blocks = np.zeros(257, np.int32)
+    with opened(openvino_engine, ids) as (sequence,):
+        with pytest.raises(EngineError, match="context of 8192"):
+            openvino_engine.step([Round(sequence, ids, 8191, blocks, 1)])
