@@ -18,7 +18,7 @@ from difflib import SequenceMatcher
 
 from bench.harness.figures import Run, median, parser, start
 from bench.harness.prompts import interleaved, load_prompts
-from outrider.engines.base import Engine, Meanwhile, Rows
+from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
@@ -31,7 +31,6 @@ from outrider.sampling.reply import ReplyText
 from outrider.speculation.prior import shipped_prior
 from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
 
 THRESHOLDS = (0.0, 0.95, 0.9, 0.7, 0.5)
@@ -141,7 +140,7 @@ class Bench:
             )
             scheduler.open(OpenRequest(number, tuple(ids), sampling), time.perf_counter())
         while (plan := scheduler.decide(time.perf_counter())) is not None:
-            rows = self._call(plan, scheduler.study)
+            rows = plan.run(self._engine, scheduler.study)
             for event in scheduler.apply(plan, rows, time.perf_counter()):
                 _enter(outcome, event)
         outcome.seconds = time.perf_counter() - begin
@@ -149,15 +148,6 @@ class Bench:
 
     def _new_reply(self, params: SamplingParams) -> ReplyText:
         return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
-
-    def _call(self, plan: Plan, meanwhile: Meanwhile) -> list[Rows]:
-        for sequence in plan.closed:
-            self._engine.close_sequence(sequence)
-        for new in plan.opened:
-            self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-        for copy in plan.copies:
-            self._engine.copy_block(copy.source, copy.target)
-        return self._engine.step(plan.rounds, meanwhile) if plan.rounds else []
 
 
 def _enter(outcome: Outcome, event: Event) -> None:

@@ -17,8 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from bench.harness.figures import Run, median, parser, start
 from bench.workload.supply import Supply
 from outrider.engines.base import Engine
@@ -37,7 +35,7 @@ from services.inference.kv.pool import KvPool
 from services.inference.scheduling.drafting import DraftSources
 from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan, Planner
+from services.inference.scheduling.planning import Planner
 from services.inference.scheduling.scheduler import Scheduler
 
 SESSIONS = 16
@@ -115,21 +113,12 @@ class Workload:
             request = OpenRequest(number, ids, sampling, region_drafts=drafts)
             scheduler.open(request, time.monotonic())
         while (plan := scheduler.decide(time.monotonic())) is not None:
-            rows = self._call(plan, scheduler.study)
+            rows = plan.run(self._engine, scheduler.study)
             scheduler.apply(plan, rows, time.monotonic())
             watch.tick(counts=plan.is_decode and 4 * len(plan.rounds) > 3 * SESSIONS)
 
     def _reply(self, params: SamplingParams) -> ReplyText:
         return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
-
-    def _call(self, plan: Plan, meanwhile: Callable[[], None]) -> list[Any]:
-        for sequence in plan.closed:
-            self._engine.close_sequence(sequence)
-        for new in plan.opened:
-            self._engine.open(new.sequence, np.array(new.ids), new.salt, new.num_candidates)
-        for copy in plan.copies:
-            self._engine.copy_block(copy.source, copy.target)
-        return list(self._engine.step(plan.rounds, meanwhile)) if plan.rounds else []
 
 
 def main() -> int:

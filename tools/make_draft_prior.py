@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.chat import Message
 from outrider.models.loading import load_vocabulary
@@ -25,8 +27,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.ngrams import MAX_ORDER, Table, keys, pack
 from outrider.speculation.prior import NUM_ORDERS, to_bytes
-from services.inference.engines.config import EngineConfig
-from services.inference.engines.factory import create_engine
 from services.inference.reference import generate
 from tools.draft_prior_prompts import prompts
 

@@ -84,13 +84,7 @@ def chats(engine: Engine, vocabulary: Vocabulary, count: int) -> list[Chat]:
         request = OpenRequest(number, prompt, SamplingParams(max_tokens=MAX_TOKENS))
         scheduler.open(request, time.monotonic())
     while (plan := scheduler.decide(time.monotonic())) is not None:
-        for sequence in plan.closed:
-            engine.close_sequence(sequence)
-        for new in plan.opened:
-            engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-        for copy in plan.copies:
-            engine.copy_block(copy.source, copy.target)
-        rows = engine.step(plan.rounds, scheduler.study) if plan.rounds else []
+        rows = plan.run(engine, scheduler.study)
         for event in scheduler.apply(plan, rows, time.monotonic()):
             if isinstance(event, Committed):
                 replies[event.session].extend(event.ids)

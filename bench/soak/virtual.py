@@ -117,13 +117,7 @@ class VirtualReplica:
         self.scheduler.check_invariants()
         if plan is None:
             return False
-        for sequence in plan.closed:
-            self.engine.close_sequence(sequence)
-        for new in plan.opened:
-            self.engine.open(new.sequence, new.ids)
-        for copy in plan.copies:
-            self.engine.copy_block(copy.source, copy.target)
-        rows = self.engine.step(plan.rounds, self.scheduler.study) if plan.rounds else []
+        rows = plan.run(self.engine, self.scheduler.study)
         self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
         self.tally.num_ticks += 1
         self.tally.num_copies += len(plan.copies)

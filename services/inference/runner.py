@@ -239,12 +239,7 @@ class ModelRunner:
         return self._scheduler.apply(plan, rows, self._clock())
 
     def _call_engine(self, plan: Plan) -> list[Rows]:
-        for sequence in plan.closed:
-            self._engine.close_sequence(sequence)
-        for new in plan.opened:
-            self._engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-        for copy in plan.copies:
-            self._engine.copy_block(copy.source, copy.target)
+        plan.announce(self._engine)
         if not plan.rounds:
             return []
         with self._overhead.paused():

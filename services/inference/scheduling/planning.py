@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Opening, Round
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    Meanwhile,
+    Opening,
+    Round,
+    Rows,
+    nothing,
+)
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import CostModel, attention
 from services.inference.scheduling.drafting import NO_PROPOSAL, Proposal
@@ -40,8 +48,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One engine call: close `closed`, open `opened`, copy the blocks of `copies` in order, step
-    `rounds` (if any), then apply."""
+    """One engine call, in this order: close `closed`, open `opened`, copy the blocks of `copies`,
+    step `rounds` (if any)."""
 
     rounds: tuple[Round, ...]
     opened: tuple[Opening, ...]
@@ -52,6 +60,20 @@ class Plan:
     parts: tuple[Part, ...]
     """What each round is for; the scheduler's own."""
     decided_at: float
+
+    def run(self, engine: Engine, meanwhile: Meanwhile = nothing) -> list[Rows]:
+        """The engine's answer to the call. Raises EngineError."""
+        self.announce(engine)
+        return engine.step(self.rounds, meanwhile) if self.rounds else []
+
+    def announce(self, engine: Engine) -> None:
+        """What the engine has to be told before its step. Raises EngineError."""
+        for sequence in self.closed:
+            engine.close_sequence(sequence)
+        for new in self.opened:
+            engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
+        for copy in self.copies:
+            engine.copy_block(copy.source, copy.target)
 
     @property
     def num_tokens(self) -> int:
@@ -147,10 +169,6 @@ class Planner:
             self._proposal(turn, least) if turn.num_tokens > 1 or not ends_prompt else NO_PROPOSAL
             for turn in bidders
         ]
-        bids = [
-            Bid(proposal.survival, turn.num_fill)
-            for turn, proposal in zip(bidders, proposals, strict=True)
-        ]
         rows = sum(1 + turn.num_fill for turn in bidders)
         taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
         repliers = [turn.session for turn in bidders]
@@ -158,8 +176,7 @@ class Planner:
             rows + self._limits.max_batch_tokens - taken,
             self.pace.max_draft_rows(repliers, rows, taken, bounded=bounded, level=level),
         )
-        counts = award_rows(bids, rows, max_rows, self._decode_cost)
-        self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))
+        counts = self._award(bidders, proposals, rows, max_rows)
         admitted = iter(zip(proposals, counts, strict=True))
         return [
             self._part(turn, *next(admitted))
@@ -167,6 +184,18 @@ class Planner:
             else Part(turn.session, turn.num_tokens, (), 0, 0)
             for turn in turns
         ]
+
+    def _award(
+        self, bidders: list[_Turn], proposals: list[Proposal], rows: int, max_rows: int
+    ) -> list[int]:
+        """Drafts of each bidder, those of the fill among them."""
+        bids = [
+            Bid(proposal.survival, turn.num_fill)
+            for turn, proposal in zip(bidders, proposals, strict=True)
+        ]
+        counts = award_rows(bids, rows, max_rows, self._decode_cost)
+        self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))
+        return counts
 
     def _teach(self, turns: list[_Turn]) -> None:
         """Those who lack least come first: replies go on drafting while a prompt is read."""

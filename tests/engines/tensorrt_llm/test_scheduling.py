@@ -48,11 +48,7 @@ class Replica:
         plan = self.scheduler.decide(self.now)
         if plan is None:
             return False
-        for sequence in plan.closed:
-            self.engine.close_sequence(sequence)
-        for new in plan.opened:
-            self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-        rows = self.engine.step(plan.rounds) if plan.rounds else []
+        rows = plan.run(self.engine)
         self.now += 0.01
         self.take(self.scheduler.apply(plan, rows, self.now))
         return True

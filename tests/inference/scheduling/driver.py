@@ -109,13 +109,7 @@ class Driver:
 
     def run(self, plan: Plan) -> None:
         """The engine's turn, and the answer's way back."""
-        for sequence in plan.closed:
-            self.engine.close_sequence(sequence)
-        for new in plan.opened:
-            self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-        for copy in plan.copies:
-            self.engine.copy_block(copy.source, copy.target)
-        rows = self.engine.step(plan.rounds, self.scheduler.study) if plan.rounds else []
+        rows = plan.run(self.engine, self.scheduler.study)
         self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
         self.take(self.scheduler.apply(plan, rows, self.now))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from outrider.engines.base import Rows
+from outrider.engines.base import Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError
 from services.inference.scheduling.events import FinishReason
 from services.inference.scheduling.planning import Plan
@@ -13,44 +15,52 @@ from tests.inference.scheduling.load.test_soak import LIMITS, OPTIONS, Soak
 
 _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 _CHANCE = 0.01
-"""Of a failure, before each of the four parts of a call and after it."""
+"""Of a failure after each part of a call."""
 
 
-class FailingDriver(Driver):
-    """Its engine breaks off between any two parts of a call."""
+class FailingEngine(FakeEngine):
+    """Breaks off between any two parts of a call."""
 
     def __init__(self, rng: Random) -> None:
-        super().__init__(OPTIONS, LIMITS)
+        super().__init__(OPTIONS)
         self._rng = rng
-        self.num_failures = 0
 
-    def run(self, plan: Plan) -> None:
-        try:
-            rows = self._call(plan)
-        except EngineError as error:
-            self.num_failures += 1
-            self.take(self.scheduler.fail(plan, error))
-            return
-        self.take(self.scheduler.apply(plan, rows, self.now))
-
-    def _call(self, plan: Plan) -> list[Rows]:
-        for sequence in plan.closed:
-            self.engine.close_sequence(sequence)
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        super().open(sequence, prompt, salt, num_candidates)
         self._maybe_fail()
-        for new in plan.opened:
-            self.engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
-            self._maybe_fail()
-        for copy in plan.copies:
-            self.engine.copy_block(copy.source, copy.target)
-            self._maybe_fail()
-        rows = self.engine.step(plan.rounds) if plan.rounds else []
-        self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
+
+    def copy_block(self, source: int, target: int) -> None:
+        super().copy_block(source, target)
+        self._maybe_fail()
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        self._maybe_fail()
+        rows = super().step(rounds, meanwhile)
         self._maybe_fail()
         return rows
 
     def _maybe_fail(self) -> None:
         if self._rng.random() < _CHANCE:
             raise EngineError("out of order")
+
+
+class FailingDriver(Driver):
+    """On such an engine."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(OPTIONS, LIMITS)
+        self.engine = FailingEngine(rng)
+        self.num_failures = 0
+
+    def run(self, plan: Plan) -> None:
+        try:
+            rows = plan.run(self.engine, self.scheduler.study)
+        except EngineError as error:
+            self.num_failures += 1
+            self.take(self.scheduler.fail(plan, error))
+            return
+        self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
+        self.take(self.scheduler.apply(plan, rows, self.now))
 
 
 def test_calls_that_fail_leave_nothing_behind_and_spoil_no_other_text() -> None:

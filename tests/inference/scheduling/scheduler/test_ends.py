@@ -64,9 +64,7 @@ def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:
     hit, spared = driver.open(request(1)), driver.open(request(2, prompts(1)[0]))
     plan = driver.decide()
     assert plan is not None
-    for new in plan.opened:
-        driver.engine.open(new.sequence, new.ids)
-    rows = driver.engine.step(plan.rounds)
+    rows = plan.run(driver.engine)
     rows[0] = Rows(np.full_like(rows[0].logits, np.nan))
     driver.take(driver.scheduler.apply(plan, rows, driver.now))
     assert hit.failed is not None and isinstance(hit.failed.error, EngineError)
