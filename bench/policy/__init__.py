@@ -4,6 +4,6 @@ Three steps. The engine is asked how long calls of each prepared size take. It a
 greedily. Then the scheduler serves these chats again in virtual time: an engine that knows the
 replies and takes as long as was measured. So drafts on and off, and any rule, are compared on the
 same chats with the same durations, to the last digit; what it leaves out is the noise itself, and
-how the durations grow with the contexts. Python between the calls counts as measured by
-`python -m bench.tick`: so much per call, and so much per chat in it.
+how the durations grow with the contexts. Python between the calls counts as so much per call, and
+so much per chat in it: fixed figures, which `python -m bench.tick` gave once on a quiet machine.
 """

@@ -19,7 +19,7 @@ from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
 
 PYTHON_MS = {False: (0.2, 0.04), True: (0.3, 0.085)}
-"""Drafts off and on: per call, and per chat in it."""
+"""Drafts off and on: per call, and per chat in it. Fixed: runs differ by the rules alone."""
 _MOST_ROWS = 1024
 
 

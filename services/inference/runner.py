@@ -63,7 +63,8 @@ class Tick:
     num_rounds: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
-    """CPU time of the model thread outside the engine since the last call's tick."""
+    """CPU time of the model thread outside the engine's call since the last call's tick. What is
+    learned meanwhile (Scheduler.study) counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
     """What changed in the prefix cache."""
     problem: str = ""

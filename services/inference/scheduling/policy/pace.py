@@ -151,5 +151,6 @@ class Pace:
 
 def _crowding(num_prompts: int, num_replies: int) -> float:
     """How much longer a call may be when many wait for their first token while few go on: small
-    chunks would hold up every prompt behind the first for the sake of a few replies."""
+    chunks would hold up every prompt behind the first for the sake of a few replies. Under overload
+    too, where the stretch that it multiplies is smaller."""
     return max(1.0, _CROWD * (num_prompts - _LINE) / max(1, num_replies))

@@ -51,7 +51,7 @@ def test_nobody_bids() -> None:
 
 
 @given(st.lists(SURVIVAL, min_size=1, max_size=3), st.floats(0.1, 20.0), st.floats(0.01, 5.0))
-def test_no_other_choice_has_a_better_geometric_mean_of_commits_per_millisecond(
+def test_no_other_choice_has_a_better_mean_of_commits_over_its_weighed_duration(
     survivals: list[list[float]], fixed_ms: float, row_ms: float
 ) -> None:
     cost = DecodeCost(fixed_ms, row_ms)

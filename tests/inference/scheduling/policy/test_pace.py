@@ -9,10 +9,16 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
 from services.inference.scheduling.budget import CostModel, attention
+from services.inference.scheduling.drafting import Acceptance, DraftSources
 from services.inference.scheduling.events import OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
+from services.inference.scheduling.policy.overload import Level
+from services.inference.scheduling.policy.pace import Pace
+from services.inference.scheduling.session import Input, Session
+from tests.inference.letters import VOCABULARY_SIZE, new_reply
 from tests.inference.scheduling.driver import Driver
 
 CONTEXT_MS = 0.23
@@ -117,3 +123,44 @@ def test_low_replies_take_turns_on_an_engine_slower_than_their_calls_may_be() ->
                 last[number] = driver.now
     longest = max(longest, *(driver.now - moment for moment in last.values()))
     assert longest < 2 * limits.max_pause_ms / 1e3
+
+
+def takers(num_prompts: int, num_replies: int) -> list[Session]:
+    made = []
+    for number in range(num_prompts + num_replies):
+        request = OpenRequest(number, tuple(range(3, 23)) * 40, SamplingParams())
+        one = Session(
+            request,
+            rank=(0.0, number),
+            sampler=Sampler(request.sampling, VOCABULARY_SIZE, request.prompt),
+            reply=new_reply(request.sampling),
+            sources=DraftSources(None, None, Acceptance(0.5)),
+            context_limit=2048,
+            now=100.0,
+        )
+        one.admit(number, 0, 100.0)
+        if number >= num_prompts:
+            one.advance(Input.COMMIT)
+        made.append(one)
+    return made
+
+
+@pytest.mark.parametrize("num_prompts", [1, 4, 6, 12])
+def test_overload_shrinks_chunks_whether_prompts_crowd_or_not(num_prompts: int) -> None:
+    pace = Pace(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    everybody = takers(num_prompts, num_replies=8)
+    calm, strained = (
+        pace.prompt_tokens(everybody, bounded=False, level=level)
+        for level in (Level.NORMAL, Level.SMALL_CHUNKS)
+    )
+    assert strained < calm
+
+
+def test_a_crowd_lengthens_calls_of_an_overloaded_replica_too() -> None:
+    """It shrinks what a call gives to prompts, not the share of those whom a call serves."""
+    pace = Pace(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    few, many = (
+        pace.prompt_tokens(takers(n, num_replies=4), bounded=False, level=Level.SMALL_CHUNKS)
+        for n in (4, 12)
+    )
+    assert many > few
