@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -94,6 +95,7 @@ class Edge:
 
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
         config = self._config
+        identities = Identities(config.cache_salt_key)
         policy = SessionPolicy(
             vocabulary_digest=vocabulary.digest,
             max_context_tokens=config.max_context_tokens,
@@ -103,7 +105,9 @@ class Edge:
         return EdgeParts(
             name=config.name,
             region=config.region,
-            identity=Identities(config.cache_salt_key).of(config.tenant),
+            identity=partial(
+                identities.alone if config.isolate_chats else identities.of, config.tenant
+            ),
             offer=Offer(model, vocabulary.size),
             policy=policy,
             tools=reply_tools(vocabulary, config.max_context_tokens),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,8 +65,8 @@ class EdgeParts:
 
     name: str
     region: str
-    identity: Identity
-    """Whose chats these are."""
+    identity: Callable[[], Identity]
+    """Whose chat the next one is."""
     offer: client_wire.Offer
     policy: SessionPolicy
     tools: ReplyTools
@@ -84,7 +85,7 @@ class Chat:
         self._parts = parts
         self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
         self._wire = RegionWire(
-            parts.coder, parts.policy.vocabulary_digest, parts.region, parts.identity
+            parts.coder, parts.policy.vocabulary_digest, parts.region, parts.identity()
         )
         self._inbox: deque[Input] = deque()
         self._feeding = False

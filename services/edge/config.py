@@ -42,6 +42,9 @@ class EdgeConfig:
     cache_salt_key: str = ""
     """Secret from which tenants' cache salts are derived. Edges that share it share a tenant's
     cached prefixes; empty: a random one per process."""
+    isolate_chats: bool = False
+    """Whether every chat gets a cache salt of its own: no chat is faster for what another one
+    asked, and none can tell."""
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)

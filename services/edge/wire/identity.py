@@ -38,3 +38,7 @@ class Identities:
             return NOBODY
         salt = blake2b(tenant.encode(), key=self._key, digest_size=_SALT_BYTES).digest()
         return Identity(tenant, salt)
+
+    def alone(self, tenant: str) -> Identity:
+        """The tenant of this name for one chat, which shares its cache with no other."""
+        return Identity(tenant, secrets.token_bytes(_SALT_BYTES))

@@ -40,6 +40,16 @@ async def test_chats_are_opened_in_the_tenants_name(words: Vocabulary, tmp_path:
         assert opening.cache_salt == Identities("key").of("acme").cache_salt
 
 
+async def test_isolated_chats_share_no_cache(words: Vocabulary, tmp_path: Path) -> None:
+    settings = {"tenant": "acme", "isolate_chats": True}
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+        for _ in range(2):
+            async with client.chat(ASK) as chat:
+                await chat.result()
+        assert [opening.tenant for opening in mesh.region.opened] == ["acme", "acme"]
+        assert len({opening.cache_salt for opening in mesh.region.opened}) == 2
+
+
 async def test_the_text_is_the_regions(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat(ASK) as chat:

@@ -19,6 +19,13 @@ def test_nobody_in_particular_has_no_salt() -> None:
     assert Identities("key").of("") == Identity("", b"")
 
 
+def test_a_chat_alone_shares_its_salt_with_nobody() -> None:
+    identities = Identities("key")
+    chats = [identities.alone("acme") for _ in range(3)] + [identities.of("acme")]
+    assert {chat.tenant for chat in chats} == {"acme"}
+    assert len({chat.cache_salt for chat in chats}) == len(chats)
+
+
 def test_edges_of_one_key_agree_and_others_do_not() -> None:
     named = Identities("key").of("acme")
     assert (named.tenant, len(named.cache_salt)) == ("acme", 16)
