@@ -359,6 +359,7 @@ class ChatDone(_message.Message):
     UPTO_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
@@ -373,6 +374,8 @@ class ChatDone(_message.Message):
     def edge_timings(self) -> _common_pb2.Timings:
         """The edge's own times."""
 
+    @_builtins.property
+    def ahead(self) -> Global___RidingAhead: ...
     def __init__(
         self,
         *,
@@ -383,11 +386,75 @@ class ChatDone(_message.Message):
         upto: _builtins.int = ...,
         region: _builtins.str = ...,
         replica: _builtins.str = ...,
+        ahead: Global___RidingAhead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "edge_timings", b"edge_timings", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "region", b"region", "replica", b"replica", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "region", b"region", "replica", b"replica", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatDone: _TypeAlias = ChatDone  # noqa: Y015
+
+@_typing.final
+class RidingAhead(_message.Message):
+    """What the edge's own drafts came to in one chat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHOWN_TOKENS_FIELD_NUMBER: _builtins.int
+    ERASED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    SENT_TOKENS_FIELD_NUMBER: _builtins.int
+    CHECKED_TOKENS_FIELD_NUMBER: _builtins.int
+    RIGHT_TOKENS_FIELD_NUMBER: _builtins.int
+    SENDING_ROUNDS_FIELD_NUMBER: _builtins.int
+    HOLDING_ROUNDS_FIELD_NUMBER: _builtins.int
+    SWITCHES_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    COMMIT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    DRAFT_MS_FIELD_NUMBER: _builtins.int
+    shown_tokens: _builtins.int
+    """Reply tokens whose text was shown before they were final."""
+    erased_tokens: _builtins.int
+    """Tokens whose text was shown and taken back. Over the reply's tokens this is the normalised
+    erasure (Arivazhagan et al., IWSLT 2020).
+    """
+    drafted_tokens: _builtins.int
+    """Drafts made, and of these: sent to the region; compared with a final token; found right."""
+    sent_tokens: _builtins.int
+    checked_tokens: _builtins.int
+    right_tokens: _builtins.int
+    sending_rounds: _builtins.int
+    """Commits while drafts were sent, and commits while they were not."""
+    holding_rounds: _builtins.int
+    switches: _builtins.int
+    """How often the edge changed from one to the other."""
+    rtt_ms: _builtins.float
+    """Median of the round trips between edge and replica; 0: none was measured."""
+    commit_interval_ms: _builtins.float
+    """Time between commits, and time to draft one token, as the edge believed them at the end."""
+    draft_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        shown_tokens: _builtins.int = ...,
+        erased_tokens: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        sent_tokens: _builtins.int = ...,
+        checked_tokens: _builtins.int = ...,
+        right_tokens: _builtins.int = ...,
+        sending_rounds: _builtins.int = ...,
+        holding_rounds: _builtins.int = ...,
+        switches: _builtins.int = ...,
+        rtt_ms: _builtins.float = ...,
+        commit_interval_ms: _builtins.float = ...,
+        draft_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "holding_rounds", b"holding_rounds", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sending_rounds", b"sending_rounds", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RidingAhead: _TypeAlias = RidingAhead  # noqa: Y015

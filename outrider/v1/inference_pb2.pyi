@@ -211,6 +211,7 @@ class OpenSession(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     ORIGIN_REGION_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Globally unique; the same id opened again resumes, it never runs twice side by side."""
     model: _builtins.str
@@ -228,6 +229,8 @@ class OpenSession(_message.Message):
     """Separates prefix reuse between tenants; derived from the authenticated identity."""
     origin_region: _builtins.str
     """Where the opener stands; empty: unknown."""
+    echo: _builtins.int
+    """Any number but 0, for SessionOpened to return."""
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
     @_builtins.property
@@ -273,10 +276,11 @@ class OpenSession(_message.Message):
         residency: _abc.Iterable[_builtins.str] | None = ...,
         origin_region: _builtins.str = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        echo: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "epoch", b"epoch", "ids", b"ids", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "epoch", b"epoch", "ids", b"ids", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -295,6 +299,9 @@ class SessionOpened(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV was reused."""
@@ -304,6 +311,14 @@ class SessionOpened(_message.Message):
     vocabulary_digest: _builtins.bytes
     codec: _common_pb2.TokenCodec.ValueType
     """Codec of the receiver's choice for the opener's next blocks."""
+    echo: _builtins.int
+    """That of OpenSession; 0: it had none."""
+    held_ms: _builtins.float
+    """How long the replica had the OpenSession before it sent this. Round trip of the two frames less
+    this time: the network between edge and replica, with all relays (RFC 9002, section 5.3).
+    """
+    max_drafts: _builtins.int
+    """Most drafts of one session that the replica verifies in one call; 0: it does not say."""
     def __init__(
         self,
         *,
@@ -314,10 +329,13 @@ class SessionOpened(_message.Message):
         model: _builtins.str = ...,
         vocabulary_digest: _builtins.bytes = ...,
         codec: _common_pb2.TokenCodec.ValueType = ...,
+        echo: _builtins.int = ...,
+        held_ms: _builtins.float = ...,
+        max_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "codec", b"codec", "model", b"model", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "held_ms", b"held_ms", "max_drafts", b"max_drafts", "model", b"model", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,12 +353,15 @@ class Draft(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     CONTINUES_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     continues: _builtins.bool
     """An earlier frame began the chain. Frames may be lost on the way (drafts are guesses); who lacks
     the beginning of an epoch drops the rest of it.
     """
+    echo: _builtins.int
+    """Any number but 0, for the pace of the next Commit to return; 0: none is wanted."""
     @_builtins.property
     def ids(self) -> _common_pb2.TokenBlock: ...
     def __init__(
@@ -350,10 +371,11 @@ class Draft(_message.Message):
         base: _builtins.int = ...,
         ids: _common_pb2.TokenBlock | None = ...,
         continues: _builtins.bool = ...,
+        echo: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "continues", b"continues", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "continues", b"continues", "echo", b"echo", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,6 +437,9 @@ class Pace(_message.Message):
     ROW_MS_FIELD_NUMBER: _builtins.int
     READY_SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_LEAD_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     commit_interval_ms: _builtins.float
     """Time between this session's commits, smoothed."""
     row_ms: _builtins.float
@@ -422,6 +447,12 @@ class Pace(_message.Message):
     ready_sessions: _builtins.int
     max_lead: _builtins.int
     """Most drafts ahead of the commits that the replica will keep."""
+    echo: _builtins.int
+    """That of the newest Draft since the last Commit; 0: there was none."""
+    held_ms: _builtins.float
+    """How long the replica had that Draft before it sent this."""
+    overload_level: _builtins.int
+    """As in WatchLoadResponse; from 1 on drafts are not worth sending."""
     def __init__(
         self,
         *,
@@ -429,10 +460,13 @@ class Pace(_message.Message):
         row_ms: _builtins.float = ...,
         ready_sessions: _builtins.int = ...,
         max_lead: _builtins.int = ...,
+        echo: _builtins.int = ...,
+        held_ms: _builtins.float = ...,
+        overload_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_interval_ms", b"commit_interval_ms", "max_lead", b"max_lead", "ready_sessions", b"ready_sessions", "row_ms", b"row_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_interval_ms", b"commit_interval_ms", "echo", b"echo", "held_ms", b"held_ms", "max_lead", b"max_lead", "overload_level", b"overload_level", "ready_sessions", b"ready_sessions", "row_ms", b"row_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
