@@ -274,4 +274,5 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         engine=info.name,
         block_tokens=info.block_tokens,
         max_lead=config.max_lead,
+        max_drafts=config.max_draft_tokens,
     )

@@ -76,6 +76,7 @@ class _Times:
         self._admitted_at: float | None = None
         self.first_commit_at: float | None = None
         self._last_commit_at = now
+        self._is_measured = False
         self.interval_ms = 0.0
 
     def admitted(self, now: float) -> None:
@@ -83,12 +84,16 @@ class _Times:
             self._admitted_at = now
 
     def committed(self, started_at: float, now: float) -> None:
-        """The first interval is the duration of its call; there is no other measure yet."""
+        """The first interval is the duration of its call, prompt and all; there is no other measure
+        yet, and the first real one takes its place."""
+        interval_ms = (now - self._last_commit_at) * 1e3
         if self.first_commit_at is None:
             self.first_commit_at = now
             self.interval_ms = (now - started_at) * 1e3
+        elif not self._is_measured:
+            self._is_measured = True
+            self.interval_ms = interval_ms
         else:
-            interval_ms = (now - self._last_commit_at) * 1e3
             self.interval_ms += _SMOOTHING * (interval_ms - self.interval_ms)
         self._last_commit_at = now
 

@@ -62,6 +62,10 @@ class LiveSession:
     request_id: str
     codec: TokenCodec
     record: SessionRecord
+    opening: wire.Echo
+    """What SessionOpened is to return."""
+    drafting: wire.Echo = wire.NO_ECHO
+    """What the next Commit is to return."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
 
@@ -124,10 +128,12 @@ class SessionTable:
                 f"request {frame.request_id} is running already; cancel it or wait for its end"
             )
         key = next(self._keys)
-        request, codec = wire.open_request(key, frame, self.contract, self.clock())
+        now = self.clock()
+        request, codec = wire.open_request(key, frame, self.contract, now)
         assert self._model is not None
         self._model.open(request)
-        session = LiveSession(key, number, peer, frame.request_id, codec, self._record(frame))
+        record, echo = self._record(frame), wire.Echo(frame.echo, now)
+        session = LiveSession(key, number, peer, frame.request_id, codec, record, echo)
         self._live[key] = session
         self._request_ids.add(session.request_id)
         self._idle.clear()
@@ -137,6 +143,8 @@ class SessionTable:
         """Pass guesses on. Raises BadTokenBlockError."""
         assert self._model is not None
         drafts = wire.drafts_of(frame, self.contract)
+        if frame.echo:
+            session.drafting = wire.Echo(frame.echo, self.clock())
         if not self._model.draft(session.key, drafts):
             self._metrics.counter("outrider.draft.dropped_frames").add(1)
 
@@ -210,14 +218,23 @@ class SessionTable:
         number, codec = session.number, session.codec
         if isinstance(event, Committed):
             session.record.committed(event)
-            ready = load.running_sessions
-            session.peer.send(wire.commit_frame(number, event, self.contract, codec, ready))
+            echo, session.drafting = session.drafting, wire.NO_ECHO
+            frame = wire.commit_frame(number, event, self.contract, codec)
+            frame.commit.pace.CopyFrom(self._pace(event, load, echo))
+            session.peer.send(frame)
         elif isinstance(event, Opened):
-            session.peer.send(wire.opened_frame(number, event, self.contract, codec))
+            frame = wire.opened_frame(number, event, self.contract, codec)
+            session.opening.put(frame.opened, self.clock())
+            session.peer.send(frame)
         elif isinstance(event, Finished):
             self._end(session, event)
         elif isinstance(event, Failed):
             self._end(session, event.error)
+
+    def _pace(self, event: Committed, load: Load, echo: wire.Echo) -> inference_pb2.Pace:
+        pace = wire.pace_of(event, load, self.contract)
+        echo.put(pace, self.clock())
+        return pace
 
     def _end(self, session: LiveSession, how: Finished | OutriderError) -> None:
         """Forgotten before its last frame is sent: sending may close the peer's stream."""

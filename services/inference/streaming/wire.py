@@ -66,6 +66,26 @@ class Contract:
     block_tokens: int
     max_lead: int
     """Most edge drafts kept ahead of a session's commits."""
+    max_drafts: int
+    """Most drafts of one session in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A number that a peer wants back, so that it can measure the round trip."""
+
+    number: int = 0
+    """0: there is none."""
+    came_at: float = 0.0
+
+    def put(self, frame: inference_pb2.SessionOpened | inference_pb2.Pace, now: float) -> None:
+        """Return it with `frame`, and the time that passed meanwhile."""
+        if self.number:
+            frame.echo = self.number
+            frame.held_ms = (now - self.came_at) * 1e3
+
+
+NO_ECHO = Echo()
 
 
 def open_request(
@@ -163,29 +183,35 @@ def opened_frame(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
         codec=common_pb2.TokenCodec.ValueType(codec),
+        max_drafts=contract.max_drafts,
     )
     return inference_pb2.SessionDown(session=number, opened=opened)
 
 
 def commit_frame(
-    number: int, event: Committed, contract: Contract, codec: TokenCodec, ready_sessions: int
+    number: int, event: Committed, contract: Contract, codec: TokenCodec
 ) -> inference_pb2.SessionDown:
-    """New final tokens; accepted drafts are counted, not echoed."""
+    """New final tokens, without the pace; accepted drafts are counted, not echoed."""
     commit = inference_pb2.Commit(
         epoch=event.epoch,
         base=event.base,
         accepted=event.accepted,
         ids=wire_tokens.to_proto(contract.coder.encode(event.ids, codec)),
         upto=event.upto,
-        pace=inference_pb2.Pace(
-            commit_interval_ms=event.commit_interval_ms,
-            row_ms=event.row_ms,
-            ready_sessions=ready_sessions,
-            max_lead=contract.max_lead,
-        ),
         lossy=event.lossy,
     )
     return inference_pb2.SessionDown(session=number, commit=commit)
+
+
+def pace_of(event: Committed, load: Load, contract: Contract) -> inference_pb2.Pace:
+    """How fast the session's replica is."""
+    return inference_pb2.Pace(
+        commit_interval_ms=event.commit_interval_ms,
+        row_ms=event.row_ms,
+        ready_sessions=load.running_sessions,
+        max_lead=contract.max_lead,
+        overload_level=load.overload_level,
+    )
 
 
 def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
