@@ -7,8 +7,10 @@ OutriderError                    INTERNAL            500
 │   ├── PromptTooLongError       INVALID_ARGUMENT    400
 │   ├── MalformedFrameError      INVALID_ARGUMENT    400
 │   ├── FrameTooLargeError       INVALID_ARGUMENT    413
-│   └── BadTokenBlockError       INVALID_ARGUMENT    400
+│   ├── BadTokenBlockError       INVALID_ARGUMENT    400
+│   └── KeyReusedError           INVALID_ARGUMENT    422
 ├── UnknownModelError            NOT_FOUND           404
+├── UnknownChatError             NOT_FOUND           404
 ├── VocabularyMismatchError      FAILED_PRECONDITION 409
 ├── PrefixUnknownError           FAILED_PRECONDITION 409
 ├── DuplicateSessionError        ALREADY_EXISTS      409
@@ -100,12 +102,27 @@ class BadTokenBlockError(InvalidRequestError):
     reason = "BAD_TOKEN_BLOCK"
 
 
+class KeyReusedError(InvalidRequestError):
+    """An idempotency key that was used for another request."""
+
+    http_status = 422
+    reason = "KEY_REUSED"
+
+
 class UnknownModelError(OutriderError):
     """No such model here."""
 
     grpc_code = "NOT_FOUND"
     http_status = 404
     reason = "UNKNOWN_MODEL"
+
+
+class UnknownChatError(OutriderError):
+    """There is no such chat to go on with, not any more; send the whole request."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    reason = "UNKNOWN_CHAT"
 
 
 class VocabularyMismatchError(OutriderError):

@@ -27,21 +27,29 @@ class ClientFrame(_message.Message):
 
     CHAT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chat(self) -> Global___ChatRequest: ...
     @_builtins.property
     def cancel(self) -> Global___CancelChat: ...
+    @_builtins.property
+    def describe(self) -> Global___DescribeEdge:
+        """Alone on its stream. Without side effects, so it is answered in QUIC 0-RTT too, where all
+        other frames wait for the handshake (RFC 8470).
+        """
+
     def __init__(
         self,
         *,
         chat: Global___ChatRequest | None = ...,
         cancel: Global___CancelChat | None = ...,
+        describe: Global___DescribeEdge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -57,6 +65,7 @@ class EdgeFrame(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___ChatAccepted: ...
     @_builtins.property
@@ -71,6 +80,10 @@ class EdgeFrame(_message.Message):
     def error(self) -> _common_pb2.ErrorDetail:
         """Ends the chat."""
 
+    @_builtins.property
+    def description(self) -> Global___EdgeDescription:
+        """The answer to DescribeEdge; ends the stream."""
+
     def __init__(
         self,
         *,
@@ -80,12 +93,13 @@ class EdgeFrame(_message.Message):
         commit: Global___CommitText | None = ...,
         done: Global___ChatDone | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
+        description: Global___EdgeDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "commit", b"commit", "description", b"description", "done", b"done", "error", b"error", "kind", b"kind", "provisional", b"provisional", "retract", b"retract"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["accepted", "provisional", "retract", "commit", "done", "error"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["accepted", "provisional", "retract", "commit", "done", "error", "description"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -156,23 +170,90 @@ class ChatRequest(_message.Message):
 Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
 
 @_typing.final
+class DescribeEdge(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeEdge: _TypeAlias = DescribeEdge  # noqa: Y015
+
+@_typing.final
+class EdgeDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    edge: _builtins.str
+    region: _builtins.str
+    model: _builtins.str
+    vocabulary_digest: _builtins.bytes
+    max_context_tokens: _builtins.int
+    resume_window_s: _builtins.float
+    """Seconds for which a chat goes on without its client."""
+    def __init__(
+        self,
+        *,
+        edge: _builtins.str = ...,
+        region: _builtins.str = ...,
+        model: _builtins.str = ...,
+        vocabulary_digest: _builtins.bytes = ...,
+        max_context_tokens: _builtins.int = ...,
+        resume_window_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "max_context_tokens", b"max_context_tokens", "model", b"model", "region", b"region", "resume_window_s", b"resume_window_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EdgeDescription: _TypeAlias = EdgeDescription  # noqa: Y015
+
+@_typing.final
 class ResumePoint(_message.Message):
+    """What the client has of a chat. An edge that holds the chat, by token or by the request's
+    idempotency key, goes on with it; another one runs the same request from `ids` on.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
+    NUM_CHARS_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
+    """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
+    rest of the request may be left out.
+    """
     upto: _builtins.int
     """Number of committed tokens the client has."""
+    num_chars: _builtins.int
+    """Code points of committed text it has."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those tokens, `upto` of them, or none: then they are computed anew, and not sent again."""
+
     def __init__(
         self,
         *,
         resume_token: _builtins.str = ...,
         upto: _builtins.int = ...,
+        num_chars: _builtins.int = ...,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "num_chars", b"num_chars", "resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

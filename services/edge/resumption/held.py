@@ -1,0 +1,258 @@
+"""Chats that a client may come back to: by idempotency key, or by the token it was given.
+
+    ATTACHED --lost--> DETACHED --joined--> ATTACHED --done--> FINISHED --expired--> GONE
+
+A chat whose client vanished goes on for `window_s`, and one that ended well is remembered for as
+long: the same request with the same key gets the same reply and never runs twice. Both within
+bounds, on their number and bytes; past them the chat is given up as if nothing had been kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from outrider.errors import KeyReusedError
+from services.edge.resumption.journal import Journal
+
+ChatT = TypeVar("ChatT")
+
+
+class State(Enum):
+    """Where a held chat stands."""
+
+    ATTACHED = auto()
+    DETACHED = auto()
+    """It goes on, and nobody listens."""
+    FINISHED = auto()
+    """It ended well; its journal is kept."""
+    GONE = auto()
+
+
+class Input(Enum):
+    """What happens to a held chat."""
+
+    JOINED = auto()
+    LOST = auto()
+    DONE = auto()
+    FAILED = auto()
+    """It failed or was cancelled: the same request may run anew."""
+    EXPIRED = auto()
+    """Its time is over, or its room is needed."""
+
+
+_A, _D, _F, _G = State.ATTACHED, State.DETACHED, State.FINISHED, State.GONE
+TRANSITIONS: dict[tuple[State, Input], State] = {
+    (_A, Input.JOINED): _A,
+    (_A, Input.LOST): _D,
+    (_A, Input.DONE): _F,
+    (_A, Input.FAILED): _G,
+    (_A, Input.EXPIRED): _A,
+    (_D, Input.JOINED): _A,
+    (_D, Input.LOST): _D,
+    (_D, Input.DONE): _F,
+    (_D, Input.FAILED): _G,
+    (_D, Input.EXPIRED): _G,
+    (_F, Input.JOINED): _F,
+    (_F, Input.LOST): _F,
+    (_F, Input.DONE): _F,
+    (_F, Input.FAILED): _F,
+    (_F, Input.EXPIRED): _G,
+    **{(_G, event): _G for event in Input},
+}
+"""Every (state, input) has an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeLimits:
+    """What is kept for clients that may come back."""
+
+    window_s: float = 30.0
+    """How long a chat goes on without its client, and how long it is remembered after its end."""
+    max_detached: int = 256
+    """Chats without their clients."""
+    max_detached_per_tenant: int = 64
+    max_bytes: int = 16 << 20
+    """Of the journals of detached and finished chats together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What names a chat among all of an edge."""
+
+    tenant: str
+    request_id: str
+
+
+@dataclass(slots=True, eq=False)
+class Held(Generic[ChatT]):
+    """One chat. Changed by the table alone."""
+
+    key: Key
+    digest: bytes
+    """Of the request, without what may differ when it is sent again."""
+    token: str
+    journal: Journal
+    chat: ChatT | None
+    """None once it has ended."""
+    state: State = State.ATTACHED
+    expires_at: float = float("inf")
+    num_bytes: int = 0
+    """As last counted against the limits."""
+
+
+class HeldChats(Generic[ChatT]):
+    """The table. Its verbs take `now` in seconds; those that may end chats return them, for the
+    caller to cancel."""
+
+    def __init__(self, limits: ResumeLimits) -> None:
+        self._limits = limits
+        self._by_key: dict[Key, Held[ChatT]] = {}
+        self._by_token: dict[str, Held[ChatT]] = {}
+        # Detached and finished ones, the next to expire first: all wait for the same time.
+        self._waiting: OrderedDict[Key, Held[ChatT]] = OrderedDict()
+        self._num_detached: Counter[str] = Counter()
+        self.num_bytes = 0
+
+    @property
+    def num_detached(self) -> int:
+        """Chats that go on without their clients."""
+        return self._num_detached.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Detached and finished ones."""
+        return len(self._waiting)
+
+    @property
+    def next_expiry(self) -> float | None:
+        """When to call `expire`."""
+        first = next(iter(self._waiting.values()), None)
+        return None if first is None else first.expires_at
+
+    def enter(
+        self, key: Key, digest: bytes, token: str, journal: Journal, chat: ChatT
+    ) -> Held[ChatT]:
+        """A chat begins. Its key must be free, as `find` told, and its token nobody's."""
+        assert key not in self._by_key and token not in self._by_token
+        held = Held(key, digest, token, journal, chat)
+        self._by_key[key] = held
+        self._by_token[token] = held
+        return held
+
+    def find(self, key: Key, digest: bytes) -> Held[ChatT] | None:
+        """The chat that this request is about, if it is here. Raises KeyReusedError when its key
+        was used for another request."""
+        held = self._by_key.get(key)
+        if held is not None and held.digest != digest:
+            raise KeyReusedError(
+                f"idempotency key {key.request_id!r} was used for another request; take a new key "
+                "for every request"
+            )
+        return held
+
+    def by_token(self, token: str, tenant: str) -> Held[ChatT] | None:
+        """The tenant's chat that a resume token names, if it is still here."""
+        held = self._by_token.get(token)
+        return held if held is not None and held.key.tenant == tenant else None
+
+    def advance(self, held: Held[ChatT], event: Input, now: float) -> list[ChatT]:
+        """Apply one input; the chats to cancel for want of room, perhaps this one."""
+        if held.state is State.GONE:
+            return []  # its key may be another chat's by now
+        if event is Input.LOST and held.state is State.ATTACHED and not self._has_room(held):
+            return self._end(held)
+        before, held.state = held.state, TRANSITIONS[held.state, event]
+        self._num_detached[held.key.tenant] += (held.state is _D) - (before is _D)
+        if held.state is State.GONE:
+            self._forget(held)
+        elif held.state is not before:
+            self._moved(held, now)
+        return self._evict(held)
+
+    def grew(self, held: Held[ChatT]) -> list[ChatT]:
+        """A detached chat goes on: the chats to cancel for want of room."""
+        if held.state is not State.DETACHED:
+            return []
+        self._count(held)
+        return self._evict(held)
+
+    def expire(self, now: float) -> list[ChatT]:
+        """Give up what has waited long enough: the chats to cancel."""
+        late = []
+        for held in list(self._waiting.values()):
+            if held.expires_at > now:
+                break
+            late += self._end(held)
+        return late
+
+    def close(self) -> list[ChatT]:
+        """Nobody can come back any more: the chats to cancel."""
+        return [chat for held in list(self._waiting.values()) for chat in self._end(held)]
+
+    def check_invariants(self) -> None:
+        """Assert that the indexes and the counts agree."""
+        held = self._by_key.values()
+        assert {id(h) for h in held} == {id(h) for h in self._by_token.values()}
+        waiting = {h.key for h in held if h.state is not State.ATTACHED}
+        assert waiting == set(self._waiting)
+        assert self.num_detached == sum(h.state is State.DETACHED for h in held)
+        assert self.num_bytes == sum(h.num_bytes for h in self._waiting.values())
+        assert self.num_bytes <= self._limits.max_bytes
+        times = [h.expires_at for h in self._waiting.values()]
+        assert times == sorted(times)
+
+    def _has_room(self, held: Held[ChatT]) -> bool:
+        limits, tenant = self._limits, held.key.tenant
+        return (
+            self.num_detached < limits.max_detached
+            and self._num_detached[tenant] < limits.max_detached_per_tenant
+        )
+
+    def _moved(self, held: Held[ChatT], now: float) -> None:
+        """It waits from now on, or does not wait any more."""
+        self._waiting.pop(held.key, None)
+        if held.state is State.ATTACHED:
+            self._uncount(held)
+            return
+        if held.state is State.FINISHED:
+            held.chat = None
+        held.expires_at = now + self._limits.window_s
+        self._waiting[held.key] = held
+        self._count(held)
+
+    def _count(self, held: Held[ChatT]) -> None:
+        self.num_bytes += held.journal.num_bytes - held.num_bytes
+        held.num_bytes = held.journal.num_bytes
+
+    def _uncount(self, held: Held[ChatT]) -> None:
+        self.num_bytes -= held.num_bytes
+        held.num_bytes = 0
+
+    def _evict(self, newest: Held[ChatT]) -> list[ChatT]:
+        """Make room: finished ones go first, from the oldest on, then the one that grew."""
+        if self.num_bytes <= self._limits.max_bytes:
+            return []
+        finished = [h for h in self._waiting.values() if h.state is State.FINISHED]
+        ended: list[ChatT] = []
+        for victim in (*finished, newest):
+            if self.num_bytes > self._limits.max_bytes and victim.state is not State.GONE:
+                ended += self._end(victim)
+        return ended
+
+    def _end(self, held: Held[ChatT]) -> list[ChatT]:
+        """Forget it whatever its state; what runs is to be cancelled."""
+        self._num_detached[held.key.tenant] -= held.state is State.DETACHED
+        held.state = State.GONE
+        self._forget(held)
+        return [] if held.chat is None else [held.chat]
+
+    def _forget(self, held: Held[ChatT]) -> None:
+        self._waiting.pop(held.key, None)
+        self._uncount(held)
+        del self._by_key[held.key]
+        del self._by_token[held.token]
+        if not self._num_detached[held.key.tenant]:
+            del self._num_detached[held.key.tenant]
