@@ -73,6 +73,10 @@ class Display:
         self._shown = self._shown[len(text) :]
         return retract
 
+    def forget(self) -> None:
+        """The client has no provisional text: it is another one, or came back."""
+        self._shown = ""
+
     def clear(self, now: float) -> Retract | None:
         """The chat ends: no provisional text is left behind."""
         return self._erase(0, now) if self._shown else None

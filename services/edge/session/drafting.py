@@ -99,6 +99,12 @@ class DraftChain:
         """Ids before the reply: the prompt."""
         self._unlearnt.extend(ids)
 
+    def resume(self, ids: Sequence[int]) -> None:
+        """The reply begins with these ids, committed by an earlier run; nothing else is done."""
+        self.committed = len(ids)
+        self._unlearnt.extend(ids)
+        self._sent_to = None  # the region knows of no chain that a frame could continue
+
     def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> Resolved:
         """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
         if base != self.committed:

@@ -52,6 +52,20 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What the client has of the chat already."""
+
+    token: str = ""
+    """Names the chat; empty: its request id does."""
+    upto: int = 0
+    """Committed tokens."""
+    num_chars: int = 0
+    """Code points of committed text."""
+    ids: tuple[int, ...] = ()
+    """Those tokens, or none: then they are computed anew."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat as the client asked for it, validated."""
 
@@ -71,6 +85,9 @@ class ChatRequest:
     residency: tuple[str, ...] = ()
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
+    resume: ResumePoint = ResumePoint()
+    digest: bytes = b""
+    """Of the request as it came, without what may differ when it is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +104,15 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The stream or the connection to the client is no more."""
+    """The client gave the chat up, or nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudienceChanged:
+    """A client came, came back, or was lost: what it was shown does not stand any more."""
+
+    provisional: bool
+    """Whether provisional text is wanted from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +189,7 @@ Input: TypeAlias = (
     ChatAsked
     | CancelAsked
     | ClientGone
+    | AudienceChanged
     | ClientFailed
     | PromptReady
     | PromptFailed

@@ -8,6 +8,7 @@ any state --an end: done, failed, cancelled, client gone--> CLOSED <------------
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
@@ -31,6 +32,7 @@ from services.edge.session.actions import (
     Tokenize,
 )
 from services.edge.session.inputs import (
+    AudienceChanged,
     CancelAsked,
     ChatAsked,
     ChatRequest,
@@ -75,6 +77,7 @@ class ChatSession:
         self._deadline: float | None = now + policy.request_timeout_s
         self._request: ChatRequest | None = None
         self._opened: RegionOpened | None = None
+        self._resumed: Actions = []
         self._num_prompt_tokens = 0
         self.state = State.AWAITING
         self.reply: ReplyFlow | None = None
@@ -94,8 +97,13 @@ class ChatSession:
 
     @property
     def num_tokens(self) -> int:
-        """Final tokens so far."""
+        """Final tokens so far, those of earlier runs included."""
         return self.reply.chain.committed if self.reply else 0
+
+    @property
+    def num_resumed(self) -> int:
+        """Tokens that an earlier run committed."""
+        return len(self._request.resume.ids) if self._request else 0
 
     def next_deadline(self) -> float | None:
         """When to call `handle(Tick(), now)`, unless something else comes first."""
@@ -135,7 +143,7 @@ class ChatSession:
                 f"the prompt has {len(item.ids)} tokens, at most {longest} fit; shorten it"
             )
         self._num_prompt_tokens = len(item.ids)
-        return [*self._open(item.ids, now), self._accepted()]
+        return [*self._open(item.ids, now), self._accepted(), *self._resumed]
 
     def _open(self, prompt: tuple[int, ...] | None, now: float) -> Actions:
         request, asked = self._request, self.milestones.asked
@@ -146,6 +154,7 @@ class ChatSession:
             if left_ms <= 0:
                 raise DeadlineError("the deadline passed before the prompt was tokenized")
         self.reply = ReplyFlow(request, prompt or (), self._tools, self._policy.reply)
+        self._resumed = [*self.reply.resume(request.resume.ids)]
         self.reply.start(now)
         self.milestones.opened = now
         self.state = State.OPENING
@@ -165,7 +174,7 @@ class ChatSession:
         if not request.thin:
             return []
         self._num_prompt_tokens = item.prompt_tokens
-        return [self._accepted()]
+        return [self._accepted(), *self._resumed]
 
     def _commit(self, item: RegionCommit, now: float) -> Actions:
         assert self.reply is not None
@@ -189,6 +198,13 @@ class ChatSession:
 
     def _gone(self, item: ClientGone, now: float) -> Actions:
         return [*self._leave("the client is gone"), Finish()]
+
+    def _audience(self, item: AudienceChanged, now: float) -> Actions:
+        assert self._request is not None
+        self._request = replace(self._request, provisional=item.provisional)
+        if self.reply is not None:
+            self.reply.change_audience(item.provisional, now)
+        return []
 
     def _failed(self, item: ClientFailed | PromptFailed | RegionFailed, now: float) -> Actions:
         if isinstance(item, RegionFailed):
@@ -248,7 +264,8 @@ class ChatSession:
         for action in actions:
             if isinstance(action, Provisional) and self.milestones.provisional is None:
                 self.milestones.provisional = now
-            if isinstance(action, Commit) and self.milestones.committed is None:
+            is_new = isinstance(action, Commit) and action.upto > self.num_resumed
+            if is_new and self.milestones.committed is None:
                 self.milestones.committed = now
 
 
@@ -263,6 +280,7 @@ _COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler]] = {
     ChatAsked: (_S._ask, *(_S._misplaced_by_client,) * 3),
     CancelAsked: (_S._misplaced_by_client, *(_S._cancel,) * 3),
     ClientGone: (_S._gone,) * 4,
+    AudienceChanged: (_S._ignore, *(_S._audience,) * 3),
     ClientFailed: (_S._failed,) * 4,
     PromptReady: (_S._ignore, _S._prompt, _S._ignore, _S._ignore),
     PromptFailed: (_S._ignore, _S._failed, _S._ignore, _S._ignore),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.errors import MalformedFrameError
+from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
 from services.edge.session.actions import Action, ClientEvent, Commit
 from services.edge.session.display import Display, DisplayPolicy
@@ -65,9 +65,31 @@ class ReplyFlow:
         self.chain.learn(prompt)
         self.display = Display(policy.display)
         self._sends = request.speculation is Speculation.ON
+        self._speculation = request.speculation
         self._shows = request.provisional and request.speculation is not Speculation.OFF
         self.refresh_at: float | None = None
         """When `refresh` has something to do."""
+
+    def resume(self, ids: tuple[int, ...]) -> list[ClientEvent]:
+        """The reply begins with these ids, which another run committed; nothing else has happened.
+        Raises InvalidRequestError for ids past the reply's end."""
+        if not ids:
+            return []
+        try:
+            text, _ = self._front.commit(ids)
+        except MalformedFrameError as error:
+            raise InvalidRequestError(
+                "the chat to resume has ids past its end; send only what was committed"
+            ) from error
+        self.chain.resume(ids)
+        return [Commit(text, ids, len(ids))]
+
+    def change_audience(self, provisional: bool, now: float) -> None:
+        """Another client listens, or none; it has no provisional text."""
+        self.display.forget()
+        self._shows = provisional and self._speculation is not Speculation.OFF
+        if not self._front.finished:
+            self._due(now)
 
     def start(self, now: float) -> None:
         """Draft from the prompt once it has been sent."""

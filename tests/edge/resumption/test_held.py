@@ -1,0 +1,180 @@
+"""The table of held chats: every (state, input), its limits, and random histories."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import KeyReusedError
+from services.edge.resumption.held import (
+    TRANSITIONS,
+    Held,
+    HeldChats,
+    Input,
+    Key,
+    ResumeLimits,
+    State,
+)
+from services.edge.resumption.journal import Journal
+from services.edge.session.actions import Commit
+
+DIGEST = b"digest"
+EMPTY_BYTES = Journal().num_bytes
+
+
+def enter(table: HeldChats[str], name: str, tenant: str = "t") -> Held[str]:
+    return table.enter(Key(tenant, name), DIGEST, f"token of {name}", Journal(), name)
+
+
+def write(held: Held[str], num_tokens: int) -> None:
+    first = held.journal.upto
+    ids = tuple(range(num_tokens))
+    held.journal.note(Commit("", ids, first + num_tokens))
+
+
+def table_with(state: State) -> tuple[HeldChats[str], Held[str]]:
+    table = HeldChats[str](ResumeLimits())
+    held = enter(table, "a")
+    for event in {
+        State.ATTACHED: (),
+        State.DETACHED: (Input.LOST,),
+        State.FINISHED: (Input.DONE,),
+        State.GONE: (Input.FAILED,),
+    }[state]:
+        assert table.advance(held, event, 0.0) == []
+    assert held.state is state
+    return table, held
+
+
+EXPECTED = {
+    # input: ATTACHED, DETACHED, FINISHED, GONE
+    Input.JOINED: ("ATTACHED", "ATTACHED", "FINISHED", "GONE"),
+    Input.LOST: ("DETACHED", "DETACHED", "FINISHED", "GONE"),
+    Input.DONE: ("FINISHED", "FINISHED", "FINISHED", "GONE"),
+    Input.FAILED: ("GONE", "GONE", "FINISHED", "GONE"),
+    Input.EXPIRED: ("ATTACHED", "GONE", "GONE", "GONE"),
+}
+
+
+@pytest.mark.parametrize("event", Input, ids=lambda event: event.name)
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+def test_every_state_and_input(state: State, event: Input) -> None:
+    table, held = table_with(state)
+    table.advance(held, event, 1.0)
+    table.check_invariants()
+    assert held.state.name == EXPECTED[event][list(State).index(state)]
+    is_found = table.find(held.key, DIGEST) is held
+    assert is_found == (held.state is not State.GONE)
+    assert (table.by_token(held.token, "t") is held) == is_found
+    assert set(TRANSITIONS) == {(s, i) for s in State for i in Input}
+
+
+def test_a_lost_chat_waits_for_the_window_and_is_cancelled() -> None:
+    table, held = table_with(State.DETACHED)
+    assert table.next_expiry == 30.0
+    assert table.expire(29.9) == []
+    assert table.expire(30.0) == ["a"]
+    assert held.state is State.GONE
+    assert table.next_expiry is None
+    table.check_invariants()
+
+
+def test_a_finished_chat_is_remembered_without_its_session() -> None:
+    table, held = table_with(State.FINISHED)
+    assert held.chat is None
+    assert table.find(held.key, DIGEST) is held
+    assert table.expire(30.0) == []
+    assert table.find(held.key, DIGEST) is None
+
+
+def test_a_client_that_came_back_stops_the_clock() -> None:
+    table, held = table_with(State.DETACHED)
+    table.advance(held, Input.JOINED, 5.0)
+    assert (table.next_expiry, table.num_bytes, table.num_detached) == (None, 0, 0)
+    table.advance(held, Input.LOST, 6.0)
+    assert table.next_expiry == 36.0
+
+
+def test_a_key_is_for_one_request() -> None:
+    table, held = table_with(State.ATTACHED)
+    with pytest.raises(KeyReusedError, match="new key"):
+        table.find(held.key, b"another")
+    assert table.find(Key("other tenant", "a"), b"another") is None
+    assert table.by_token(held.token, "other tenant") is None
+
+
+def test_too_many_without_clients_are_given_up() -> None:
+    table = HeldChats[str](ResumeLimits(max_detached=3, max_detached_per_tenant=2))
+    chats = [enter(table, name, tenant) for name, tenant in zip("abcde", "xxxyz", strict=True)]
+    ended = [table.advance(held, Input.LOST, 0.0) for held in chats]
+    assert ended == [[], [], ["c"], [], ["e"]]
+    table.check_invariants()
+
+
+def test_bytes_are_taken_from_finished_chats_first_and_then_from_the_one_that_grew() -> None:
+    table = HeldChats[str](ResumeLimits(max_bytes=3 * EMPTY_BYTES + 400))
+    old, running, new = (enter(table, name) for name in ("old", "running", "new"))
+    table.advance(old, Input.DONE, 0.0)
+    table.advance(running, Input.LOST, 1.0)
+    table.advance(new, Input.DONE, 2.0)
+    write(running, 100)
+    assert table.grew(running) == []
+    write(running, 100)
+    assert table.grew(running) == [], "the oldest finished one made room"
+    assert (old.state, new.state) == (State.GONE, State.FINISHED)
+    write(running, 3000)
+    assert table.grew(running) == ["running"]
+    assert new.state is State.GONE
+    table.check_invariants()
+    assert table.num_bytes == 0
+
+
+def test_a_key_may_be_used_again_once_its_chat_is_gone() -> None:
+    table, held = table_with(State.GONE)
+    again = enter(table, "a")
+    assert table.advance(held, Input.FAILED, 1.0) == []
+    assert table.find(held.key, DIGEST) is again
+    table.check_invariants()
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "grow", "tick", *Input]),
+        st.integers(0, 7),
+        st.integers(0, 2000),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, int]]) -> None:
+    limits = ResumeLimits(
+        window_s=5, max_detached=3, max_detached_per_tenant=2, max_bytes=5 * EMPTY_BYTES
+    )
+    table = HeldChats[str](limits)
+    held: dict[int, Held[str]] = {}
+    now, ended, begun = 0.0, set[str](), 0
+    for step, which, amount in history:
+        if step == "enter" or which not in held:
+            key = Key("xy"[which % 2], str(which))
+            if table.find(key, DIGEST) is None:
+                name = f"{which}#{begun}"
+                begun += 1
+                held[which] = table.enter(key, DIGEST, name, Journal(), name)
+        elif step == "grow":
+            if held[which].chat is not None:
+                write(held[which], amount)
+                ended.update(table.grew(held[which]))
+        elif step == "tick":
+            now += amount / 400
+            ended.update(table.expire(now))
+        else:
+            assert isinstance(step, Input)
+            ended.update(table.advance(held[which], step, now))
+        table.check_invariants()
+    assert all(h.state is State.GONE for h in held.values() if h.chat in ended)
+    ended.update(table.close())
+    table.check_invariants()
+    assert table.num_waiting == table.num_bytes == 0
