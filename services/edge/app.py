@@ -19,7 +19,6 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.suffix import SuffixDrafter
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -28,6 +27,7 @@ from services.edge.chat import EdgeParts
 from services.edge.config import EdgeConfig
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
+from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
@@ -154,7 +154,7 @@ def reply_tools(vocabulary: Vocabulary, max_context_tokens: int) -> ReplyTools:
 
     return ReplyTools(
         new_reply=new_reply,
-        new_drafter=lambda: SuffixDrafter(max_context_tokens),
+        new_drafter=lambda: CopyDrafter(max_context_tokens),
         token_bytes=token_bytes,
         stop_ids=stop_ids,
     )

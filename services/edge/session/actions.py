@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
@@ -32,6 +32,8 @@ class OpenRegion:
     """None: the region tokenizes the request's messages."""
     deadline_ms: int
     """What is left of the request's; 0: none."""
+    echo: int = field(default=0, compare=False)
+    """A number that the replica returns; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class SendDraft:
     ids: tuple[int, ...]
     continues: bool = False
     """An earlier frame of the epoch began its chain."""
+    echo: int = field(default=0, compare=False)
+    """A number that the replica returns; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,24 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class RidingAhead:
+    """What the edge's own drafts came to in one chat; see the message of this name."""
+
+    shown_tokens: int = 0
+    erased_tokens: int = 0
+    drafted_tokens: int = 0
+    sent_tokens: int = 0
+    checked_tokens: int = 0
+    right_tokens: int = 0
+    sending_rounds: int = 0
+    holding_rounds: int = 0
+    switches: int = 0
+    rtt_ms: float = 0.0
+    commit_interval_ms: float = 0.0
+    draft_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """To the client, last: the reply is whole, or was cancelled."""
 
@@ -102,6 +124,7 @@ class Done:
     edge_timings: Timings
     region: str
     replica: str
+    ahead: RidingAhead = RidingAhead()
 
 
 @dataclass(frozen=True, slots=True)

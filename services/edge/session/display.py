@@ -1,10 +1,11 @@
 """When provisional text is shown, and when it is taken back.
 
 Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
-of a word. Theta 0.5 keeps the normalised erasure (Arivazhagan et al., IWSLT 2020) of calibrated
-drafts below 0.2; the first tokens of a reply have a lower one, since there the wait hurts more
-than a correction. Text that proved wrong is erased at once, and then nothing new is shown for
-`rewrite_interval_s`: the reader never sees two rewrites within that time.
+of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 keeps the
+normalised erasure (Arivazhagan et al., IWSLT 2020) of calibrated drafts below 0.2; the first tokens
+of a reply have a lower one, since there the wait hurts more than a correction. Text that proved
+wrong is erased at once, and then nothing new is shown for `rewrite_interval_s`: the reader never
+sees two rewrites within that time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class DisplayPolicy:
     """The same for the reply's first tokens."""
     eager_tokens: int = 4
     """How many tokens are the first."""
+    line_theta: float = 0.7
+    """Least estimated survival of a line break."""
     rewrite_interval_s: float = 0.15
     """Least time between two erasures of shown text."""
 
@@ -50,10 +53,16 @@ class Display:
     def __init__(self, policy: DisplayPolicy) -> None:
         self._policy = policy
         self._shown = ""
+        self._ends: list[int] = []
+        """Where in it each token ends that is shown whole."""
         self.quiet_until = float("-inf")
         """Nothing new is shown before this time."""
         self.erased_chars = 0
         self.num_retractions = 0
+        self.shown_tokens = 0
+        """Tokens shown before they became final."""
+        self.erased_tokens = 0
+        """Tokens shown and taken back."""
 
     @property
     def shown(self) -> str:
@@ -70,12 +79,15 @@ class Display:
         retract = None
         if contradicted or (diverged and kept < len(self._shown)):
             retract = self._erase(kept, now)
-        self._shown = self._shown[len(text) :]
+        taken = min(len(text), len(self._shown))
+        self.shown_tokens += sum(end <= taken for end in self._ends)
+        self._ends = [end - taken for end in self._ends if end > taken]
+        self._shown = self._shown[taken:]
         return retract
 
     def forget(self) -> None:
         """The client has no provisional text: it is another one, or came back."""
-        self._shown = ""
+        self._shown, self._ends = "", []
 
     def clear(self, now: float) -> Retract | None:
         """The chat ends: no provisional text is left behind."""
@@ -87,15 +99,20 @@ class Display:
             return None
         limit, stability = self._likely(outlook)
         target = outlook.text[: word_end(outlook.text, limit, outlook.final)]
+        if len(target) not in outlook.ends:
+            target = target.rstrip(" ")  # that of a word to come, which may yet be a comma
         if len(target) <= len(self._shown) or not target.startswith(self._shown):
             return None
         added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
         self._shown = target
+        self._ends = [end for end in outlook.ends if end <= len(target)]
         return added
 
     def _erase(self, kept: int, now: float) -> Retract:
         self.erased_chars += len(self._shown) - kept
         self.num_retractions += 1
+        self.erased_tokens += sum(end > kept for end in self._ends)
+        self._ends = [end for end in self._ends if end <= kept]
         self._shown = self._shown[:kept]
         self.quiet_until = now + self._policy.rewrite_interval_s
         return Retract(kept)
@@ -105,11 +122,18 @@ class Display:
         for number, (end, survival) in enumerate(
             zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
         ):
-            eager = number < self._policy.eager_tokens
-            if survival < (self._policy.eager_theta if eager else self._policy.theta):
+            breaks_line = "\n" in outlook.text[max(limit, len(self._shown)) : end]
+            if survival < self._least(number, breaks_line):
                 break
             limit, stability = end, survival
         return limit, stability
+
+    def _least(self, number: int, breaks_line: bool) -> float:
+        """Least survival of the reply's token `number`; a break that is shown already is no more
+        than any other text."""
+        policy = self._policy
+        theta = policy.eager_theta if number < policy.eager_tokens else policy.theta
+        return max(theta, policy.line_theta) if breaks_line else theta
 
 
 def _num_agreeing(left: str, right: str) -> int:

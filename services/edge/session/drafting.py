@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import MalformedFrameError
+from outrider.speculation.suffix import SuffixDrafter
 from services.edge.session.actions import SendDraft
+from services.edge.session.control.acceptance import Outcome
 
 
-class Guess(Protocol):
-    """A continuation: n ids and, for each, the probability that it and all before it are right."""
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A continuation; empty when nothing is known."""
 
-    @property
-    def ids(self) -> tuple[int, ...]: ...
-    @property
-    def survival(self) -> tuple[float, ...]: ...
+    ids: tuple[int, ...] = ()
+    survival: tuple[float, ...] = ()
+    """Per id, the estimated chance that it and all before it are right; never rising."""
+    sources: tuple[str, ...] = ()
+    """Per id, who guessed it: acceptance is counted by these names, of which there are few."""
+    took_s: float = 0.0
+    """Time that making them took; 0: next to none."""
+    ended: bool = True
+    """Whether the drafter knows nothing further; False: it only had no time for more yet."""
 
 
 class Drafter(Protocol):
-    """A source of guesses (outrider.speculation.suffix.SuffixDrafter)."""
+    """Guesses at the reply of one chat, from whatever sources."""
 
     def extend(self, ids: Sequence[int]) -> None:
         """Learn ids that are final."""
         ...
 
     def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these."""
+        """Guess on after the final ids and these; returns at once."""
         ...
+
+
+class CopyDrafter:
+    """Copies what followed the longest repeated suffix of prompt and reply."""
+
+    SOURCE = "suffix"
+
+    def __init__(self, max_context: int) -> None:
+        """At least the last half of `max_context` tokens is known."""
+        self._suffixes = SuffixDrafter(max_context)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Learn ids that are final."""
+        self._suffixes.extend(ids)
+
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+        """Guess on after the final ids and these."""
+        guess = self._suffixes.draft_after(tentative_ids, max_tokens)
+        ended = len(guess.ids) < max_tokens
+        return Guess(guess.ids, guess.survival, (self.SOURCE,) * len(guess.ids), ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +73,27 @@ class DraftLimits:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A commit in plain ids."""
+    """A commit in plain ids, and what it says of the drafts."""
 
     ids: tuple[int, ...]
     diverged: bool
     """A draft of the chain proved wrong; the chain is gone."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Of the drafts that are decided now: confirmed, or fallen with the chain."""
+    ended_at: int | None = None
+    """Depth at which the chain had ended for want of a guess, if the commit went past it."""
+    on_its_own: bool = True
+    """Nothing that the edge sent had a part in the region's call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    token: int
+    survival: float
+    """Calibrated, counted from the last commit."""
+    source: str
+    promise: float
+    """Survival as its source gave it, when it was made."""
 
 
 class DraftChain:
@@ -60,15 +104,24 @@ class DraftChain:
     """
 
     def __init__(
-        self, drafter: Drafter, limits: DraftLimits, stop_ids: frozenset[int], max_tokens: int
+        self,
+        drafter: Drafter,
+        limits: DraftLimits,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        calibrated: Callable[[str, float], float] = lambda source, promise: promise,
     ) -> None:
+        """`calibrated` turns a source's promise of survival into one to rely on."""
         self._drafter = drafter
         self._limits = limits
         self._stop_ids = stop_ids
         self._max_tokens = max_tokens
+        self._calibrated = calibrated
         self._unlearnt: list[int] = []
-        self._ids: list[int] = []
-        self._survival: list[float] = []
+        self._drafts: list[_Draft] = []
+        self._num_confirmed = 0
+        # Whether the chain is as long as the drafter can make it.
+        self._has_ended = False
         # Where the epoch's next frame begins; None: the epoch is dead.
         self._sent_to: int | None = 0
         self._max_lead = limits.max_lead
@@ -78,17 +131,17 @@ class DraftChain:
     @property
     def ids(self) -> tuple[int, ...]:
         """[n] the drafts."""
-        return tuple(self._ids)
+        return tuple(draft.token for draft in self._drafts)
 
     @property
     def survival(self) -> tuple[float, ...]:
         """[n] probability that each draft and all before it are right, never rising."""
-        return tuple(self._survival)
+        return tuple(draft.survival for draft in self._drafts)
 
     @property
     def ends_reply(self) -> bool:
         """Whether the last draft is a token that ends the reply."""
-        return bool(self._ids) and self._ids[-1] in self._stop_ids
+        return bool(self._drafts) and self._drafts[-1].token in self._stop_ids
 
     @property
     def num_sent(self) -> int:
@@ -107,31 +160,35 @@ class DraftChain:
 
     def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> Resolved:
         """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
-        if base != self.committed:
-            raise MalformedFrameError(
-                f"the region committed from token {base}, not from {self.committed}"
-            )
-        if accepted and (epoch != self.epoch or accepted > self.num_sent):
-            raise MalformedFrameError(
-                f"the region accepted {accepted} drafts of epoch {epoch}; "
-                f"it was sent {self.num_sent} of epoch {self.epoch}"
-            )
-        final = (*self._ids[:accepted], *ids)
-        diverged = final[: len(self._ids)] != tuple(self._ids[: len(final)])
+        self._check(epoch, base, accepted)
+        drafts = self.ids
+        final = (*drafts[:accepted], *ids)
+        diverged = final[: len(drafts)] != drafts[: len(final)]
+        had_some = epoch == self.epoch and self.num_sent > 0
+        resolved = Resolved(
+            final,
+            diverged,
+            self._outcomes(final, diverged),
+            self._num_confirmed + len(drafts)
+            if self._has_ended and not diverged and len(final) > len(drafts)
+            else None,
+            on_its_own=not accepted and not (diverged and had_some),
+        )
         self.committed += len(final)
         self._unlearnt.extend(final)
-        self._drop(len(self._ids) if diverged else len(final))
+        self._drop(len(drafts) if diverged else len(final))
         if diverged:
             self._sent_to = None
-        return Resolved(final, diverged)
+        return resolved
 
     def limit_lead(self, max_lead: int) -> None:
         """The region keeps no more than `max_lead` drafts; 0 changes nothing."""
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
 
-    def advance(self) -> bool:
-        """Learn what became final, then draft on. True if learning is not yet done."""
+    def advance(self, lead: int) -> tuple[Guess | None, bool]:
+        """Learn what became final, then draft on, up to `lead` ahead. What the drafter gave, if it
+        was asked, and whether learning is not yet done."""
         slice_, self._unlearnt = (
             self._unlearnt[: self._limits.absorb_tokens],
             self._unlearnt[self._limits.absorb_tokens :],
@@ -139,16 +196,16 @@ class DraftChain:
         if slice_:
             self._drafter.extend(slice_)
         if self._unlearnt:
-            return True
-        room = min(self._max_lead, self._max_tokens - self.committed) - len(self._ids)
-        if room > 0 and not self.ends_reply:
-            self._grow(room)
-        return False
+            return None, True
+        room = min(lead, self._max_lead, self._max_tokens - self.committed) - len(self._drafts)
+        if room <= 0 or self.ends_reply:
+            return None, False
+        return self._grow(room), False
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""
         start = self.committed + self.num_sent
-        ids = tuple(self._ids[self.num_sent :])
+        ids = self.ids[self.num_sent :]
         if not ids:
             return None
         joins = self._sent_to == start
@@ -158,19 +215,56 @@ class DraftChain:
         # Epoch 0 begins with the reply, before anything was sent.
         return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
 
-    def _grow(self, room: int) -> None:
-        before = self._survival[-1] if self._survival else 1.0
-        guess = self._drafter.draft_after(self._ids, room)
-        for token, survival in zip(guess.ids[:room], guess.survival, strict=False):
-            if before * survival < self._limits.min_survival:
-                return
-            self._ids.append(token)
-            self._survival.append(before * survival)
+    def _check(self, epoch: int, base: int, accepted: int) -> None:
+        if base != self.committed:
+            raise MalformedFrameError(
+                f"the region committed from token {base}, not from {self.committed}"
+            )
+        if accepted and (epoch != self.epoch or accepted > self.num_sent):
+            raise MalformedFrameError(
+                f"the region accepted {accepted} drafts of epoch {epoch}; "
+                f"it was sent {self.num_sent} of epoch {self.epoch}"
+            )
+
+    def _outcomes(self, final: Sequence[int], diverged: bool) -> tuple[Outcome, ...]:
+        """Confirmed drafts, and if one is wrong, that and all behind it."""
+        outcomes, alive = list[Outcome](), True
+        decided = self._drafts if diverged else self._drafts[: len(final)]
+        for index, draft in enumerate(decided):
+            right = alive and index < len(final) and final[index] == draft.token
+            depth = self._num_confirmed + index
+            outcomes.append(
+                Outcome(draft.source, depth, draft.promise, right, first_wrong=alive and not right)
+            )
+            alive = right
+        return tuple(outcomes)
+
+    def _grow(self, room: int) -> Guess:
+        before = self._drafts[-1].survival if self._drafts else 1.0
+        guess, last = self._drafter.draft_after(self.ids, room), before
+        self._has_ended = guess.ended
+        for token, chance, source in zip(
+            guess.ids[:room], guess.survival, guess.sources, strict=False
+        ):
+            promise = before * chance
+            last = min(last, self._calibrated(source, promise))
+            if last < self._limits.min_survival:
+                self._has_ended = True
+                break
+            self._drafts.append(_Draft(token, last, source, promise))
             if token in self._stop_ids:
-                return
+                break
+        return guess
 
     def _drop(self, count: int) -> None:
         """Forget the first drafts; the rest is as likely as it is given that these were right."""
-        given = self._survival[min(count, len(self._survival)) - 1] if count and self._ids else 1.0
-        del self._ids[:count]
-        self._survival = [min(1.0, s / given) for s in self._survival[count:]]
+        gone, self._drafts = self._drafts[:count], self._drafts[count:]
+        self._num_confirmed = self._num_confirmed + len(gone) if self._drafts else 0
+        if not self._drafts:
+            self._has_ended = False
+        elif gone:
+            given = gone[-1].survival
+            self._drafts = [
+                _Draft(d.token, min(1.0, d.survival / given), d.source, d.promise)
+                for d in self._drafts
+            ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
+from services.edge.session.control.pace import NO_PACE, Pace
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
@@ -145,6 +146,12 @@ class RegionOpened:
     replica: str
     region: str
     vocabulary_digest: bytes
+    max_drafts: int = 0
+    """Most drafts of a session in one call; 0: it did not say."""
+    echo: int = 0
+    """The number of OpenRegion; 0: it did not come back."""
+    held_s: float = 0.0
+    """How long the replica had it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +164,7 @@ class RegionCommit:
     ids: tuple[int, ...]
     upto: int
     """Number of tokens now final: base + accepted + len(ids)."""
-    max_lead: int = 0
-    """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
+    pace: Pace = NO_PACE
     lossy: tuple[int, ...] = ()
     """Numbers of tokens among these that a lossy threshold let through."""
 
@@ -181,6 +187,11 @@ class RegionFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftsReady:
+    """The chat's drafter, which works beside the loop, has new guesses."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time that `next_deadline` named has come."""
 
@@ -197,5 +208,6 @@ Input: TypeAlias = (
     | RegionCommit
     | RegionDone
     | RegionFailed
+    | DraftsReady
     | Tick
 )

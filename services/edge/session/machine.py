@@ -29,6 +29,7 @@ from services.edge.session.actions import (
     Finish,
     OpenRegion,
     Provisional,
+    RidingAhead,
     Tokenize,
 )
 from services.edge.session.inputs import (
@@ -38,6 +39,7 @@ from services.edge.session.inputs import (
     ChatRequest,
     ClientFailed,
     ClientGone,
+    DraftsReady,
     FinishReason,
     Input,
     PromptFailed,
@@ -158,7 +160,7 @@ class ChatSession:
         self.reply.start(now)
         self.milestones.opened = now
         self.state = State.OPENING
-        return [OpenRegion(request, prompt, left_ms)]
+        return [OpenRegion(request, prompt, left_ms, self.reply.controller.number(now))]
 
     def _region_opened(self, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -170,7 +172,8 @@ class ChatSession:
         self._opened = item
         self.state = State.STREAMING
         request = self._request
-        assert request is not None
+        assert request is not None and self.reply is not None
+        self.reply.opened(item, now)
         if not request.thin:
             return []
         self._num_prompt_tokens = item.prompt_tokens
@@ -213,6 +216,11 @@ class ChatSession:
             return [Failed(item.error), Finish()]
         return self._fail(item.error)
 
+    def _drafts_ready(self, item: DraftsReady, now: float) -> Actions:
+        assert self.reply is not None
+        self.reply.ready(now)
+        return []
+
     def _tick(self, item: Tick, now: float) -> Actions:
         if self._deadline is not None and now >= self._deadline:
             if self.state is State.AWAITING:
@@ -241,15 +249,10 @@ class ChatSession:
         return Accepted(self._request.request_id, self._request.model, self._num_prompt_tokens)
 
     def _done(self, reason: FinishReason, usage: Usage, timings: Timings, now: float) -> Done:
-        m, opened = self.milestones, self._opened
-        start = m.asked if m.asked is not None else now
-        edge = Timings(
-            queue_ms=_ms(start, m.opened),
-            ttft_ms=_ms(start, m.committed),
-            total_ms=_ms(start, now),
-        )
+        opened, edge = self._opened, self.milestones.timings(now)
         region, replica = (opened.region, opened.replica) if opened else ("", "")
-        return Done(reason, self.num_tokens, usage, timings, edge, region, replica)
+        ahead = self.reply.ahead() if self.reply else RidingAhead()
+        return Done(reason, self.num_tokens, usage, timings, edge, region, replica, ahead)
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error
@@ -269,10 +272,6 @@ class ChatSession:
                 self.milestones.committed = now
 
 
-def _ms(start: float, end: float | None) -> float:
-    return 0.0 if end is None else (end - start) * 1000
-
-
 Handler: TypeAlias = Callable[[ChatSession, Any, float], Actions]
 _S = ChatSession
 _COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler]] = {
@@ -288,6 +287,7 @@ _COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler]] = {
     RegionCommit: (*(_S._misplaced_by_region,) * 3, _S._commit),
     RegionDone: (*(_S._misplaced_by_region,) * 2, *(_S._region_done,) * 2),
     RegionFailed: (*(_S._misplaced_by_region,) * 2, *(_S._failed,) * 2),
+    DraftsReady: (*(_S._ignore,) * 2, *(_S._drafts_ready,) * 2),
     Tick: (_S._tick,) * 4,
 }
 TABLE: dict[tuple[State, type[Input]], Handler] = {

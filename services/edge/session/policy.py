@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services.edge.session.inputs import Timings
 from services.edge.session.reply import ReplyPolicy
 
 
@@ -31,3 +32,16 @@ class Milestones:
     provisional: float | None = None
     committed: float | None = None
     """The first of each."""
+
+    def timings(self, now: float) -> Timings:
+        """Milliseconds since the request came; 0 for what has not happened."""
+        start = now if self.asked is None else self.asked
+        return Timings(
+            queue_ms=_ms(start, self.opened),
+            ttft_ms=_ms(start, self.committed),
+            total_ms=_ms(start, now),
+        )
+
+
+def _ms(start: float, end: float | None) -> float:
+    return 0.0 if end is None else (end - start) * 1000

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from services.edge.session.actions import Action, ClientEvent, Commit
+from services.edge.session.actions import Action, ClientEvent, Commit, RidingAhead, SendDraft
+from services.edge.session.control.acceptance import Averages
+from services.edge.session.control.controller import Controller, ControlPolicy
 from services.edge.session.display import Display, DisplayPolicy
 from services.edge.session.drafting import DraftChain, Drafter, DraftLimits
-from services.edge.session.inputs import ChatRequest, RegionCommit, Speculation
+from services.edge.session.inputs import ChatRequest, RegionCommit, RegionOpened, Speculation
 from services.edge.session.text import ReplyFront
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class ReplyTools:
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
+    averages: Averages = field(default_factory=Averages)
+    """What the edge's chats have learned; each adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class ReplyPolicy:
 
     drafts: DraftLimits = field(default_factory=DraftLimits)
     display: DisplayPolicy = field(default_factory=DisplayPolicy)
+    control: ControlPolicy = field(default_factory=ControlPolicy)
     coalesce_s: float = 0.001
     """Drafting follows the prompt and each commit after this time: what is to be sent has gone
     out by then, and commits close together are answered by one draft frame."""
@@ -61,12 +66,21 @@ class ReplyFlow:
             lambda token: b"" if token in ends else tools.token_bytes(token),
             params.stop,
         )
-        self.chain = DraftChain(tools.new_drafter(), policy.drafts, ends, params.max_tokens)
+        self.chain = DraftChain(
+            tools.new_drafter(), policy.drafts, ends, params.max_tokens, tools.averages.calibrated
+        )
         self.chain.learn(prompt)
         self.display = Display(policy.display)
         self._sends = request.speculation is Speculation.ON
         self._speculation = request.speculation
         self._shows = request.provisional and request.speculation is not Speculation.OFF
+        self.controller = Controller(
+            policy.control,
+            tools.averages,
+            max_lead=policy.drafts.max_lead,
+            sends=self._sends,
+            shows=self._shows,
+        )
         self.refresh_at: float | None = None
         """When `refresh` has something to do."""
 
@@ -88,12 +102,17 @@ class ReplyFlow:
         """Another client listens, or none; it has no provisional text."""
         self.display.forget()
         self._shows = provisional and self._speculation is not Speculation.OFF
+        self.controller.shows = self._shows
         if not self._front.finished:
             self._due(now)
 
     def start(self, now: float) -> None:
         """Draft from the prompt once it has been sent."""
         self._due(now + self._policy.coalesce_s)
+
+    def opened(self, opened: RegionOpened, now: float) -> None:
+        """The replica took the session."""
+        self.controller.opened(opened.echo, opened.held_s, opened.max_drafts, now)
 
     def commit(self, commit: RegionCommit, now: float) -> list[ClientEvent]:
         """What the client gets to know. Raises MalformedFrameError for an impossible commit."""
@@ -104,7 +123,15 @@ class ReplyFlow:
             )
         if not all(commit.base <= number < commit.upto for number in commit.lossy):
             raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
-        self.chain.limit_lead(commit.max_lead)
+        self.chain.limit_lead(commit.pace.max_lead)
+        self.controller.checked(resolved.outcomes, resolved.ended_at)
+        self.controller.committed(
+            commit.pace,
+            len(resolved.ids),
+            on_its_own=resolved.on_its_own,
+            by_drafts=commit.accepted > 0,
+            now=now,
+        )
         text, spans = self._front.commit(resolved.ids)
         ended = self._front.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now)
@@ -119,10 +146,13 @@ class ReplyFlow:
     def refresh(self, now: float) -> list[Action]:
         """Draft on, send what is new, show what is likely."""
         self.refresh_at = None
-        if self.chain.advance():
+        guess, is_behind = self.chain.advance(self.controller.lead)
+        if is_behind:
             self.refresh_at = now
             return []
-        draft = self.chain.take_unsent() if self._sends else None
+        if guess is not None:
+            self.controller.drafted(len(guess.ids), guess.took_s)
+        draft = self._take_unsent(now) if self.controller.sends else None
         shown = self._show(now) if self._shows else None
         return [action for action in (draft, shown) if action is not None]
 
@@ -134,6 +164,37 @@ class ReplyFlow:
         if text := self._front.finish():
             events.append(Commit(text, (), self.chain.committed))
         return events
+
+    def ready(self, now: float) -> None:
+        """The drafter has more."""
+        if not self._front.finished:
+            self._due(now)
+
+    def ahead(self) -> RidingAhead:
+        """What drafting came to."""
+        controller = self.controller
+        tally, pace = controller.tally, controller.pace
+        return RidingAhead(
+            shown_tokens=self.display.shown_tokens,
+            erased_tokens=self.display.erased_tokens,
+            drafted_tokens=tally.drafted,
+            sent_tokens=tally.sent,
+            checked_tokens=tally.checked,
+            right_tokens=tally.right,
+            sending_rounds=tally.sending_rounds,
+            holding_rounds=tally.holding_rounds,
+            switches=tally.switches,
+            rtt_ms=(controller.round_trip.median_s or 0.0) * 1e3,
+            commit_interval_ms=pace.interval_s * 1e3,
+            draft_ms=pace.draft_s * 1e3,
+        )
+
+    def _take_unsent(self, now: float) -> SendDraft | None:
+        draft = self.chain.take_unsent()
+        if draft is None:
+            return None
+        self.controller.sent(len(draft.ids))
+        return replace(draft, echo=self.controller.number(now))
 
     def _show(self, now: float) -> ClientEvent | None:
         if now < self.display.quiet_until and self.chain.ids:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
@@ -179,6 +179,7 @@ def _done(done: Done) -> edge_pb2.ChatDone:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
+        ahead=edge_pb2.RidingAhead(**asdict(done.ahead)),
     )
 
 

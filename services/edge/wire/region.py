@@ -12,6 +12,7 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
 from services.edge.session.actions import OpenRegion, SendDraft
+from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
     FinishReason,
     RegionCommit,
@@ -58,9 +59,12 @@ class RegionWire:
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
             residency=request.residency,
+            echo=action.echo,
             origin_region=self._origin_region,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
         )
+        if request.resume.ids:
+            opening.resume.CopyFrom(self._block(request.resume.ids))
         if action.prompt is not None:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
@@ -72,7 +76,11 @@ class RegionWire:
         """A frame of drafts."""
         ids = self._block(action.ids)
         draft = inference_pb2.Draft(
-            epoch=action.epoch, base=action.base, ids=ids, continues=action.continues
+            epoch=action.epoch,
+            base=action.base,
+            ids=ids,
+            continues=action.continues,
+            echo=action.echo,
         )
         return inference_pb2.SessionUp(draft=draft)
 
@@ -101,6 +109,9 @@ class RegionWire:
             replica=opened.replica,
             region=opened.region,
             vocabulary_digest=opened.vocabulary_digest,
+            max_drafts=opened.max_drafts,
+            echo=opened.echo,
+            held_s=_seconds(opened.held_ms),
         )
 
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
@@ -114,9 +125,27 @@ class RegionWire:
             accepted=commit.accepted,
             ids=ids,
             upto=commit.upto,
-            max_lead=commit.pace.max_lead,
+            pace=_pace(commit.pace),
             lossy=tuple(commit.lossy),
         )
+
+
+def _pace(pace: inference_pb2.Pace) -> Pace:
+    return Pace(
+        interval_s=_seconds(pace.commit_interval_ms),
+        row_s=_seconds(pace.row_ms),
+        ready_sessions=pace.ready_sessions,
+        max_lead=pace.max_lead,
+        overload_level=pace.overload_level,
+        echo=pace.echo,
+        held_s=_seconds(pace.held_ms),
+    )
+
+
+def _seconds(ms: float) -> float:
+    if not 0 <= ms < float("inf"):
+        raise MalformedFrameError(f"the region named a time of {ms} ms")
+    return ms / 1e3
 
 
 def _turns(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:

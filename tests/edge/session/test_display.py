@@ -57,6 +57,39 @@ def test_the_first_tokens_are_shown_more_eagerly() -> None:
     assert Display(PLAIN).show(outlook(*pieces, base=5), 0.0) is None
 
 
+def test_a_blank_before_a_word_to_come_is_not_shown() -> None:
+    display = Display(PLAIN)
+    shown = display.show(outlook((" the", 0.9), (" cat", 0.4)), 0.0)
+    assert shown == Provisional(10, 0, " the", 0.9)
+
+
+def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
+    pieces = ((" end.", 0.95), ("\n", 0.65), ("Then", 0.6), (" we", 0.55), (".", 0.3))
+    display = Display(PLAIN)
+    assert display.show(outlook(*pieces), 0.0) == Provisional(10, 0, " end.", 0.95)
+    sure = tuple((text, 0.72 if text == "\n" else p) for text, p in pieces)
+    assert display.show(outlook(*sure), 0.0) == Provisional(10, 5, "\nThen we", 0.55)
+    assert display.show(outlook(*pieces[:1], ("\n", 0.6), *pieces[2:4], (".", 0.5)), 0.0) == (
+        Provisional(10, 13, ".", 0.5)
+    ), "one that is shown does not hold up the rest"
+
+
+def test_tokens_shown_and_taken_back_are_counted() -> None:
+    display = Display(PLAIN)
+    display.show(outlook((" the", 0.9), (" cat", 0.8), (" sat", 0.7), (".", 0.7)), 0.0)
+    display.confirm(" the", False, 1.0)
+    assert (display.shown_tokens, display.erased_tokens) == (1, 0)
+    display.confirm(" cat lay", True, 1.0)
+    assert (display.shown_tokens, display.erased_tokens) == (2, 2)
+    display.show(outlook((" down", 0.9), (".", 0.9)), 2.0)
+    display.clear(2.0)
+    assert (display.shown_tokens, display.erased_tokens) == (2, 4)
+    display.show(outlook((" down", 0.9), (".", 0.9)), 3.0)
+    display.forget()
+    display.confirm(" down.", False, 3.0)
+    assert (display.shown_tokens, display.erased_tokens) == (2, 4), "who had not seen it, has not"
+
+
 def test_growth_appends_only() -> None:
     display = Display(PLAIN)
     display.show(outlook((" the", 0.9), (" cat", 0.8), (".", 0.1)), 0.0)

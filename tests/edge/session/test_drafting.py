@@ -14,6 +14,8 @@ from services.edge.session.actions import SendDraft
 from services.edge.session.drafting import DraftChain, DraftLimits
 from tests.edge.session.toolkit import EOS, ScriptedDrafter
 
+LEAD = 100
+"""More than any limit of these tests."""
 SCRIPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
 
 
@@ -32,69 +34,69 @@ def chain(
 
 def test_drafts_up_to_the_lead_and_sends_them_once() -> None:
     drafts = chain()
-    assert drafts.advance() is False
+    drafts.advance(LEAD)
     assert drafts.take_unsent() == SendDraft(0, 0, (1, 2, 3, 4))
-    drafts.advance()
+    drafts.advance(LEAD)
     assert drafts.take_unsent() is None
 
 
 def test_a_right_chain_goes_on_in_its_epoch() -> None:
     drafts = chain()
-    drafts.advance()
+    drafts.advance(LEAD)
     drafts.take_unsent()
     resolved = drafts.commit(0, 0, 2, [3])
     assert (resolved.ids, resolved.diverged) == ((1, 2, 3), False)
     assert (drafts.ids, drafts.num_sent) == ((4,), 1)
-    drafts.advance()
+    drafts.advance(LEAD)
     assert drafts.take_unsent() == SendDraft(0, 4, (5, 6, 7), continues=True)
 
 
 def test_a_divergence_ends_the_epoch() -> None:
     drafts = chain()
-    drafts.advance()
+    drafts.advance(LEAD)
     drafts.take_unsent()
     resolved = drafts.commit(0, 0, 1, [20])
     assert (resolved.ids, resolved.diverged) == ((1, 20), True)
     assert drafts.ids == ()
-    drafts.advance()
+    drafts.advance(LEAD)
     assert drafts.take_unsent() == SendDraft(1, 2, (3, 4, 5, 6))
 
 
 def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contiguous() -> None:
     drafts = chain()
-    drafts.advance()
+    drafts.advance(LEAD)
     drafts.take_unsent()
     assert drafts.commit(0, 0, 4, [5, 6]).diverged is False
-    drafts.advance()
+    drafts.advance(LEAD)
     assert drafts.take_unsent() == SendDraft(1, 6, (7, 8, 9, 10))
 
 
 def test_unsent_drafts_that_the_region_found_itself_leave_no_gap_in_an_epoch() -> None:
     drafts = chain(max_lead=4)
-    drafts.advance()
+    drafts.advance(LEAD)
     assert drafts.commit(0, 0, 0, [1, 2]).diverged is False
     assert drafts.take_unsent() == SendDraft(1, 2, (3, 4))
 
 
 def test_survival_is_counted_from_the_last_commit() -> None:
     drafts = chain(confidence=0.5, max_lead=8)
-    drafts.advance()
+    drafts.advance(LEAD)
     assert list(drafts.survival) == [0.5, 0.25]
     drafts.commit(0, 0, 0, [1])
     assert list(drafts.survival) == [0.5]
-    drafts.advance()
+    drafts.advance(LEAD)
     assert list(drafts.survival) == [0.5, 0.25]
 
 
 def test_no_draft_goes_past_the_end_of_the_reply() -> None:
     ended = chain([1, EOS, 3, 4])
-    ended.advance()
+    ended.advance(LEAD)
     assert ended.ids == (1, EOS)
     assert ended.ends_reply
-    ended.advance()
+    ended.advance(LEAD)
     assert ended.ids == (1, EOS)
     short = chain(max_tokens=3)
-    short.advance()
+    short.advance(LEAD)
     assert short.ids == (1, 2, 3)
 
 
@@ -102,11 +104,11 @@ def test_the_regions_lead_lowers_ours_only() -> None:
     drafts = chain(max_lead=4)
     drafts.limit_lead(0)
     drafts.limit_lead(100)
-    drafts.advance()
+    drafts.advance(LEAD)
     assert len(drafts.ids) == 4
     lower = chain(max_lead=4)
     lower.limit_lead(2)
-    lower.advance()
+    lower.advance(LEAD)
     assert lower.ids == (1, 2)
 
 
@@ -116,7 +118,7 @@ def test_a_long_prompt_is_learnt_in_slices() -> None:
     limits = DraftLimits(max_lead=4, absorb_tokens=16)
     drafts = DraftChain(drafter, limits, frozenset({EOS}), 100)
     drafts.learn(range(40))
-    assert [drafts.advance() for _ in range(3)] == [True, True, False]
+    assert [drafts.advance(LEAD)[1] for _ in range(3)] == [True, True, False]
     assert drafter.learnt == list(range(40))
     assert drafts.ids == (1, 2, 3, 4)
 
@@ -128,7 +130,7 @@ def test_a_long_prompt_is_learnt_in_slices() -> None:
 )
 def test_an_impossible_commit_is_refused(epoch: int, base: int, accepted: int) -> None:
     drafts = chain()
-    drafts.advance()
+    drafts.advance(LEAD)
     drafts.take_unsent()
     with pytest.raises(MalformedFrameError):
         drafts.commit(epoch, base, accepted, [9])
@@ -136,7 +138,7 @@ def test_an_impossible_commit_is_refused(epoch: int, base: int, accepted: int) -
 
 def test_drafts_that_were_not_sent_cannot_be_accepted() -> None:
     drafts = chain()
-    drafts.advance()
+    drafts.advance(LEAD)
     with pytest.raises(MalformedFrameError):
         drafts.commit(0, 0, 1, [])
 
@@ -178,7 +180,7 @@ def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
     resolved: list[int] = []
     while len(resolved) < 40:
         if rng.random() < 0.5:
-            drafts.advance()
+            drafts.advance(LEAD)
         if rng.random() < 0.5 and (frame := drafts.take_unsent()):
             region.take(frame)
         if rng.random() < 0.5:

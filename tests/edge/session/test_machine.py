@@ -32,6 +32,7 @@ from services.edge.session.inputs import (
     ChatAsked,
     ClientFailed,
     ClientGone,
+    DraftsReady,
     FinishReason,
     Input,
     PromptFailed,
@@ -69,6 +70,7 @@ INPUTS: dict[type[Input], Input] = {
     RegionCommit: RegionCommit(0, 0, 0, (1,), 1),
     RegionDone: RegionDone(FinishReason.STOP, 0),
     RegionFailed: RegionFailed(NoReplicaError("none")),
+    DraftsReady: DraftsReady(),
     Tick: Tick(),
 }
 
@@ -104,6 +106,7 @@ EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
         NOTHING,
     ],
     RegionFailed: [FAIL, FAIL, FAIL, FAIL, NOTHING],
+    DraftsReady: [NOTHING] * 5,
     Tick: [NOTHING] * 5,
 }
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.edge.session.drafting import DraftLimits
+from services.edge.session.drafting import DraftLimits, Guess
 from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
@@ -35,12 +34,6 @@ PROMPT = (1, 2, 3)
 OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
 
 
-@dataclass(frozen=True)
-class ScriptedGuess:
-    ids: tuple[int, ...]
-    survival: tuple[float, ...]
-
-
 class ScriptedDrafter:
     """Guesses that the reply goes on as `script` says, each token with the same confidence."""
 
@@ -53,10 +46,11 @@ class ScriptedDrafter:
     def extend(self, ids: Sequence[int]) -> None:
         self.learnt.extend(ids)
 
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> ScriptedGuess:
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
         at = len(self.learnt) - self.prompt_tokens + len(tentative_ids)
         ids = tuple(self.script[at : at + max_tokens])
-        return ScriptedGuess(ids, tuple(self.confidence ** (n + 1) for n in range(len(ids))))
+        survival = tuple(self.confidence ** (n + 1) for n in range(len(ids)))
+        return Guess(ids, survival, ("script",) * len(ids))
 
 
 def new_reply(params: SamplingParams) -> ReplyText:

@@ -10,6 +10,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
 from services.edge.session.actions import OpenRegion, SendDraft
+from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
     FinishReason,
     RegionCommit,
@@ -77,9 +78,9 @@ def test_commits_with_and_without_ids() -> None:
     commit.pace.max_lead = 9
     commit.lossy.append(5)
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
-    assert got == RegionCommit(1, 2, 3, (4, 5), 7, 9, (5,))
+    assert got == RegionCommit(1, 2, 3, (4, 5), 7, Pace(max_lead=9), (5,))
     bare = inference_pb2.Commit(accepted=2, upto=2)
-    assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2, 0)
+    assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2)
 
 
 def test_a_commit_of_absurd_length_is_refused() -> None:

@@ -1,0 +1,125 @@
+"""How often drafts are right, by who made them and how deep in a chain they stand."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.speculation.survival import Calibration
+
+_BUCKET_ENDS = (1, 2, 4, 8)
+"""Depths 0, 1, 2-3, 4-7, and all beyond."""
+NUM_BUCKETS = len(_BUCKET_ENDS) + 1
+_FORGETTING = 0.99
+_PRIOR = 0.6
+_PRIOR_WEIGHT = 4.0
+MAX_SOURCES = 8
+"""Sources are told apart up to this many; further names count as one."""
+_OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one draft."""
+
+    source: str
+    depth: int
+    """Drafts of its chain before it, confirmed ones included."""
+    promise: float
+    """Survival that its source promised, of it and all before it that were open then."""
+    right: bool
+    first_wrong: bool = False
+    """All before it in the chain were right. Drafts behind a wrong one tell nothing of their own
+    source: their beginning was wrong already."""
+
+
+def bucket_of(depth: int) -> int:
+    """The bucket of a depth from 0 on."""
+    return bisect_right(_BUCKET_ENDS, depth)
+
+
+@dataclass(slots=True)
+class _Sum:
+    right: float = 0.0
+    tried: float = 0.0
+
+    def add(self, right: bool) -> None:
+        self.right = self.right * _FORGETTING + right
+        self.tried = self.tried * _FORGETTING + 1.0
+
+
+class Acceptance:
+    """Chance that a draft is right after right ones: a ratio of sums that forget, not a mean of
+    ratios, which would be biased by short chains (Jensen). Believed at first to be as in `average`,
+    that of all chats of the edge."""
+
+    def __init__(self, average: Acceptance | None = None) -> None:
+        self._average = average
+        self._sums: dict[tuple[str, int], _Sum] = {}
+        self._pooled = [_Sum() for _ in range(NUM_BUCKETS)]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Whose drafts were counted."""
+        return tuple(dict.fromkeys(source for source, _ in self._sums))
+
+    def observe(self, outcomes: Iterable[Outcome], ended_at: int | None = None) -> None:
+        """Count drafts that are right, and the first wrong one. `ended_at`: the depth at which
+        nobody had a draft for a token that was then committed, as good as a wrong one."""
+        for outcome in outcomes:
+            if outcome.right or outcome.first_wrong:
+                bucket = bucket_of(outcome.depth)
+                self._sum_of(outcome.source, bucket).add(outcome.right)
+                self._pooled[bucket].add(outcome.right)
+        if ended_at is not None:
+            self._pooled[bucket_of(ended_at)].add(False)
+
+    def rate(self, bucket: int) -> float:
+        """The chance that there is a right draft at the depths of this bucket."""
+        believed = self._average.rate(bucket) if self._average is not None else _PRIOR
+        pooled = self._pooled[bucket]
+        return (pooled.right + believed * _PRIOR_WEIGHT) / (pooled.tried + _PRIOR_WEIGHT)
+
+    def rate_of(self, source: str) -> float:
+        """The chance over all depths of this source's drafts; 0 if there were none."""
+        sums = [total for (name, _), total in self._sums.items() if name == source]
+        tried = sum(total.tried for total in sums)
+        return sum(total.right for total in sums) / tried if tried else 0.0
+
+    def survival(self, num_tokens: int) -> list[float]:
+        """[num_tokens + 1] chance that the first 0, 1, ... drafts of a chain are all right."""
+        rates = [self.rate(bucket) for bucket in range(NUM_BUCKETS)]
+        chances = [1.0]
+        for depth in range(num_tokens):
+            chances.append(chances[-1] * rates[bucket_of(depth)])
+        return chances
+
+    def _sum_of(self, source: str, bucket: int) -> _Sum:
+        if source not in self.sources and len(self.sources) >= MAX_SOURCES:
+            source = _OTHER
+        return self._sums.setdefault((source, bucket), _Sum())
+
+
+@dataclass(slots=True)
+class Averages:
+    """What an edge has learned from all its chats, for those to come."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
+    """By source: what its promises are worth."""
+
+    def calibrated(self, source: str, promise: float) -> float:
+        """The survival of a draft, given what its source promises, 0..1."""
+        return self._of(source).apply((promise,))[0]
+
+    def observe(self, outcomes: Sequence[Outcome], ended_at: int | None = None) -> None:
+        """Drafts were confirmed, or fell with their chain, or there was none."""
+        self.acceptance.observe(outcomes, ended_at)
+        for outcome in outcomes:
+            self._of(outcome.source).observe((outcome.promise,), int(outcome.right))
+
+    def _of(self, source: str) -> Calibration:
+        if source not in self.calibrations and len(self.calibrations) >= MAX_SOURCES:
+            source = _OTHER
+        return self.calibrations.setdefault(source, Calibration())
