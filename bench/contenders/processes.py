@@ -6,18 +6,30 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
+
+from outrider.cli.local.supervisor import die_with_parent
 
 _LINE_LIMIT_BYTES = 1 << 26
 
 
 @contextlib.asynccontextmanager
 async def child(
-    *command: str, environ: Mapping[str, str] | None = None, silent: bool = False
+    *command: str,
+    environ: Mapping[str, str] | None = None,
+    silent: bool = False,
+    cores: Collection[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start `command` with pipes; `silent` throws away what it prints."""
+    """Start `command` with pipes; `silent` throws away what it prints. It runs on these cores,
+    without any on those of this process, and ends with it."""
     null = asyncio.subprocess.DEVNULL
+
+    def settle() -> None:
+        die_with_parent()
+        if cores:
+            os.sched_setaffinity(0, cores)
+
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -25,6 +37,7 @@ async def child(
         stderr=null if silent else None,
         env={**os.environ, **(environ or {})},
         limit=_LINE_LIMIT_BYTES,
+        preexec_fn=settle,
     )
     try:
         yield process

@@ -120,57 +120,92 @@ class RegionClient:
     ) -> Reply:
         """Run one session to its end; cancelled, it cancels the session. Raises what the region
         answers as a typed error."""
-        opening = inference_pb2.OpenSession(
-            request_id=uuid.uuid4().hex,
-            vocabulary_digest=digest,
-            ids=inference_pb2.PromptDelta(tail=wire_tokens.to_proto(self._coder.encode(prompt))),
-            sampling=wire_sampling.to_proto(sampling),
-            speculation=speculation,
-            priority=priority,
-            cache_salt=cache_salt,
-            codecs=[int(codec) for codec in self._coder.supported],  # type: ignore[misc]
-        )
-        return await self._converse(opening, drafter)
+        opening = opening_frame(self._coder, prompt, sampling, digest)
+        opening.speculation = speculation
+        opening.priority = priority
+        opening.cache_salt = cache_salt
+        state = _Session(self._coder, drafter)
+        async with self.open(opening) as talk:
+            state.reply.opened_at = talk.opened_at
+            while not state.apply(await talk.receive()):
+                if (draft := state.draft()) is not None:
+                    talk.draft(draft)
+        return state.reply
 
-    async def _converse(self, opening: inference_pb2.OpenSession, drafter: Drafter | None) -> Reply:
+    @contextlib.asynccontextmanager
+    async def open(self, opening: inference_pb2.OpenSession) -> AsyncIterator[Conversation]:
+        """One session, frame by frame; cancelled, it cancels the session. Raises why the stream
+        is over."""
         if self._failure is not None:
             raise self._failure
         session = next(_ids)
         inbox = self._down[session] = asyncio.Queue()
-        state = _Session(session, self._coder, drafter)
-        state.reply.opened_at = time.perf_counter()
         self._up.put_nowait(inference_pb2.SessionUp(session=session, open=opening))
         try:
-            while not state.apply(await inbox.get()):
-                if (frame := state.draft()) is not None:
-                    self._up.put_nowait(frame)
+            yield Conversation(session, self._up, inbox, time.perf_counter())
         except asyncio.CancelledError:
             cancel = inference_pb2.CancelSession(reason="nobody waits")
             self._up.put_nowait(inference_pb2.SessionUp(session=session, cancel=cancel))
             raise
         finally:
             del self._down[session]
-        return state.reply
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One session's frames both ways."""
+
+    session: int
+    _up: asyncio.Queue[inference_pb2.SessionUp]
+    _inbox: asyncio.Queue[inference_pb2.SessionDown | Exception]
+    opened_at: float
+    """On `time.perf_counter`, seconds."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a frame has come that was not received yet."""
+        return not self._inbox.empty()
+
+    async def receive(self) -> inference_pb2.SessionDown:
+        """The next frame. Raises the stream's error, and the session's as a typed error."""
+        frame = await self._inbox.get()
+        if isinstance(frame, Exception):
+            raise frame
+        if frame.WhichOneof("kind") == "error":
+            raise wire_errors.from_detail(frame.error)
+        return frame
+
+    def draft(self, draft: inference_pb2.Draft) -> None:
+        """Send guesses."""
+        self._up.put_nowait(inference_pb2.SessionUp(session=self.session, draft=draft))
+
+
+def opening_frame(
+    coder: TokenCoder, prompt: Sequence[int], sampling: SamplingParams, digest: bytes
+) -> inference_pb2.OpenSession:
+    """Asks for one reply, under an id of its own."""
+    return inference_pb2.OpenSession(
+        request_id=uuid.uuid4().hex,
+        vocabulary_digest=digest,
+        ids=inference_pb2.PromptDelta(tail=wire_tokens.to_proto(coder.encode(prompt))),
+        sampling=wire_sampling.to_proto(sampling),
+        codecs=[int(codec) for codec in coder.supported],  # type: ignore[misc]
+    )
 
 
 class _Session:
     """The edge's side of one session: the reply so far and the drafts it sent."""
 
-    def __init__(self, number: int, coder: TokenCoder, drafter: Drafter | None) -> None:
+    def __init__(self, coder: TokenCoder, drafter: Drafter | None) -> None:
         self.reply = Reply()
-        self._number = number
         self._coder = coder
         self._drafter = drafter
         self._epoch = 0
         self._chains: dict[int, tuple[int, tuple[int, ...]]] = {}
 
-    def apply(self, frame: inference_pb2.SessionDown | Exception) -> bool:
-        """Take one frame; True when the session is over. Raises the stream's or session's error."""
-        if isinstance(frame, Exception):
-            raise frame
+    def apply(self, frame: inference_pb2.SessionDown) -> bool:
+        """Take one frame; True when the session is over."""
         kind = frame.WhichOneof("kind")
-        if kind == "error":
-            raise wire_errors.from_detail(frame.error)
         if kind == "commit":
             self._commit(frame.commit)
         if kind == "done":
@@ -195,7 +230,7 @@ class _Session:
         reply.ids.extend(self._coder.decode(block, max_count=1 << 20))
         assert commit.upto == len(reply.ids)
 
-    def draft(self) -> inference_pb2.SessionUp | None:
+    def draft(self) -> inference_pb2.Draft | None:
         """The next Draft frame: a new chain, so a new epoch, behind what is committed."""
         if self._drafter is None:
             return None
@@ -206,5 +241,4 @@ class _Session:
         base = len(self.reply.ids)
         self._chains[self._epoch] = (base, ids)
         block = wire_tokens.to_proto(self._coder.encode(ids))
-        draft = inference_pb2.Draft(epoch=self._epoch, base=base, ids=block)
-        return inference_pb2.SessionUp(session=self._number, draft=draft)
+        return inference_pb2.Draft(epoch=self._epoch, base=base, ids=block)
