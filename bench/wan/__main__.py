@@ -1,0 +1,104 @@
+"""Starts everything, measures, compares with the reference, reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+
+import bench.wan
+from bench.contenders.reference import reference
+from bench.contenders.work import Request, Work
+from bench.harness.figures import Run, parser, start
+from bench.wan.asking import messages_of, sampling_of
+from bench.wan.machines.testbed import testbed
+from bench.wan.measure import Measured, Rough, measure
+from bench.wan.plan import FULL, QUICK, SCHEMES, Size
+from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.results import Results
+from bench.wan.report.tables import add_tables
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+
+_ROLES = ("edge", "router", "inference")
+
+
+def main() -> int:
+    arguments = _flags().parse_args()
+    run = start("wan", arguments)
+    cores = os.sched_getaffinity(0)
+    size = QUICK if run.quick else FULL
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    measured = asyncio.run(_measure(arguments, vocabulary, size))
+    os.sched_setaffinity(0, cores)
+    print("the reference replies", file=sys.stderr)
+    truth = _reference(vocabulary, size, len(cores))
+    results = Results(measured.batches)
+    return _report(run, results, measured, truth)
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = parser("wan", bench.wan.__doc__ or "")
+    flags.formatter_class = argparse.RawDescriptionHelpFormatter
+    flags.add_argument("--threads", type=int, default=1, help="threads of the region's engines")
+    flags.add_argument("--jitter-ms", type=float, default=0.0, help="per packet, at most, one way")
+    flags.add_argument("--loss", type=float, default=0.0, help="share of QUIC's datagrams")
+    flags.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="ROLE.KEY=VALUE",
+        help="a setting of every service of a role",
+    )
+    return flags
+
+
+async def _measure(arguments: argparse.Namespace, vocabulary: Vocabulary, size: Size) -> Measured:
+    settings = {
+        role: [s.removeprefix(f"{role}.") for s in arguments.set if s.startswith(f"{role}.")]
+        for role in _ROLES
+    }
+    rough = Rough(arguments.jitter_ms, arguments.loss)
+    async with testbed(arguments.threads, settings) as bed:
+        return await measure(bed, vocabulary, size, rough)
+
+
+def _reference(
+    vocabulary: Vocabulary, size: Size, threads: int
+) -> dict[tuple[int, float, int], tuple[int, ...]]:
+    """The ids of every reply, by round, temperature and number of the prompt."""
+    truth = {}
+    for turn in range(size.rounds):
+        prompts = [tuple(vocabulary.encode_chat(messages_of(p))) for p in size.prompts(turn)]
+        for temperature in size.temperatures:
+            params = [sampling_of(temperature, n, size.max_tokens) for n in range(len(prompts))]
+            requests = [
+                Request(prompt, how.max_tokens, seed=how.seed)
+                for prompt, how in zip(prompts, params, strict=True)
+            ]
+            work = Work((), temperature=temperature)
+            for number, ids in enumerate(reference(vocabulary, work, requests, threads)):
+                truth[turn, temperature, number] = ids
+    return truth
+
+
+def _report(
+    run: Run,
+    results: Results,
+    measured: Measured,
+    truth: dict[tuple[int, float, int], tuple[int, ...]],
+) -> int:
+    counts = {scheme.name: results.num_exact(scheme, truth) for scheme in SCHEMES}
+    exact = {name: f"{right} of {count}" for name, (right, count) in counts.items()}
+    model = model_of(results)
+    add_tables(run, results, measured, model, exact)
+    run.figures.update(figures_of(results, measured, model, exact))
+    run.finish()
+    return int(any(right != count for right, count in counts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

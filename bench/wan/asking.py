@@ -1,0 +1,101 @@
+"""Asks one scheme for a batch of chats."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from bench.harness.prompts import Prompt
+from bench.harness.region_client import RegionClient, opening_frame
+from bench.wan.plan import Cell, Scheme
+from bench.wan.samples import Reader, Sample
+from bench.wan.waiting.edge import SuffixSource, WaitingPolicy, converse
+from outrider.client import Client
+from outrider.codec.tokens import TokenCoder
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The ways to ask, all of them up."""
+
+    near: Client
+    far: Client
+    waiting: RegionClient
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Asks prompts and times what comes."""
+
+    connections: Connections
+    vocabulary: Vocabulary
+    coder: TokenCoder
+    max_tokens: int
+
+    async def ask_all(
+        self, scheme: Scheme, cell: Cell, prompts: Sequence[Prompt]
+    ) -> tuple[Sample, ...]:
+        """All prompts, `cell.sessions` at a time; in the order of the prompts."""
+        slots = asyncio.Semaphore(cell.sessions)
+
+        async def one(number: int, prompt: Prompt) -> Sample:
+            async with slots:
+                sampling = sampling_of(cell.temperature, number, self.max_tokens)
+                return await self._way(scheme)(prompt, sampling)
+
+        return tuple(await asyncio.gather(*(one(n, p) for n, p in enumerate(prompts))))
+
+    def _way(self, scheme: Scheme) -> Callable[[Prompt, SamplingParams], Awaitable[Sample]]:
+        policy = scheme.policy
+        if policy is not None:
+            return lambda prompt, sampling: self._as_edge(policy, prompt, sampling)
+        return lambda prompt, sampling: self._as_client(scheme, prompt, sampling)
+
+    async def _as_client(self, scheme: Scheme, prompt: Prompt, sampling: SamplingParams) -> Sample:
+        client = self.connections.near if scheme.gateway == "near" else self.connections.far
+        reader = Reader()
+        began = time.perf_counter()
+        async with client.chat(
+            messages_of(prompt),
+            sampling=sampling,
+            provisional=scheme.provisional,
+            speculation=scheme.speculation,
+        ) as chat:
+            async for event in chat:
+                reader.take(event, (time.perf_counter() - began) * 1000)
+            usage = (await chat.result()).usage
+        return reader.sample(usage.draft_tokens, usage.accepted_tokens)
+
+    async def _as_edge(
+        self, policy: WaitingPolicy, prompt: Prompt, sampling: SamplingParams
+    ) -> Sample:
+        began = time.perf_counter()
+        ids = self.vocabulary.encode_chat(messages_of(prompt))
+        opening = opening_frame(self.coder, ids, sampling, self.vocabulary.digest)
+        async with self.connections.waiting.open(opening) as talk:
+            reply = await converse(talk, ids, SuffixSource(), policy, self.coder)
+        commits = tuple(((at - began) * 1000, count) for at, count in reply.commits)
+        first_ms = commits[0][0]
+        return Sample(
+            ids=tuple(reply.ids),
+            visible_ms=first_ms,
+            stable_ms=first_ms,
+            commits=commits,
+            num_drafts=reply.num_drafts,
+            num_accepted=reply.num_accepted,
+        )
+
+
+def messages_of(prompt: Prompt) -> list[Message]:
+    """The chat of a prompt."""
+    return [Message("user", prompt.text)]
+
+
+def sampling_of(temperature: float, number: int, max_tokens: int) -> SamplingParams:
+    """How the round's prompt of this number is answered, by whatever scheme."""
+    return SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens)

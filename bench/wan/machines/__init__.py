@@ -1,0 +1,1 @@
+"""The processes that a run needs, where they run, and the CPU time they use."""

@@ -1,0 +1,1 @@
+"""What the batches come to: figures, predictions and tables."""

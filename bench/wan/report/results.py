@@ -1,0 +1,143 @@
+"""The batches, by scheme and condition, and scheme against scheme on the same prompts (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.harness.figures import median
+from bench.wan.plan import PLAIN, Cell, Scheme
+from bench.wan.relay.lane import Traffic
+from bench.wan.samples import Batch, Sample
+
+_DATAGRAM_BYTES = 28
+"""UDP (8) and IPv4 (20) headers of a datagram."""
+_SEGMENT_BYTES = 52
+"""TCP (20, timestamps 12) and IPv4 (20) headers of a segment; a read counts as one. Pure
+acknowledgements, which the relay does not see, are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which conditions; None: any."""
+
+    rtt_ms: float | None = None
+    sessions: int | None = None
+    temperature: float | None = None
+
+    def holds(self, cell: Cell) -> bool:
+        """Whether a condition is one of these."""
+        return (
+            self.rtt_ms in (None, cell.rtt_ms)
+            and self.sessions in (None, cell.sessions)
+            and self.temperature in (None, cell.temperature)
+        )
+
+
+ANYWHERE = Where()
+
+
+class Results:
+    """All batches of a run."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = {(b.scheme, b.cell, b.turn): b for b in batches}
+
+    def batches(self, scheme: Scheme, where: Where = ANYWHERE) -> list[Batch]:
+        """A scheme's."""
+        return [b for b in self._batches.values() if b.scheme == scheme and where.holds(b.cell)]
+
+    def samples(self, scheme: Scheme, where: Where = ANYWHERE) -> list[Sample]:
+        """A scheme's chats."""
+        return [sample for batch in self.batches(scheme, where) for sample in batch.samples]
+
+    def rtts_ms(self) -> list[float]:
+        """Those measured, rising."""
+        return sorted({batch.cell.rtt_ms for batch in self._batches.values()})
+
+    def crowds(self) -> list[int]:
+        """Sessions at once, rising."""
+        return sorted({batch.cell.sessions for batch in self._batches.values()})
+
+    def temperatures(self) -> list[float]:
+        """Those measured, rising."""
+        return sorted({batch.cell.temperature for batch in self._batches.values()})
+
+    def pace_ratios(
+        self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
+    ) -> list[float]:
+        """Pace of final tokens over the other scheme's, chat by chat; above 1 is faster."""
+        return list(self._ratios(scheme, where, over, lambda sample: sample.token_ms))
+
+    def whole_ratios(
+        self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
+    ) -> list[float]:
+        """The same for the time from the ask to the last token."""
+        return list(self._ratios(scheme, where, over, lambda sample: sample.whole_ms))
+
+    def _ratios(
+        self,
+        scheme: Scheme,
+        where: Where,
+        over: Scheme,
+        duration: Callable[[Sample], float | None],
+    ) -> Iterator[float]:
+        for batch in self.batches(scheme, where):
+            other = self._batches[over, batch.cell, batch.turn]
+            for ours, theirs in zip(batch.samples, other.samples, strict=True):
+                mine, base = duration(ours), duration(theirs)
+                if mine and base:
+                    yield base / mine
+
+    def tokens_per_core_s(self, scheme: Scheme, where: Where = ANYWHERE) -> float:
+        """Final tokens per second of CPU time of the region; 0 if it used none that was seen."""
+        batches = self.batches(scheme, where)
+        spent = sum(batch.region_cpu_s for batch in batches)
+        return sum(batch.num_tokens for batch in batches) / spent if spent else 0.0
+
+    def capacity_ratios(self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE) -> list[float]:
+        """Tokens per core-second over the other scheme's, condition by condition."""
+        ratios = []
+        for batch in self.batches(scheme, where):
+            other = self._batches[over, batch.cell, batch.turn]
+            if batch.region_cpu_s and other.region_cpu_s:
+                mine, base = (b.num_tokens / b.region_cpu_s for b in (batch, other))
+                ratios.append(mine / base)
+        return ratios
+
+    def bytes_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> dict[str, float]:
+        """On the long link, per final token: payload and estimated wire bytes, up and down. The
+        opening of a chat, its prompt included, is in it."""
+        batches = self.batches(scheme, where)
+        tokens = sum(batch.num_tokens for batch in batches)
+        header = _SEGMENT_BYTES if scheme.gateway != "far" else _DATAGRAM_BYTES
+        ways = {"up": [b.up for b in batches], "down": [b.down for b in batches]}
+        return {
+            **{way: _payload(seen) / tokens for way, seen in ways.items()},
+            **{f"{way} wire": _wire(seen, header) / tokens for way, seen in ways.items()},
+        }
+
+    def num_exact(
+        self, scheme: Scheme, truth: Mapping[tuple[int, float, int], tuple[int, ...]]
+    ) -> tuple[int, int]:
+        """How many chats had the reference's ids, of how many; `truth` by round, temperature and
+        number of the prompt."""
+        checked = [
+            sample.ids == truth[batch.turn, batch.cell.temperature, number]
+            for batch in self.batches(scheme)
+            for number, sample in enumerate(batch.samples)
+        ]
+        return sum(checked), len(checked)
+
+    def step_ms(self, where: Where = ANYWHERE) -> float:
+        """t_s: a plain step of the region, as a reader next to it sees it."""
+        times = [sample.token_ms for sample in self.samples(PLAIN, where)]
+        return median([time for time in times if time is not None])
+
+
+def _payload(ways: Sequence[Traffic]) -> float:
+    return float(sum(way.num_bytes for way in ways))
+
+
+def _wire(ways: Sequence[Traffic], header: int) -> float:
+    return _payload(ways) + header * sum(way.packets for way in ways)

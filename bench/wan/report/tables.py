@@ -1,0 +1,135 @@
+"""The tables of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bench.harness.figures import Cell, Run, median, quantile, show
+from bench.wan.measure import Measured
+from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.report.figures import Model
+from bench.wan.report.results import Results, Where
+
+_ALONE = 1
+
+
+def add_tables(
+    run: Run, results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
+) -> None:
+    """All of them, the one of most interest first."""
+    first_tokens(run, results)
+    paces(run, results)
+    crowds(run, results)
+    capacity(run, results, exact)
+    provisional(run, results)
+    break_even(run, results, model)
+    relay(run, measured)
+
+
+def first_tokens(run: Run, results: Results) -> None:
+    """What the reader waits for."""
+    columns = ("plain p50", "plain p95", "visible p50", "visible p95", "committed p50")
+    more = ("committed p95", "stable p50", "stable p95", "plain over visible")
+    title = "Time to first token by RTT, plain streaming and Outrider, one chat at a time, ms"
+    table = run.table(title, "RTT, ms", *columns, *more)
+    for rtt_ms in results.rtts_ms():
+        where = Where(rtt_ms, _ALONE)
+        plain = [sample.committed_ms for sample in results.samples(PLAIN, where)]
+        ours = results.samples(OURS, where)
+        kinds = (
+            plain,
+            [sample.visible_ms for sample in ours],
+            [sample.committed_ms for sample in ours],
+            [sample.stable_ms for sample in ours],
+        )
+        cells = [quantile(times, share) for times in kinds for share in (0.5, 0.95)]
+        table.add(int(rtt_ms), *cells, cells[0] / cells[2])
+
+
+def paces(run: Run, results: Results) -> None:
+    """Final tokens against plain streaming, by RTT."""
+    rtts_ms = results.rtts_ms()
+    columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
+    for temperature in results.temperatures():
+        how = "greedy" if temperature == 0 else f"T={temperature:g}"
+        title = f"Pace of final tokens over plain streaming, one chat at a time, {how}"
+        table = run.table(f"{title}, median (lowest to highest)", "scheme", *columns)
+        for scheme in SCHEMES:
+            wheres = [Where(rtt_ms, _ALONE, temperature) for rtt_ms in rtts_ms]
+            table.add(scheme.name, *(_ranged(results.pace_ratios(scheme, w)) for w in wheres))
+
+
+def crowds(run: Run, results: Results) -> None:
+    """The same with several chats at once."""
+    for sessions in results.crowds():
+        if sessions == _ALONE:
+            continue
+        rtts_ms = [r for r in results.rtts_ms() if results.batches(PLAIN, Where(r, sessions))]
+        title = f"Pace of final tokens over plain streaming, {sessions} chats at once, median"
+        columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
+        table = run.table(title, "scheme", *columns)
+        for scheme in SCHEMES:
+            wheres = [Where(rtt_ms, sessions) for rtt_ms in rtts_ms]
+            table.add(scheme.name, *(median(results.pace_ratios(scheme, w)) for w in wheres))
+
+
+def capacity(run: Run, results: Results, exact: Mapping[str, str]) -> None:
+    """What the region spends, and what the long link carries."""
+    most = results.crowds()[-1]
+    busy = Where(sessions=most)
+    title = f"Cost of a final token: region's CPU with {most} chats at once, bytes on the long link"
+    table = run.table(
+        *(title, "scheme", "tokens per core-second", "over plain"),
+        *("bytes up", "bytes down", "wire bytes up", "wire bytes down", "exact replies"),
+    )
+    for scheme in SCHEMES:
+        sent = results.bytes_per_token(scheme)
+        ratio = median(results.capacity_ratios(scheme, PLAIN, busy) or [0.0])
+        sizes: list[Cell] = [sent[way] for way in ("up", "down", "up wire", "down wire")]
+        tokens = results.tokens_per_core_s(scheme, busy)
+        table.add(scheme.name, tokens, ratio, *sizes, exact[scheme.name])
+
+
+def provisional(run: Run, results: Results) -> None:
+    """What was shown before it was final, and taken back."""
+    table = run.table(
+        *("Provisional text of Outrider", "RTT, ms", "temperature"),
+        *("erasure", "shown early", "drafts accepted"),
+    )
+    for rtt_ms in results.rtts_ms():
+        for temperature in results.temperatures():
+            samples = results.samples(OURS, Where(rtt_ms, None, temperature))
+            chars = sum(sample.num_chars for sample in samples) or 1
+            drafts = sum(sample.num_drafts for sample in samples) or 1
+            erased, early, accepted = (
+                sum(getattr(sample, name) for sample in samples)
+                for name in ("erased_chars", "early_chars", "num_accepted")
+            )
+            cells = (erased / chars, early / chars, accepted / drafts)
+            table.add(int(rtt_ms), temperature, *cells)
+
+
+def break_even(run: Run, results: Results, model: Model) -> None:
+    """Up to which RTT drafting far from the model pays."""
+    table = run.table(
+        "RTT up to which a scheme is ahead, one chat at a time, ms", "scheme", "over",
+        "measured", "predicted",
+    )  # fmt: skip
+    for scheme, over in ((ROUNDS, PLAIN), (STREAM, PLAIN), (OURS, PLAIN), (OURS, REGION_SUFFIX)):
+        predicted = model.predicted_ms.get((scheme.name, over.name))
+        shown: Cell = "always" if predicted is None else predicted
+        table.add(scheme.name, over.name, model.measured_ms[scheme.name, over.name], shown)
+
+
+def relay(run: Run, measured: Measured) -> None:
+    """Whether the relay is the bottleneck."""
+    late = [measured.relay.lateness_ms(share) for share in (0.5, 0.95, 0.99)]
+    table = run.table(
+        "The relay itself", "packets held", "added delay p50, ms", "p95", "p99", "share of a core"
+    )
+    share = measured.relay_cpu_s / measured.seconds if measured.seconds else 0.0
+    table.add(measured.relay.packets, *late, share)
+
+
+def _ranged(ratios: Sequence[float]) -> str:
+    return f"{show(median(ratios))} ({show(min(ratios))} to {show(max(ratios))})"

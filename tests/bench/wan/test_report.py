@@ -1,0 +1,170 @@
+"""From chats to figures, on made-up chats whose answers are known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.harness.figures import Run
+from bench.wan.measure import Measured
+from bench.wan.plan import FULL, OURS, PLAIN, QUICK, ROUNDS, SCHEMES, STREAM, Cell, Scheme, Size
+from bench.wan.relay.lane import Traffic
+from bench.wan.report import theory
+from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.results import Results, Where
+from bench.wan.report.tables import add_tables
+from bench.wan.samples import Batch, Reader, Sample
+from outrider.client import Committed, Provisional, Retracted
+
+RTTS_MS = (0.0, 100.0)
+STEP_MS = 20.0
+
+
+def sample(first_ms: float, token_ms: float, count: int = 11, visible_ms: float = 0.0) -> Sample:
+    return Sample(
+        ids=tuple(range(count)),
+        visible_ms=visible_ms or first_ms,
+        stable_ms=first_ms,
+        commits=tuple((first_ms + n * token_ms, n + 1) for n in range(count)),
+        num_chars=100,
+        erased_chars=10,
+        early_chars=40,
+        num_drafts=8,
+        num_accepted=5,
+    )
+
+
+def token_ms(scheme: Scheme, rtt_ms: float) -> float:
+    """Rounds pay the RTT every other token; ours is a quarter faster than plain streaming."""
+    if scheme in (ROUNDS, STREAM):
+        return (STEP_MS + rtt_ms) / 2
+    return STEP_MS / 1.25 if scheme == OURS else STEP_MS
+
+
+def batches() -> list[Batch]:
+    made = []
+    for scheme, rtt_ms, sessions in itertools.product(SCHEMES, RTTS_MS, (1, 4)):
+        visible_ms = 12.0 if scheme == OURS else 0.0
+        one = sample(50 + rtt_ms, token_ms(scheme, rtt_ms), visible_ms=visible_ms)
+        cpu_s = 2.0 if scheme.drafts_in_region else 1.0
+        made.append(
+            Batch(
+                scheme,
+                Cell(rtt_ms, sessions, 0.0),
+                turn=0,
+                samples=(one,) * sessions,
+                region_cpu_s=cpu_s,
+                edge_cpu_s=0.5,
+                up=Traffic(packets=sessions, num_bytes=11 * sessions),
+                down=Traffic(packets=2 * sessions, num_bytes=22 * sessions),
+                num_calls=10,
+                busy_s=0.3,
+            )
+        )
+    return made
+
+
+def test_a_chat_is_read_as_its_reader_sees_it() -> None:
+    reader = Reader()
+    reader.take(Provisional(0, 0, "He", 0.5), 10.0)
+    reader.take(Retracted(0), 20.0)
+    reader.take(Provisional(0, 0, "It is", 0.5), 30.0)
+    reader.take(Provisional(0, 3, "was", 0.5), 40.0)
+    reader.take(Committed("It was", (1, 2), 2), 50.0)
+    reader.take(Committed(" so", (3,), 3), 70.0)
+    seen = reader.sample(4, 2)
+    assert (seen.visible_ms, seen.stable_ms, seen.committed_ms) == (10.0, 30.0, 50.0)
+    assert (seen.num_chars, seen.erased_chars, seen.early_chars) == (9, 4, 6)
+    assert (seen.whole_ms, seen.token_ms, seen.num_rounds) == (70.0, 10.0, 1)
+
+
+def test_a_reply_that_came_at_once_has_no_pace() -> None:
+    reader = Reader()
+    reader.take(Committed("", (1, 2), 2), 5.0)
+    seen = reader.sample(0, 0)
+    assert (seen.token_ms, seen.visible_ms, seen.stable_ms) == (None, 5.0, 5.0)
+
+
+def test_schemes_are_compared_chat_by_chat() -> None:
+    results = Results(batches())
+    assert results.rtts_ms() == list(RTTS_MS)
+    far = Where(100.0, 1)
+    assert results.pace_ratios(OURS, far) == pytest.approx([1.25])
+    assert results.pace_ratios(ROUNDS, far) == pytest.approx([20 / 60])
+    assert results.pace_ratios(OURS, Where(sessions=4)) == pytest.approx([1.25] * 8)
+    assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
+    assert results.step_ms(Where(0.0)) == pytest.approx(20.0)
+    assert results.capacity_ratios(OURS, SCHEMES[2], Where(100.0, 4)) == [2.0]
+    assert results.tokens_per_core_s(OURS, Where(0.0, 4)) == 44.0
+    sent = results.bytes_per_token(OURS)
+    assert (sent["up"], sent["down"]) == (1.0, 2.0)
+    assert sent["up wire"] == pytest.approx(1 + 52 / 11)
+
+
+def test_exact_replies_are_counted() -> None:
+    results = Results(batches())
+    truth = {(0, 0.0, number): tuple(range(11)) for number in range(4)}
+    assert results.num_exact(OURS, truth) == (10, 10)
+    truth[0, 0.0, 3] = (1,)
+    assert results.num_exact(OURS, truth) == (8, 10)
+
+
+def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, measured = Results(batches()), Measured(seconds=10.0, relay_cpu_s=1.0)
+    measured.relay.left(0.5)
+    exact = {scheme.name: "10 of 10" for scheme in SCHEMES}
+    model = model_of(results)
+    run = Run("wan", quick=False, command="python -m bench.wan")
+    add_tables(run, results, measured, model, exact)
+    run.figures.update(figures_of(results, measured, model, exact))
+    run.finish(tmp_path)
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert figures["visible_ttft_ms"] == {"0": 12.0, "100": 12.0}
+    assert figures["plain_ttft_ms"] == {"0": 50.0, "100": 150.0}
+    assert figures["committed_pace_ratio"] == {"0": 1.25, "100": 1.25}
+    assert (figures["erasure"], figures["shown_early"]) == (0.1, 0.4)
+    assert figures["capacity_gain"] == 2.0
+    assert (figures["bytes_per_token_up"], figures["bytes_per_token_down"]) == (1.0, 2.0)
+    assert figures["exact"] == exact
+    record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
+    rows = {row[0]: row[1:] for row in record["tables"][1]["rows"]}
+    assert rows[ROUNDS.name][1] == "0.333 (0.333 to 0.333)"
+
+
+def test_break_even_where_theory_and_line_agree() -> None:
+    model = model_of(Results(batches()))
+    assert model.measured_ms[ROUNDS.name, PLAIN.name] == pytest.approx(100 * 1 / (2 - 1 / 3))
+    assert model.measured_ms[OURS.name, PLAIN.name] == 100.0
+    assert (model.t_s, model.t_v) == pytest.approx((20.0, 30.0))
+
+
+def test_the_formulas_of_the_papers() -> None:
+    # alpha .8, k 4: E = (1 - .8^5) / .2
+    assert theory.rounds_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(48.4, abs=0.1)
+    assert theory.chain_break_even_ms(0.2, 30, 30, 5) == pytest.approx(90)
+    assert theory.chain_break_even_ms(0.9, 10, 10, 9) == 0
+    assert theory.ahead_limit_ms(0.2, 30, 5) == pytest.approx(125)
+    assert theory.capacity_gain(4, 5, 20) == 2.0
+
+
+@given(st.lists(st.floats(0.1, 3), min_size=1, max_size=6))
+def test_a_crossing_lies_within_what_was_measured(ratios: list[float]) -> None:
+    xs = [10.0 * n for n in range(len(ratios))]
+    at = theory.crossing(xs, ratios)
+    assert 0 <= at <= xs[-1]
+    if min(ratios) >= 1:
+        assert at == xs[-1]
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
+def test_there_are_prompts_for_every_round(size: Size) -> None:
+    seen = [prompt.id for turn in range(size.rounds) for prompt in size.prompts(turn)]
+    assert len(seen) == len(set(seen)) == size.rounds * size.num_prompts
+    assert {cell.sessions for rtt in size.rtts_ms for cell in size.cells(rtt)} >= {1, 4}
+    with pytest.raises(ValueError, match="fewer rounds"):
+        size.prompts(99)
