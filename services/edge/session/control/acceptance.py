@@ -48,16 +48,20 @@ class _Sum:
         self.right = self.right * _FORGETTING + right
         self.tried = self.tried * _FORGETTING + 1.0
 
+    def rate(self, believed: float) -> float:
+        return (self.right + believed * _PRIOR_WEIGHT) / (self.tried + _PRIOR_WEIGHT)
+
 
 class Acceptance:
     """Chance that a draft is right after right ones: a ratio of sums that forget, not a mean of
-    ratios, which would be biased by short chains (Jensen). Believed at first to be as in `average`,
-    that of all chats of the edge."""
+    ratios, which would be biased by short chains (Jensen). Where little was seen of a depth, it is
+    believed to be as in `average`, that of all chats of the edge; and there, as at other depths."""
 
     def __init__(self, average: Acceptance | None = None) -> None:
         self._average = average
         self._sums: dict[tuple[str, int], _Sum] = {}
         self._pooled = [_Sum() for _ in range(NUM_BUCKETS)]
+        self._all = _Sum()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -71,15 +75,14 @@ class Acceptance:
             if outcome.right or outcome.first_wrong:
                 bucket = bucket_of(outcome.depth)
                 self._sum_of(outcome.source, bucket).add(outcome.right)
-                self._pooled[bucket].add(outcome.right)
+                self._count(bucket, outcome.right)
         if ended_at is not None:
-            self._pooled[bucket_of(ended_at)].add(False)
+            self._count(bucket_of(ended_at), False)
 
     def rate(self, bucket: int) -> float:
         """The chance that there is a right draft at the depths of this bucket."""
-        believed = self._average.rate(bucket) if self._average is not None else _PRIOR
-        pooled = self._pooled[bucket]
-        return (pooled.right + believed * _PRIOR_WEIGHT) / (pooled.tried + _PRIOR_WEIGHT)
+        believed = self._all.rate(_PRIOR) if self._average is None else self._average.rate(bucket)
+        return self._pooled[bucket].rate(believed)
 
     def rate_of(self, source: str) -> float:
         """The chance over all depths of this source's drafts; 0 if there were none."""
@@ -94,6 +97,10 @@ class Acceptance:
         for depth in range(num_tokens):
             chances.append(chances[-1] * rates[bucket_of(depth)])
         return chances
+
+    def _count(self, bucket: int, right: bool) -> None:
+        self._pooled[bucket].add(right)
+        self._all.add(right)
 
     def _sum_of(self, source: str, bucket: int) -> _Sum:
         if source not in self.sources and len(self.sources) >= MAX_SOURCES:

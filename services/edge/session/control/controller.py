@@ -54,7 +54,7 @@ class ControlPolicy:
     """Least share of the time per token that drafts must be predicted to save to begin..."""
     leave_gain: float = 0.02
     """...and to go on with them."""
-    dwell_rounds: int = 8
+    dwell_rounds: int = 24
     """Fewest commits between two changes."""
     probe_every: int = 50
     """One commit in so many is answered by drafts though they do not pay, to measure."""

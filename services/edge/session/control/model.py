@@ -55,17 +55,17 @@ def tokens_to_overtake(conditions: Conditions) -> float:
 
 
 def with_drafts_s(conditions: Conditions, survival: Sequence[float]) -> float:
-    """Seconds per token with drafts from the edge; never above `alone_s` by more than rounding.
+    """Seconds per token with drafts from the edge; never above `alone_s`.
 
     `survival` [n] is the chance that a chain's first 0, 1, ... n - 1 drafts are right; a chain is
     taken to be wrong behind them.
 
     A renewal argument (Wald): chains follow each other, each covers as many tokens as it has right
     ones and the correction. Calls k = 0, 1, ... of a chain that stays right commit up to C(k); a
-    chain reaches call k with the chance survival(C(k)). Where a call has nothing of the chain, it
-    commits what the replica finds by itself, at the replica's own pace.
+    chain reaches call k with the chance survival(C(k)). Where a call has nothing of the chain, or
+    the replica's own drafts are worth more, it commits these, at the replica's own pace.
     """
-    own, usable = conditions.own_tokens, worthwhile_drafts(conditions, survival)
+    usable = worthwhile_drafts(conditions, survival)
     committed = [0.0]
     spent_s = covered = 0.0
     for call in range(_MAX_CALLS):
@@ -73,15 +73,16 @@ def with_drafts_s(conditions: Conditions, survival: Sequence[float]) -> float:
         alive = _at(survival, at)
         if alive < _NEGLIGIBLE:
             break
-        ahead = min(usable, _arrived(conditions, committed, call) - at)
-        if ahead >= 1 and ahead + 1 > own:
-            gain, duration_s = ahead + 1, conditions.interval_s + ahead * conditions.row_s
-            tokens = sum(_at(survival, at + i) for i in range(int(gain)))
-            spent_s += alive * duration_s
+        ahead = max(0.0, min(usable, _arrived(conditions, committed, call) - at))
+        tokens = sum(_at(survival, at + i) for i in range(int(ahead) + 1))
+        time_s = alive * (conditions.interval_s + ahead * conditions.row_s)
+        if ahead >= 1 and tokens * alone_s(conditions) > time_s:
+            gain = ahead + 1
         else:
-            gain = own
-            tokens = _between(survival, at, at + own)
-            spent_s += tokens * alone_s(conditions)
+            gain = conditions.own_tokens
+            tokens = _between(survival, at, at + gain)
+            time_s = tokens * alone_s(conditions)
+        spent_s += time_s
         covered += tokens
         committed.append(at + gain)
     return spent_s / covered if covered else alone_s(conditions)

@@ -62,5 +62,6 @@ class RoundTrip:
         before, recent = median(samples[:-_RECENT]), median(samples[-_RECENT:])
         low, high = sorted((before, recent))
         if high - low > _SHIFT_S and high > low * _SHIFT:
-            self._samples = deque(samples[-_RECENT:], maxlen=_WINDOW)
+            news = [s for s in samples[-_RECENT:] if abs(s - recent) < abs(s - before)]
+            self._samples = deque(news, maxlen=_WINDOW)
             self.regime += 1

@@ -1,0 +1,92 @@
+"""Acceptance by source and depth, and what promises are worth."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.edge.session.control.acceptance import (
+    MAX_SOURCES,
+    NUM_BUCKETS,
+    Acceptance,
+    Averages,
+    Outcome,
+    bucket_of,
+)
+
+
+def outcome(depth: int, right: bool, source: str = "model", promise: float = 0.8) -> Outcome:
+    return Outcome(source, depth, promise, right, first_wrong=not right)
+
+
+def test_depths_have_buckets() -> None:
+    assert [bucket_of(depth) for depth in (0, 1, 2, 3, 4, 7, 8, 900)] == [0, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_sums_are_compared_not_shares() -> None:
+    """One long right chain and many short wrong ones: the mean of shares would say a half."""
+    seen = Acceptance()
+    for _ in range(40):
+        seen.observe([outcome(0, False)])
+        seen.observe([outcome(depth, True) for depth in range(1, 4)])
+    assert seen.rate(0) < 0.1
+    assert seen.rate(2) > 0.9
+    assert seen.rate_of("model") == pytest.approx(0.75, abs=0.05)
+    assert seen.rate_of("nobody") == 0.0
+
+
+def test_drafts_behind_a_wrong_one_say_nothing_of_their_source() -> None:
+    seen = Acceptance()
+    fallen = Outcome("suffix", 1, 0.5, False, first_wrong=False)
+    seen.observe([outcome(0, False), fallen])
+    assert seen.sources == ("model",)
+
+
+def test_no_draft_counts_like_a_wrong_one() -> None:
+    seen = Acceptance()
+    for _ in range(50):
+        seen.observe([outcome(0, True)], ended_at=1)
+    chances = seen.survival(3)
+    assert chances[0] == 1.0
+    assert chances[1] > 0.9
+    assert chances[2] < 0.1
+    assert seen.sources == ("model",)
+
+
+def test_a_new_chat_is_believed_to_be_like_the_others() -> None:
+    average = Acceptance()
+    for _ in range(100):
+        average.observe([outcome(0, True)])
+    assert Acceptance(average).rate(0) == average.rate(0) > 0.9
+    assert Acceptance(average).rate(4) == average.rate(4) > 0.9, "depths nobody saw are as others"
+
+
+def test_names_are_bounded() -> None:
+    seen, averages = Acceptance(), Averages()
+    for number in range(100):
+        named = outcome(0, True, f"source {number}")
+        seen.observe([named])
+        averages.observe([named])
+    assert len(seen.sources) == len(averages.calibrations) == MAX_SOURCES + 1
+
+
+def test_promises_that_are_not_kept_are_worth_less() -> None:
+    averages, rng = Averages(), Random(1)
+    for _ in range(400):
+        averages.observe([outcome(0, rng.random() < 0.3, "loud", 0.9)])
+        averages.observe([outcome(0, rng.random() < 0.6, "sober", 0.6)])
+    assert averages.calibrated("loud", 0.9) == pytest.approx(0.3, abs=0.12)
+    assert averages.calibrated("sober", 0.6) == pytest.approx(0.6, abs=0.12)
+    assert averages.calibrated("unknown", 0.6) == 0.6
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60))
+def test_survival_never_rises(seen: list[tuple[int, bool]]) -> None:
+    acceptance = Acceptance()
+    acceptance.observe([outcome(depth, right) for depth, right in seen])
+    chances = acceptance.survival(20)
+    assert chances == sorted(chances, reverse=True)
+    assert all(0 <= acceptance.rate(bucket) <= 1 for bucket in range(NUM_BUCKETS))
