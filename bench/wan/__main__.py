@@ -101,4 +101,8 @@ def _report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted; nothing is recorded", file=sys.stderr)
+        sys.exit(130)

@@ -18,6 +18,7 @@ from bench.wan.machines.testbed import HOST, Edge, Testbed
 from bench.wan.plan import SCHEMES, Cell, Scheme, Size
 from bench.wan.relay.lane import Conditions, Traffic
 from bench.wan.samples import Batch
+from bench.wan.waiting.costs import Costs
 from outrider.client import Client, connect
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -95,9 +96,9 @@ async def _cell(
         samples = await asker.ask_all(scheme, cell, prompts)
         passage = await bed.relay.passage()
         up, down = passage.links[scheme.long_link]
-        region_s, edge_s, calls, busy_s = await meter.stop()
+        region_s, edge_s, costs = await meter.stop()
         measured.batches.append(
-            Batch(scheme, cell, turn, samples, region_s, edge_s, up, down, calls, busy_s)
+            Batch(scheme, cell, turn, samples, region_s, edge_s, up, down, costs)
         )
         measured.relay_cpu_s = passage.cpu_s
         if cell.rtt_ms:
@@ -111,26 +112,25 @@ class _Meter:
 
     bed: Testbed
     scheme: Scheme
-    before: tuple[float, float, float, float]
+    before: tuple[float, float, Costs]
 
     @classmethod
     async def start(cls, bed: Testbed, scheme: Scheme) -> _Meter:
         return cls(bed, scheme, await _reading(bed, scheme))
 
-    async def stop(self) -> tuple[float, float, int, float]:
-        now = await _reading(self.bed, self.scheme)
-        region_s, edge_s, calls, busy_s = (b - a for a, b in zip(self.before, now, strict=True))
-        return region_s, edge_s, round(calls), busy_s
+    async def stop(self) -> tuple[float, float, Costs]:
+        region_s, edge_s, costs = await _reading(self.bed, self.scheme)
+        return region_s - self.before[0], edge_s - self.before[1], costs.since(self.before[2])
 
 
-async def _reading(bed: Testbed, scheme: Scheme) -> tuple[float, float, float, float]:
+async def _reading(bed: Testbed, scheme: Scheme) -> tuple[float, float, Costs]:
     if scheme.policy is not None:
         write_json(bed.verifier, {})
-        costs = await read_json(bed.verifier)
-        return cpu_s(bed.verifier.pid), 0.0, costs["calls"], costs["busy_s"]
+        costs = Costs(**await read_json(bed.verifier))
+        return cpu_s(bed.verifier.pid), 0.0, costs
     edge_s = cpu_s((bed.near if scheme.gateway == "near" else bed.far).pid)
     region_s = cpu_s(bed.replica.pid) + (edge_s if scheme.drafts_in_region else 0.0)
-    return region_s, edge_s, 0.0, 0.0
+    return region_s, edge_s, Costs()
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bench.wan.plan import Cell, Scheme
 from bench.wan.relay.lane import Traffic
+from bench.wan.waiting.costs import Costs
 from outrider.client import Committed, Provisional, Retracted
 from outrider.client.events import Event
 from outrider.client.transcript import Transcript
@@ -108,10 +109,8 @@ class Batch:
     up: Traffic = field(default_factory=Traffic)
     """Over the long link, towards the region."""
     down: Traffic = field(default_factory=Traffic)
-    num_calls: int = 0
-    """Of the waiting verifier's engine."""
-    busy_s: float = 0.0
-    """What they took."""
+    costs: Costs = field(default_factory=Costs)
+    """Of the waiting verifier's engine calls."""
 
     @property
     def num_tokens(self) -> int:

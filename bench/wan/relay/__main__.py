@@ -10,6 +10,7 @@ It ends with its input.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -63,4 +64,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the bench too, which says so
+        asyncio.run(main())

@@ -10,6 +10,13 @@ from bench.wan.measure import Measured
 from bench.wan.plan import OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
 from bench.wan.report import theory
 from bench.wan.report.results import Results, Where
+from bench.wan.waiting.costs import Costs
+from services.edge.session.control.model import Conditions, break_even_rtt_s
+
+_LEAST_GAIN = 0.02
+"""Less is not ahead."""
+_REACH = 64
+"""Drafts of a chain that a prediction looks at."""
 
 
 @dataclass(slots=True)
@@ -20,7 +27,7 @@ class Model:
     t_s: float
     """A plain step of the region, as its reader sees it."""
     t_v: float
-    """A verification of stop-and-wait's drafts."""
+    """A verification of as many drafts as stop-and-wait sends."""
     t_d: float
     """CPU time of the gateway per draft, over that of plain streaming."""
     miss_share: float
@@ -28,32 +35,57 @@ class Model:
     capacity_predicted: float
     measured_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     predicted_ms: dict[tuple[str, str], float] = field(default_factory=dict)
-    """None where the theory has it always ahead: the region never waits."""
+    """Nothing where the scheme is ahead by another thing than the edge's drafts."""
 
 
 def model_of(results: Results) -> Model:
     """From the runs at the least RTT, one chat at a time, all temperatures together."""
     near = Where(results.rtts_ms()[0], 1)
-    t_s = results.step_ms(near)
+    t_s, t_d = results.step_ms(near), _draft_ms(results)
     rounds, stream = results.samples(ROUNDS, near), results.samples(STREAM, near)
-    batches = results.batches(ROUNDS, near)
-    t_v = 1000 * sum(b.busy_s for b in batches) / max(1, sum(b.num_calls for b in batches))
     num_rounds = max(1, sum(sample.num_rounds for sample in rounds))
     per_round = (sum(len(sample.ids) for sample in rounds) - len(rounds)) / num_rounds
     drafts_per_round = sum(sample.num_drafts for sample in rounds) / num_rounds
     accepted = sum(sample.num_accepted for sample in stream)
     miss_share = max(0.01, 1 - accepted / max(1, sum(len(sample.ids) for sample in stream)))
-    t_d = _draft_ms(results)
+    fixed_ms, row_ms = _line_ms(results)
+    t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_round)
     made = Model(t_s, t_v, t_d, miss_share, _capacity(results, t_d, t_s))
     made.predicted_ms = {
         (ROUNDS.name, PLAIN.name): theory.rounds_break_even_ms(
             per_round, drafts_per_round, t_s, t_v, t_d
         ),
         (STREAM.name, PLAIN.name): theory.chain_break_even_ms(miss_share, t_s, t_v, t_d),
-        (OURS.name, REGION_SUFFIX.name): theory.ahead_limit_ms(miss_share, t_s, t_d),
+        (OURS.name, REGION_SUFFIX.name): _ahead_ms(results, made, row_ms),
     }
     made.measured_ms = _measured(results)
     return made
+
+
+def _line_ms(results: Results) -> tuple[float, float]:
+    """A call's fixed cost, and that of a row."""
+    costs = Costs()
+    for batch in (*results.batches(ROUNDS), *results.batches(STREAM)):
+        costs = costs.plus(batch.costs)
+    fixed_s, row_s = costs.line_s()
+    return 1000 * fixed_s, 1000 * row_s
+
+
+def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
+    """What an edge's controller would say of a region that drafts for itself."""
+    near = Where(results.rtts_ms()[0], 1)
+    region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_rounds]
+    own_tokens = median([(len(sample.ids) - 1) / sample.num_rounds for sample in region] or [1.0])
+    commit_ms = median([s.token_ms for s in region if s.token_ms] or [model.t_s]) * own_tokens
+    conditions = Conditions(
+        rtt_s=0.0,
+        draft_s=model.t_d / 1000,
+        interval_s=commit_ms / 1000,
+        row_s=row_ms / 1000,
+        own_tokens=own_tokens,
+    )
+    survival = [(1 - model.miss_share) ** n for n in range(_REACH)]
+    return 1000 * break_even_rtt_s(conditions, survival, _LEAST_GAIN)
 
 
 def _measured(results: Results) -> dict[tuple[str, str], float]:
@@ -63,6 +95,7 @@ def _measured(results: Results) -> dict[tuple[str, str], float]:
         (scheme.name, over.name): theory.crossing(
             rtts_ms,
             [median(results.pace_ratios(scheme, Where(rtt, 1), over)) for rtt in rtts_ms],
+            level=1 + _LEAST_GAIN if over is REGION_SUFFIX else 1.0,
         )
         for scheme, over in pairs
     }

@@ -117,7 +117,7 @@ def break_even(run: Run, results: Results, model: Model) -> None:
     )  # fmt: skip
     for scheme, over in ((ROUNDS, PLAIN), (STREAM, PLAIN), (OURS, PLAIN), (OURS, REGION_SUFFIX)):
         predicted = model.predicted_ms.get((scheme.name, over.name))
-        shown: Cell = "always" if predicted is None else predicted
+        shown: Cell = "-" if predicted is None else predicted
         table.add(scheme.name, over.name, model.measured_ms[scheme.name, over.name], shown)
 
 

@@ -4,7 +4,8 @@ Symbols: t_s a plain step of the region, t_v a verification, t_d a draft, all in
 round, the region's own included; m the share of tokens that needed a wait.
 "Speculation at a Distance" (arXiv 2606.25091) has the same break-even for rounds as
 RTT < alpha / (1 - alpha) * t_s - k * t_d, of which E * t_s - k * t_d - t_v is the form for
-measured E and a verification that costs more than a step; its Prop. 9 is the capacity.
+measured E and a verification that costs more than a step; its Prop. 9 is the capacity. For a region
+that never waits the edge's own model says it (services.edge.session.control.model).
 """
 
 from __future__ import annotations
@@ -24,12 +25,6 @@ def chain_break_even_ms(miss_share: float, t_s: float, t_v: float, t_d: float) -
     """RTT below which an asynchronous chain does: it runs at t_d and pays RTT + t_v + t_d for each
     miss; 0: none."""
     return max(0.0, (t_s - t_d) / miss_share - t_v - t_d)
-
-
-def ahead_limit_ms(miss_share: float, t_s: float, t_d: float) -> float:
-    """RTT above which a region that never waits hardly profits from the edge's drafts: the
-    chain would have to be right for longer than its mean run, 1 / m tokens, to overtake it."""
-    return max(0.0, (t_s - t_d) / miss_share)
 
 
 def capacity_gain(drafts_per_commit: float, t_d: float, t_s: float) -> float:

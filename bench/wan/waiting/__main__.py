@@ -1,9 +1,8 @@
 """The waiting verifier's process.
 
 Its first line of output is {"port": PORT} of a gRPC InferenceService that knows Generate. After
-that every line of input is answered by a line with what its calls cost so far:
-{"calls": number, "rows": rows of all of them, "busy_s": seconds in the engine}. It ends with its
-input.
+that every line of input is answered by a line with what its calls cost so far, `Costs` as JSON. It
+ends with its input.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.wan.waiting.costs import Costs
 from bench.wan.waiting.verifier import MAX_LEAD, Part, Session, Verdict, Verifier
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -41,15 +41,6 @@ from services.inference.scheduling.events import Drafts
 
 _WARM_UP_ROWS = 272
 _MAX_PROMPT_TOKENS = 8192
-
-
-@dataclass(slots=True)
-class Costs:
-    """Of the engine's calls so far."""
-
-    calls: int = 0
-    rows: int = 0
-    busy_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -86,9 +77,8 @@ class Desk:
             job()
         began = time.perf_counter()
         rows = self.engine.step([part.round for part in parts])
-        self.costs.busy_s += time.perf_counter() - began
-        self.costs.calls += 1
-        self.costs.rows += sum(len(part.round.tokens) for part in parts)
+        num_rows = sum(len(part.round.tokens) for part in parts)
+        self.costs.add(num_rows, time.perf_counter() - began)
         return rows
 
     def open(self, number: int, frame: inference_pb2.OpenSession) -> None:
@@ -218,8 +208,7 @@ async def _answer(costs: Costs) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while await reader.readline():
-        row = {"calls": costs.calls, "rows": costs.rows, "busy_s": costs.busy_s}
-        print(json.dumps(row), flush=True)
+        print(json.dumps(costs.to_json()), flush=True)
 
 
 def main() -> None:
@@ -241,4 +230,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C reaches the bench too, which says so
+        main()

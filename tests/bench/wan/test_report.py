@@ -19,6 +19,7 @@ from bench.wan.report.figures import figures_of, model_of
 from bench.wan.report.results import Results, Where
 from bench.wan.report.tables import add_tables
 from bench.wan.samples import Batch, Reader, Sample
+from bench.wan.waiting.costs import Costs
 from outrider.client import Committed, Provisional, Retracted
 
 RTTS_MS = (0.0, 100.0)
@@ -62,8 +63,7 @@ def batches() -> list[Batch]:
                 edge_cpu_s=0.5,
                 up=Traffic(packets=sessions, num_bytes=11 * sessions),
                 down=Traffic(packets=2 * sessions, num_bytes=22 * sessions),
-                num_calls=10,
-                busy_s=0.3,
+                costs=Costs(calls=10, rows=20, rows_squared=40, busy_s=0.3, rows_busy_s=0.6),
             )
         )
     return made
@@ -148,8 +148,25 @@ def test_the_formulas_of_the_papers() -> None:
     assert theory.rounds_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(48.4, abs=0.1)
     assert theory.chain_break_even_ms(0.2, 30, 30, 5) == pytest.approx(90)
     assert theory.chain_break_even_ms(0.9, 10, 10, 9) == 0
-    assert theory.ahead_limit_ms(0.2, 30, 5) == pytest.approx(125)
     assert theory.capacity_gain(4, 5, 20) == 2.0
+
+
+@given(
+    fixed_s=st.floats(0.001, 0.1),
+    row_s=st.floats(0, 0.01),
+    sizes=st.lists(st.integers(1, 300), min_size=2, unique=True),
+)
+def test_costs_are_the_line_they_came_from(fixed_s: float, row_s: float, sizes: list[int]) -> None:
+    before, costs = Costs(), Costs()
+    before.add(7, 1.0)
+    costs.add(7, 1.0)
+    for rows in sizes:
+        costs.add(rows, fixed_s + row_s * rows)
+    costs = Costs(**json.loads(json.dumps(costs.to_json()))).since(before)
+    assert costs.line_s() == pytest.approx((fixed_s, row_s), rel=1e-3, abs=1e-6)
+    assert Costs().plus(costs) == costs
+    assert before.line_s() == (1.0, 0.0)
+    assert Costs().line_s() == (0.0, 0.0)
 
 
 @given(st.lists(st.floats(0.1, 3), min_size=1, max_size=6))
