@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
 from services.edge.session.inputs import ChatRequest, FinishReason, Timings, Usage
 
 if TYPE_CHECKING:
@@ -47,6 +48,28 @@ class SendDraft:
     """An earlier frame of the epoch began its chain."""
     echo: int = field(default=0, compare=False)
     """A number that the replica returns; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrafter:
+    """Have a reply guessed by the drafter beside the loop; it ends with Finish."""
+
+    prompt: tuple[int, ...]
+    reply: tuple[int, ...]
+    """What is final of it already."""
+    params: SamplingParams
+    ends: frozenset[int]
+    """Ids that end the reply."""
+    lead: int
+    """Most guesses wanted ahead of what is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrafter:
+    """These ids became final, and so many guesses are wanted ahead of them now."""
+
+    ids: tuple[int, ...]
+    lead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +163,13 @@ class Finish:
 
 
 ClientEvent: TypeAlias = Accepted | Provisional | Retract | Commit | Done | Failed
-Action: TypeAlias = Tokenize | OpenRegion | SendDraft | CancelRegion | ClientEvent | Finish
+Action: TypeAlias = (
+    Tokenize
+    | OpenRegion
+    | SendDraft
+    | OpenDrafter
+    | TellDrafter
+    | CancelRegion
+    | ClientEvent
+    | Finish
+)

@@ -187,8 +187,25 @@ class RegionFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """A chain of the drafter in another process; the last one heard counts."""
+
+    base: int
+    """Final tokens of the reply before the chain, as far as it knew."""
+    ids: tuple[int, ...]
+    survival: tuple[float, ...]
+    """[n] chance that each guess and all before it are right; never rising."""
+    sources: tuple[str, ...]
+    draft_s: float = 0.0
+    """Time that one guess takes it."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftsReady:
     """The chat's drafter, which works beside the loop, has new guesses."""
+
+    heard: Heard | None = None
+    """What a drafter in another process says; None: the chat's own drafter knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,11 @@ class ChatSession:
                 raise DeadlineError("the deadline passed before the prompt was tokenized")
         self.reply = ReplyFlow(request, prompt or (), self._tools, self._policy.reply)
         self._resumed = [*self.reply.resume(request.resume.ids)]
-        self.reply.start(now)
+        begun = self.reply.start(now)
         self.milestones.opened = now
         self.state = State.OPENING
-        return [OpenRegion(request, prompt, left_ms, self.reply.controller.number(now))]
+        number = self.reply.controller.number(now)
+        return [OpenRegion(request, prompt, left_ms, number), *begun]
 
     def _region_opened(self, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -181,7 +182,7 @@ class ChatSession:
 
     def _commit(self, item: RegionCommit, now: float) -> Actions:
         assert self.reply is not None
-        return [*self.reply.commit(item, now)]
+        return self.reply.commit(item, now)
 
     def _region_done(self, item: RegionDone, now: float) -> Actions:
         assert self.reply is not None
@@ -218,7 +219,7 @@ class ChatSession:
 
     def _drafts_ready(self, item: DraftsReady, now: float) -> Actions:
         assert self.reply is not None
-        self.reply.ready(now)
+        self.reply.ready(item.heard, now)
         return []
 
     def _tick(self, item: Tick, now: float) -> Actions:

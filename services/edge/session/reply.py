@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from services.edge.session.actions import Action, ClientEvent, Commit, RidingAhead, SendDraft
+from services.edge.session.actions import (
+    Action,
+    ClientEvent,
+    Commit,
+    OpenDrafter,
+    RidingAhead,
+    SendDraft,
+    TellDrafter,
+)
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import Controller, ControlPolicy
 from services.edge.session.display import Display, DisplayPolicy
 from services.edge.session.drafting import DraftChain, Drafter, DraftLimits
-from services.edge.session.inputs import ChatRequest, RegionCommit, RegionOpened, Speculation
+from services.edge.session.inputs import (
+    ChatRequest,
+    Heard,
+    RegionCommit,
+    RegionOpened,
+    Speculation,
+)
+from services.edge.session.sources.tandem import TandemDrafter
 from services.edge.session.text import ReplyFront
 
 if TYPE_CHECKING:
@@ -30,6 +45,8 @@ class ReplyTools:
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
+    has_drafter: bool = False
+    """Whether there is a drafter in another process, too."""
     averages: Averages = field(default_factory=Averages)
     """What the edge's chats have learned; each adds to it."""
 
@@ -66,13 +83,14 @@ class ReplyFlow:
             lambda token: b"" if token in ends else tools.token_bytes(token),
             params.stop,
         )
+        self._request, self._prompt, self._ends = request, prompt, ends
+        self._drafter = TandemDrafter(tools.new_drafter(), len(prompt))
         self.chain = DraftChain(
-            tools.new_drafter(), policy.drafts, ends, params.max_tokens, tools.averages.calibrated
+            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.calibrated
         )
         self.chain.learn(prompt)
         self.display = Display(policy.display)
         self._sends = request.speculation is Speculation.ON
-        self._speculation = request.speculation
         self._shows = request.provisional and request.speculation is not Speculation.OFF
         self.controller = Controller(
             policy.control,
@@ -80,6 +98,10 @@ class ReplyFlow:
             max_lead=policy.drafts.max_lead,
             sends=self._sends,
             shows=self._shows,
+        )
+        # Without the prompt another process has nothing to go by.
+        self._tells_drafter = (
+            tools.has_drafter and not request.thin and (self._sends or self._shows)
         )
         self.refresh_at: float | None = None
         """When `refresh` has something to do."""
@@ -101,21 +123,25 @@ class ReplyFlow:
     def change_audience(self, provisional: bool, now: float) -> None:
         """Another client listens, or none; it has no provisional text."""
         self.display.forget()
-        self._shows = provisional and self._speculation is not Speculation.OFF
+        self._shows = provisional and self._request.speculation is not Speculation.OFF
         self.controller.shows = self._shows
         if not self._front.finished:
             self._due(now)
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> list[Action]:
         """Draft from the prompt once it has been sent."""
         self._due(now + self._policy.coalesce_s)
+        if not self._tells_drafter:
+            return []
+        params, lead = self._request.sampling, self.controller.lead
+        return [OpenDrafter(self._prompt, self._request.resume.ids, params, self._ends, lead)]
 
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica took the session."""
         self.controller.opened(opened.echo, opened.held_s, opened.max_drafts, now)
 
-    def commit(self, commit: RegionCommit, now: float) -> list[ClientEvent]:
-        """What the client gets to know. Raises MalformedFrameError for an impossible commit."""
+    def commit(self, commit: RegionCommit, now: float) -> list[Action]:
+        """What client and drafter get to know. Raises MalformedFrameError for what cannot be."""
         resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         if commit.upto != self.chain.committed:
             raise MalformedFrameError(
@@ -141,7 +167,8 @@ class ReplyFlow:
             self._due(now + self._policy.coalesce_s)
         lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
         committed = Commit(text, resolved.ids, commit.upto, commit.lossy, lossy_spans)
-        return [committed] if retract is None else [retract, committed]
+        told = [TellDrafter(resolved.ids, self.controller.lead)] if self._tells_drafter else []
+        return [*([] if retract is None else [retract]), committed, *told]
 
     def refresh(self, now: float) -> list[Action]:
         """Draft on, send what is new, show what is likely."""
@@ -165,8 +192,10 @@ class ReplyFlow:
             events.append(Commit(text, (), self.chain.committed))
         return events
 
-    def ready(self, now: float) -> None:
-        """The drafter has more."""
+    def ready(self, heard: Heard | None, now: float) -> None:
+        """A drafter has more; `heard`: that of another process, this."""
+        if heard is not None:
+            self._drafter.hear(heard)
         if not self._front.finished:
             self._due(now)
 

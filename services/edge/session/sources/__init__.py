@@ -1,0 +1,1 @@
+"""Who guesses: copies in this process, and a drafter beside it."""

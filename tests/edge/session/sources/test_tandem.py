@@ -1,0 +1,96 @@
+"""A drafter beside the own one: whose guesses count, and when it is not waited for."""
+
+from __future__ import annotations
+
+from services.edge.session.drafting import Guess
+from services.edge.session.inputs import Heard
+from services.edge.session.sources.tandem import PATIENCE_TOKENS, TandemDrafter
+from tests.edge.session.toolkit import ScriptedDrafter
+
+PROMPT = (7, 7, 7)
+HEARD = Heard(
+    base=1,
+    ids=(11, 12, 13, 14),
+    survival=(0.8, 0.6, 0.4, 0.2),
+    sources=("model", "both", "model", "suffix"),
+    draft_s=0.002,
+)
+OWN = Guess((21, 22, 23), (0.95, 0.9, 0.5), ("suffix",) * 3)
+
+
+class Own(ScriptedDrafter):
+    """Always the same guess."""
+
+    def draft_after(self, tentative_ids: object, max_tokens: int) -> Guess:
+        return OWN
+
+
+def tandem(*final: int) -> TandemDrafter:
+    drafter = TandemDrafter(Own(), len(PROMPT))
+    drafter.extend(PROMPT)
+    drafter.extend(final)
+    return drafter
+
+
+def test_unheard_of_the_own_drafter_works_alone() -> None:
+    assert tandem(10).draft_after((), 8) == OWN
+
+
+def test_what_is_heard_counts() -> None:
+    drafter = tandem(10)
+    drafter.hear(HEARD)
+    guess = drafter.draft_after((), 3)
+    assert guess.ids == (11, 12, 13) and guess.survival == (0.8, 0.6, 0.4)
+    assert guess.sources == ("model", "both", "model")
+    assert guess.took_s == 0.006 and not guess.ended
+
+
+def test_it_goes_on_behind_a_chain_that_agrees() -> None:
+    drafter = tandem(10)
+    drafter.hear(HEARD)
+    guess = drafter.draft_after((11, 12), 8)
+    assert guess.ids == (13, 14)
+    assert guess.survival == (0.4 / 0.6, 0.2 / 0.6)
+
+
+def test_a_late_chain_counts_if_it_was_right() -> None:
+    drafter = tandem(10)
+    drafter.extend((11, 12))
+    drafter.hear(HEARD)
+    assert drafter.draft_after((), 8).ids == (13, 14)
+
+
+def test_a_late_chain_that_was_wrong_is_dropped() -> None:
+    drafter = tandem(10)
+    drafter.extend((11, 99))
+    drafter.hear(HEARD)
+    # Beside it only sure guesses of the own drafter are taken.
+    guess = drafter.draft_after((), 8)
+    assert guess.ids == (21, 22) and not guess.ended
+
+
+def test_a_chain_ahead_of_what_is_final_is_dropped() -> None:
+    drafter = tandem()
+    drafter.hear(HEARD)
+    assert drafter.draft_after((), 8).ids == (21, 22)
+
+
+def test_where_it_ends_only_sure_guesses_follow() -> None:
+    drafter = tandem(10)
+    drafter.hear(HEARD)
+    assert drafter.draft_after((11, 12, 13, 14), 8).ids == (21, 22)
+
+
+def test_a_silent_one_is_not_waited_for() -> None:
+    drafter = tandem(10)
+    drafter.hear(HEARD)
+    drafter.extend(range(50, 50 + PATIENCE_TOKENS))
+    assert drafter.draft_after((), 8).ids == (21, 22)
+    drafter.extend((60,))
+    assert drafter.draft_after((), 8) == OWN
+
+
+def test_a_hopeless_chain_is_no_division_by_zero() -> None:
+    drafter = tandem(10)
+    drafter.hear(Heard(1, (11, 12), (0.0, 0.0), ("model", "model")))
+    assert drafter.draft_after((11,), 8).survival == (0.0,)
