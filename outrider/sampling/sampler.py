@@ -17,6 +17,7 @@ choice then differs only at a tie to within 1e-13, or of 1e-7 at the edge of top
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,16 @@ class Sampler:
         """Add a committed token of the reply to the history."""
         if self._history is not None:
             self._history.add(token)
+
+    def after(self, ids: Sequence[int]) -> Sampler:
+        """The sampler behind these ids, which are not final: this one does not remember them."""
+        if self._history is None or not ids:
+            return self
+        other = copy.copy(self)
+        other._history = copy.deepcopy(self._history)
+        for token in ids:
+            other.observe(token)
+        return other
 
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
