@@ -246,3 +246,14 @@ def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
         Sampler(SamplingParams(logit_bias={token: 1.0}), 8, [])
     with pytest.raises(InvalidSamplingError, match="stop_ids"):
         Sampler(SamplingParams(stop_ids=(token,)), 8, [])
+
+
+def test_a_sampler_ahead_counts_what_is_not_final_and_leaves_no_trace() -> None:
+    params = SamplingParams(repetition_penalty=10.0)
+    sampler = Sampler(params, 3, prompt=())
+    logits = row([1.0, 0.9, 0.8])
+    assert sampler.after([0]).choose(logits, 0) == 1
+    assert sampler.after([0, 1]).choose(logits, 0) == 2
+    assert sampler.choose(logits, 0) == 0
+    plain = Sampler(SamplingParams(), 3, prompt=())
+    assert plain.after([0]) is plain
