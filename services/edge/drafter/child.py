@@ -1,0 +1,108 @@
+"""Starts the drafter's process and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from services.edge.drafter.settings import DrafterSettings
+
+_LEAVE_S: Final = 2.0
+
+
+class Pipe(asyncio.Protocol):
+    """The edge's end of the connection. What is not read stays bounded: `write` refuses."""
+
+    def __init__(self, on_data: Callable[[bytes], None], max_unsent_bytes: int) -> None:
+        self._on_data = on_data
+        self._max_unsent_bytes = max_unsent_bytes
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self.closed = asyncio.Event()
+        """Set when the other end is gone."""
+        self.writable = asyncio.Event()
+        """Not set while the other end leaves too much unread."""
+        self.writable.set()
+        self.changed = asyncio.Event()
+        """Set when one of the two was."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._max_unsent_bytes, low=0)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_data(data)
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+        self.changed.set()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.closed.set()
+        self.writable.set()
+        self.changed.set()
+
+    def write(self, data: bytes) -> bool:
+        """Queue all of `data`; False, and nothing is queued, if too much waits already."""
+        if self._transport is None or not self.writable.is_set():
+            return False
+        self._transport.write(data)
+        return True
+
+    def close(self) -> None:
+        """Forget what was not sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Child:
+    """A running drafter."""
+
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
+        self._process = process
+        self.pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls, settings: DrafterSettings, on_data: Callable[[bytes], None], max_unsent_bytes: int
+    ) -> Child:
+        """Start the process. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "services.edge.drafter"),
+                *(settings.to_json(), str(theirs.fileno()), str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        ours.setblocking(False)
+        _, pipe = await asyncio.get_running_loop().create_unix_connection(
+            lambda: Pipe(on_data, max_unsent_bytes), sock=ours
+        )
+        return cls(process, pipe)
+
+    async def end(self) -> int:
+        """Have it ended, whatever it does: it has nothing to save. Returns its exit status."""
+        if self.pipe.closed.is_set():
+            # It closed the connection itself, and has a status of its own to tell.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    return await self._process.wait()
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        return await self._process.wait()

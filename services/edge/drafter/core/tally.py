@@ -1,0 +1,54 @@
+"""What a drafter counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.edge.drafter.messages import Report, Source
+
+_RATE = 0.1
+
+
+def _by_source() -> list[int]:
+    return [0] * len(Source)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start; the fields are mostly those of Report."""
+
+    num_calls: int = 0
+    num_rows: int = 0
+    call_us: int = 0
+    recent_call_us: int = 0
+    """Of one call, a moving average."""
+    num_refused: int = 0
+    num_evicted: int = 0
+    num_branches: int = 0
+    num_promoted: int = 0
+    drafted: list[int] = field(default_factory=_by_source)
+    accepted: list[int] = field(default_factory=_by_source)
+
+    def called(self, took_s: float) -> None:
+        """The model was called."""
+        took_us = took_s * 1e6
+        self.num_calls += 1
+        self.call_us += round(took_us)
+        before = self.recent_call_us or took_us
+        self.recent_call_us = round(before + _RATE * (took_us - before))
+
+    def report(self, num_sessions: int, num_modelled: int) -> Report:
+        """The counts so far."""
+        return Report(
+            num_sessions=num_sessions,
+            num_modelled=num_modelled,
+            num_calls=self.num_calls,
+            num_rows=self.num_rows,
+            call_us=self.call_us,
+            num_refused=self.num_refused,
+            num_evicted=self.num_evicted,
+            num_branches=self.num_branches,
+            num_promoted=self.num_promoted,
+            drafted=(self.drafted[0], self.drafted[1], self.drafted[2]),
+            accepted=(self.accepted[0], self.accepted[1], self.accepted[2]),
+        )

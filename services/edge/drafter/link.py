@@ -1,0 +1,256 @@
+"""The edge's way to its drafter: one process, many sessions, nothing that ever waits for it.
+
+Guesses are a gift: whatever happens to the process, the sessions here only stop getting them. A
+session whose frames were dropped, or that a dead process knew, is opened anew with all that is
+final by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from services.edge.drafter.child import Child
+from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_up, encode
+from services.edge.drafter.messages import (
+    Close,
+    Commit,
+    Downward,
+    Guess,
+    Open,
+    Ready,
+    Report,
+    Unfit,
+    Upward,
+)
+from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.drafter.settings import DrafterSettings
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 30.0
+STUCK_S: Final = 10.0
+"""A process that reads nothing for so long is ended."""
+_MAX_UNSENT_BYTES: Final = 1 << 20
+
+
+class GuessSink(Protocol):
+    """Who gets a session's guesses."""
+
+    def guessed(self, guess: Guess) -> None:
+        """The chain is now this."""
+        ...
+
+
+@dataclass(slots=True)
+class _Session:
+    """All that it takes to open it again."""
+
+    sink: GuessSink
+    prompt: tuple[int, ...]
+    reply: list[int]
+    params: SamplingParams
+    ends: tuple[int, ...]
+    lead: int
+    is_open: bool = False
+    """Whether the process knows of it."""
+    is_whole: bool = False
+    """Whether it knows everything."""
+
+    def opening(self, number: int) -> Open:
+        """What the process has to know."""
+        return Open(number, self.prompt, tuple(self.reply), self.params, self.ends, self.lead)
+
+
+class DrafterLink:
+    """`run` keeps the process up; the verbs may be called at any time and never fail."""
+
+    def __init__(
+        self, settings: DrafterSettings, vocabulary_size: int, metrics: DrafterMetrics
+    ) -> None:
+        self._settings = settings
+        self._vocabulary_size = vocabulary_size
+        self._metrics = metrics
+        self._sessions: dict[int, _Session] = {}
+        self._unclosed: list[int] = []
+        """Sessions that are over, which the process has not been told."""
+        self._last_number = 0
+        self._child: Child | None = None
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._task: asyncio.Task[None] | None = None
+        self._error: OutriderError | None = None
+        self.state = DrafterState.OFF
+        self.reason = ""
+        """Why there is no drafter, if it is unfit."""
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that want guesses."""
+        return len(self._sessions)
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return self._child.pid if self._child else None
+
+    # What chats say.
+
+    def open(
+        self,
+        sink: GuessSink,
+        prompt: tuple[int, ...],
+        reply: Sequence[int],
+        params: SamplingParams,
+        ends: frozenset[int],
+        lead: int,
+    ) -> int:
+        """Have guesses made for a reply; the number for the other verbs."""
+        self._last_number += 1
+        session = _Session(sink, prompt, list(reply), params, tuple(sorted(ends)), lead)
+        self._sessions[self._last_number] = session
+        self._tell(self._last_number, session)
+        return self._last_number
+
+    def commit(self, number: int, ids: Sequence[int], lead: int) -> None:
+        """These ids became final, and so many guesses are wanted ahead of them."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        session.reply += ids
+        session.lead = lead
+        if session.is_whole:
+            session.is_whole = self._say(Commit(number, tuple(ids), lead))
+
+    def close(self, number: int) -> None:
+        """No more guesses are wanted."""
+        session = self._sessions.pop(number, None)
+        if session is not None and session.is_open and not self._say(Close(number)):
+            self._unclosed.append(number)
+
+    # The process.
+
+    def start(self) -> None:
+        """Begin to run it."""
+        self._task = asyncio.create_task(self._run(), name="drafter")
+
+    async def stop(self) -> None:
+        """End it. May be called without a start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff_s, loop = FIRST_BACKOFF_S, asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self._run_once()
+            except Exception:
+                # A defect here costs drafts; chats go on without.
+                log.exception("drafter failed")
+            if self.state is DrafterState.UNFIT:
+                return
+            if loop.time() - began > MAX_BACKOFF_S:
+                backoff_s = FIRST_BACKOFF_S
+            self._set(DrafterState.WAITING)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _run_once(self) -> None:
+        """Run one process to its end."""
+        self._set(DrafterState.STARTING)
+        self._decoder, self._error = FrameDecoder(MAX_FRAME_BYTES), None
+        try:
+            child = await Child.start(self._settings, self._received, _MAX_UNSENT_BYTES)
+        except OSError as error:
+            log.warning("drafter cannot be started", error=str(error))
+            return
+        self._child = child
+        try:
+            await self._until_gone(child)
+        finally:
+            self._forget_child()
+            status = await child.end()
+        if self.state is not DrafterState.UNFIT:
+            log.warning("drafter ended", status=status, error=str(self._error or ""))
+
+    def _forget_child(self) -> None:
+        self._child = None
+        self._unclosed.clear()
+        for session in self._sessions.values():
+            session.is_open = session.is_whole = False
+
+    async def _until_gone(self, child: Child) -> None:
+        """Tell what was dropped as soon as there is room, until the process is gone or stuck."""
+        pipe = child.pipe
+        while not pipe.closed.is_set():
+            await pipe.changed.wait()
+            pipe.changed.clear()
+            try:
+                async with asyncio.timeout(STUCK_S):
+                    await pipe.writable.wait()
+            except TimeoutError:
+                log.warning("drafter does not read; it is ended", seconds=STUCK_S)
+                return
+            if not pipe.closed.is_set():
+                self._tell_all()
+
+    def _set(self, state: DrafterState) -> None:
+        self.state = state
+        self._metrics.state(state)
+
+    # Frames.
+
+    def _tell_all(self) -> None:
+        unclosed, self._unclosed = self._unclosed, []
+        self._unclosed = [number for number in unclosed if not self._say(Close(number))]
+        for number, session in self._sessions.items():
+            if not session.is_whole:
+                self._tell(number, session)
+
+    def _tell(self, number: int, session: _Session) -> None:
+        if self.state is DrafterState.READY:
+            session.is_whole = self._say(session.opening(number))
+            session.is_open |= session.is_whole
+
+    def _say(self, message: Downward) -> bool:
+        if self._child is not None and self._child.pipe.write(encode_frame(encode(message))):
+            return True
+        self._metrics.dropped()
+        return False
+
+    def _received(self, data: bytes) -> None:
+        try:
+            for payload in self._decoder.feed(data):
+                self._take(decode_up(payload))
+        except OutriderError as error:
+            self._error = error
+            if self._child is not None:
+                self._child.pipe.close()
+
+    def _take(self, message: Upward) -> None:
+        match message:
+            case Guess():
+                session = self._sessions.get(message.session)
+                if session is not None and all(i < self._vocabulary_size for i in message.ids):
+                    session.sink.guessed(message)
+            case Report():
+                self._metrics.report(message)
+            case Ready(model):
+                self._set(DrafterState.READY)
+                log.info("drafter ready", model=model, pid=self.pid)
+                self._tell_all()
+            case Unfit(reason):
+                self.reason = reason
+                self._set(DrafterState.UNFIT)
+                log.warning("no drafts by a model", reason=reason)

@@ -1,0 +1,91 @@
+"""What an edge tells of its drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+from outrider.telemetry.metrics import Metrics
+from services.edge.drafter.messages import Report, Source
+
+STATE: Final = "outrider.edge.drafter.state"
+SESSIONS: Final = "outrider.edge.drafter.sessions"
+MODELLED: Final = "outrider.edge.drafter.modelled_sessions"
+RESTARTS: Final = "outrider.edge.drafter.restarts"
+DROPPED: Final = "outrider.edge.drafter.dropped_frames"
+CALLS: Final = "outrider.edge.drafter.calls"
+ROWS: Final = "outrider.edge.drafter.rows"
+CALL_MS: Final = "outrider.edge.drafter.call_ms"
+"""The sum over all calls; divide by their number for the mean."""
+REFUSED: Final = "outrider.edge.drafter.refused_sessions"
+EVICTED: Final = "outrider.edge.drafter.evicted_sessions"
+BRANCHES: Final = "outrider.edge.drafter.second_guesses"
+PROMOTED: Final = "outrider.edge.drafter.right_second_guesses"
+DRAFTED: Final = "outrider.edge.drafter.drafted_tokens"
+ACCEPTED: Final = "outrider.edge.drafter.accepted_tokens"
+
+
+class DrafterState(IntEnum):
+    """What the gauge STATE says."""
+
+    OFF = 0
+    STARTING = 1
+    """The process runs, its model is not loaded yet."""
+    READY = 2
+    WAITING = 3
+    """It ended, and will be started again."""
+    UNFIT = 4
+    """It cannot run here; the log says why."""
+
+
+class DrafterMetrics:
+    """Turns the process's counts, which start over with it, into the edge's."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last = _NOTHING
+        self.state(DrafterState.OFF)
+
+    def state(self, state: DrafterState) -> None:
+        """The state changed."""
+        self._metrics.gauge(STATE).set(state)
+        if state is not DrafterState.READY:
+            self._metrics.gauge(SESSIONS).set(0)
+            self._metrics.gauge(MODELLED).set(0)
+        if state is DrafterState.STARTING:
+            self._last = _NOTHING
+        if state is DrafterState.WAITING:
+            self._metrics.counter(RESTARTS).add(1)
+
+    def dropped(self) -> None:
+        """A frame was dropped because the process does not read."""
+        self._metrics.counter(DROPPED).add(1)
+
+    def report(self, report: Report) -> None:
+        """What the process counted."""
+        last, self._last = self._last, report
+        self._metrics.gauge(SESSIONS).set(report.num_sessions)
+        self._metrics.gauge(MODELLED).set(report.num_modelled)
+        self._add(CALLS, report.num_calls - last.num_calls)
+        self._add(ROWS, report.num_rows - last.num_rows)
+        self._add(CALL_MS, (report.call_us - last.call_us) / 1000)
+        self._add(REFUSED, report.num_refused - last.num_refused)
+        self._add(EVICTED, report.num_evicted - last.num_evicted)
+        self._add(BRANCHES, report.num_branches - last.num_branches)
+        self._add(PROMOTED, report.num_promoted - last.num_promoted)
+        self._add_by_source(DRAFTED, report.drafted, last.drafted)
+        self._add_by_source(ACCEPTED, report.accepted, last.accepted)
+
+    def _add_by_source(self, name: str, counts: Sequence[int], last: Sequence[int]) -> None:
+        for source, count, before in zip(Source, counts, last, strict=True):
+            if count > before:
+                labels = {"source": source.name.lower()}
+                self._metrics.counter(name).add(count - before, labels)
+
+    def _add(self, name: str, amount: float) -> None:
+        if amount > 0:
+            self._metrics.counter(name).add(amount)
+
+
+_NOTHING: Final = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, (0, 0, 0), (0, 0, 0))

@@ -1,0 +1,214 @@
+"""The drafter's process: a socket to the edge on one side, the draft model on the other.
+
+One thread: it reads what the edge says between two calls of the model, and while one computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import structlog
+
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.engines.base import Engine
+from outrider.engines.config import EngineConfig
+from outrider.engines.draft.loading import DraftModel, load_draft
+from outrider.engines.warmup import warm_up
+from outrider.errors import (
+    ArtifactCorruptError,
+    ArtifactMissingError,
+    ConfigError,
+    InvalidRequestError,
+    MalformedFrameError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.speculation.phrases import Phrases
+from outrider.speculation.prior import shipped_prior
+from outrider.telemetry.logs import configure_logging
+from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
+from services.edge.drafter.core.chooser import Calibration
+from services.edge.drafter.core.drafter import Drafter, run
+from services.edge.drafter.messages import Close, Commit, Open, Ready, Unfit, Upward
+from services.edge.drafter.settings import DrafterSettings
+
+log = structlog.get_logger()
+
+UNFIT: Final = (
+    ConfigError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    ArtifactMissingError,
+    ArtifactCorruptError,
+)
+"""Failures to load that another try would meet again."""
+_PR_SET_PDEATHSIG: Final = 1
+_READ_BYTES: Final = 1 << 16
+_MAX_UNSENT_BYTES: Final = 1 << 18
+"""While the edge leaves so much unread it is told nothing new."""
+_REPORT_S: Final = 1.0
+_WARM_ROWS: Final = 128
+
+
+def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) -> int:
+    """Draft until the edge closes the connection; the process's exit status."""
+    die_with(edge_pid)
+    os.nice(settings.niceness)
+    configure_logging("drafter", settings.log_level)
+    channel = Channel(connection)
+    try:
+        draft = _load(settings)
+    except UNFIT as error:
+        channel.say([Unfit(error.message)])
+        channel.flush(wait=True)
+        return 0
+    log.info("draft model loaded", draft=draft.name, pool=draft.engine.info.pool_reason)
+    spec, store = lookup(settings.model), _store(settings)
+    prior = shipped_prior(load_vocabulary(spec, store).digest)
+    calibration = Calibration(draft.calibration_greedy, draft.calibration_sampled)
+    drafter = Drafter(draft.engine.info, settings.limits, calibration, Phrases(prior))
+    channel.say([Ready(draft.name)])
+    Worker(channel, drafter, draft.engine).work()
+    return 0
+
+
+def die_with(edge_pid: int) -> None:
+    """End when the edge ends, however it does (prctl(2)); its Ctrl-C is not ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != edge_pid:
+        raise SystemExit(0)  # it ended before the kernel was asked
+
+
+def _store(settings: DrafterSettings) -> ModelStore:
+    return ModelStore(Path(settings.model_store) if settings.model_store else default_root())
+
+
+def _load(settings: DrafterSettings) -> DraftModel:
+    config = EngineConfig(
+        threads=settings.threads,
+        pin_threads=False,
+        max_fixed_rows=settings.limits.max_rounds,
+        prepare_first=True,
+        kv_bytes=settings.kv_bytes,
+    )
+    choice, spec = settings.draft_model, lookup(settings.model)
+    draft = load_draft(choice, spec, _store(settings), config)
+    warm_up(draft.engine, _WARM_ROWS)
+    return draft
+
+
+class Channel:
+    """Frames to and from the edge; neither way ever waits, and neither buffer grows for ever."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._unsent = bytearray()
+        self.is_open = True
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether the edge does not read."""
+        return len(self._unsent) > _MAX_UNSENT_BYTES
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the edge says something, or there is room for what is unsent."""
+        writing = [self._connection] if self._unsent else []
+        select.select([self._connection], writing, [], timeout_s)
+
+    def receive(self) -> list[bytes]:
+        """What the edge has said. Raises MalformedFrameError, FrameTooLargeError."""
+        try:
+            data = self._connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.is_open = bool(data)
+        return self._decoder.feed(data)
+
+    def say(self, messages: Iterable[Upward]) -> None:
+        """Send these as soon as there is room."""
+        for message in messages:
+            self._unsent += encode_frame(encode(message))
+        self.flush()
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Send what there is room for; with `wait`, everything, or until the edge is gone."""
+        while self._unsent and self.is_open:
+            try:
+                del self._unsent[: self._connection.send(self._unsent)]
+            except BlockingIOError:
+                if not wait:
+                    return
+                self.wait(1.0)
+            except OSError:
+                self.is_open = False
+
+
+class Worker:
+    """Feeds a drafter from the channel and runs its calls."""
+
+    def __init__(self, channel: Channel, drafter: Drafter, engine: Engine) -> None:
+        self._channel = channel
+        self._drafter = drafter
+        self._engine = engine
+        self._report_at = monotonic() + _REPORT_S
+
+    def work(self) -> None:
+        """Until the edge is gone. Raises EngineError, and MalformedFrameError for an edge that
+        speaks another language."""
+        while self._channel.is_open:
+            self._listen()
+            call = self._drafter.decide(monotonic())
+            if call is not None:
+                began = monotonic()
+                rows = run(self._engine, call, self._listen)
+                self._drafter.apply(call, rows, monotonic() - began)
+            self._tell()
+            if call is None and self._channel.is_open:
+                self._channel.wait(max(0.0, self._report_at - monotonic()))
+
+    def _listen(self) -> None:
+        now = monotonic()
+        for payload in self._channel.receive():
+            try:
+                self._take(decode_down(payload), now)
+            except InvalidRequestError as error:
+                if isinstance(error, MalformedFrameError):
+                    raise
+                log.warning("a session cannot be drafted for", error=error.message)
+
+    def _take(self, message: Open | Commit | Close, now: float) -> None:
+        match message:
+            case Open():
+                self._drafter.open(message, now)
+            case Commit():
+                self._drafter.commit(message, now)
+            case Close(session):
+                self._drafter.close(session)
+
+    def _tell(self) -> None:
+        now = monotonic()
+        if now >= self._report_at:
+            self._report_at = now + _REPORT_S
+            drafter = self._drafter
+            report = drafter.tally.report(drafter.num_sessions, drafter.num_modelled)
+            self._channel.say([report])
+        if self._channel.is_clogged:
+            self._channel.flush()
+        else:
+            self._channel.say(self._drafter.take_guesses(now))

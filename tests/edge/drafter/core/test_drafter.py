@@ -1,0 +1,247 @@
+"""The drafter: right KV whatever happens when, right drafts of a right model, bounded memory."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.fake import FakeEngine
+from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
+from services.edge.drafter.core.chooser import Calibration
+from services.edge.drafter.core.drafter import Drafter
+from services.edge.drafter.messages import Commit, Source
+from services.edge.drafter.settings import DrafterLimits
+from tests.edge.drafter.core.driving import OPTIONS, Bench, reply_of
+
+GREEDY = SamplingParams(max_tokens=64)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=64)
+PENALIZED = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, max_tokens=64)
+CREDULOUS = Calibration((1.0, 1.0), (1.0, 1.0))
+PROMPT = (5, 9, 3, 17, 30, 2, 11)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED])
+def test_the_target_itself_drafts_its_own_reply(params: SamplingParams) -> None:
+    bench = Bench(calibration=CREDULOUS)
+    bench.open(1, PROMPT, params)
+    bench.settle()
+    guess = bench.guesses[1]
+    assert guess.base == 0 and len(guess.ids) == 32
+    assert list(guess.ids) == reply_of(OPTIONS, PROMPT, params)[:32]
+    assert all(a >= b for a, b in zip(guess.survival, guess.survival[1:], strict=False))
+
+
+def test_a_right_chain_is_never_computed_again() -> None:
+    bench = Bench(limits=DrafterLimits(min_branch=1.0), calibration=CREDULOUS)
+    reply = reply_of(OPTIONS, PROMPT, GREEDY)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    for at in range(0, 24, 3):
+        bench.commit(1, reply[at : at + 3])
+        bench.settle()
+    assert bench.drafter.tally.num_rows <= len(PROMPT) + 32 + 24
+    tally = bench.drafter.tally
+    assert sum(tally.accepted) == 24 and sum(tally.drafted) == 32 + 24
+
+
+def test_a_divergence_keeps_what_came_before_it() -> None:
+    bench = Bench(calibration=CREDULOUS)
+    reply = reply_of(OPTIONS, PROMPT, GREEDY)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    before = bench.drafter.tally.num_rows
+    bench.commit(1, [*reply[:5], (reply[5] + 1) % 32])
+    call = bench.turn()
+    assert call is not None
+    assert call.parts[0].round.past == len(PROMPT) + 5
+    assert bench.drafter.tally.num_rows - before == 1
+
+
+def test_prompts_are_computed_in_chunks_beside_the_steps_of_others() -> None:
+    limits = DrafterLimits(chunk_tokens=8, idle_chunk_tokens=16, catch_up_tokens=4)
+    bench = Bench(limits=limits)
+    bench.open(1, PROMPT, GREEDY)
+    bench.turn()
+    bench.open(2, [token % 32 for token in range(50)], GREEDY)
+    call = bench.turn()
+    while call is not None and any(part.session == 2 for part in call.parts):
+        assert sum(len(part.round.tokens) for part in call.parts) <= 4 + 16
+        if any(part.session == 1 for part in call.parts):
+            assert all(len(part.round.tokens) <= 8 for part in call.parts if part.session == 2)
+        call = bench.turn()
+    assert bench.guesses[2].ids
+
+
+def test_many_sessions_share_a_call() -> None:
+    bench = Bench(replace(OPTIONS, num_blocks=512), calibration=CREDULOUS)
+    for number in range(16):
+        bench.open(number, [number, *PROMPT], replace(SAMPLED, seed=number))
+    calls = [bench.turn() for _ in range(10)]
+    assert max(len(call.parts) for call in calls if call) == 16
+    bench.settle()
+    for number in range(16):
+        params = replace(SAMPLED, seed=number)
+        assert list(bench.guesses[number].ids) == reply_of(OPTIONS, [number, *PROMPT], params)[:32]
+
+
+def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+    bench = Bench()
+    bench.open(1, prompt, GREEDY)
+    assert bench.turn() is None
+    guess = bench.guesses[1]
+    assert list(guess.ids) == [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    assert set(guess.sources) == {Source.SUFFIX}
+    # The text goes another way: the model is asked, and reads what it missed in one go.
+    bench.commit(1, [1, 2, 3, 20])
+    call = bench.turn()
+    assert call is not None and call.parts[0].round.past == 0
+
+
+def test_a_second_guess_is_drafted_on_and_promoted() -> None:
+    unsure = Calibration((0.8, 0.8), (0.8, 0.8))
+    limits = DrafterLimits(max_lead=6, min_survival=0.01)
+    bench = Bench(replace(OPTIONS, repetition=0.0), limits=limits, calibration=unsure)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    session = bench.drafter._sessions[1]
+    branch = session.branch
+    assert branch is not None and len(branch.chain) == 5
+    chain, at = [entry.token for entry in session.main.chain], branch.begin - session.main.begin
+    seconds = [entry.token for entry in branch.chain]
+    bench.commit(1, [*chain[:at], seconds[0]])
+    assert bench.drafter.tally.num_promoted == 1
+    assert [entry.token for entry in session.main.chain] == seconds[1:]
+    num_rows = bench.drafter.tally.num_rows
+    call = bench.turn()
+    assert call is not None
+    assert bench.drafter.tally.num_rows - num_rows == len(call.parts)
+    guess = bench.guesses[1]
+    assert list(guess.ids[:4]) == seconds[1:] and guess.base == at + 1
+
+
+def test_without_blocks_a_session_goes_on_with_what_the_text_repeats() -> None:
+    bench = Bench(replace(OPTIONS, num_blocks=4))
+    bench.open(1, [1, 2, 3, 4] * 8, GREEDY)
+    bench.open(2, list(range(30)), GREEDY)
+    bench.commit(1, [9])
+    bench.settle()
+    assert bench.drafter.num_modelled < 2
+    bench.commit(1, [1, 2, 3, 4, 1, 2, 3, 4])
+    bench.settle()
+    assert bench.guesses[1].ids[:4] == (1, 2, 3, 4)
+    bench.close(1)
+    bench.close(2)
+    assert bench.drafter.num_free_blocks == 4
+
+
+def test_idle_sessions_make_room_and_come_back() -> None:
+    bench = Bench(replace(OPTIONS, num_blocks=14), limits=DrafterLimits(max_lead=4))
+    bench.open(1, PROMPT + PROMPT[::-1] + PROMPT, GREEDY)
+    bench.settle()
+    bench.now += 10.0
+    bench.open(2, PROMPT[::-1] + PROMPT + PROMPT, GREEDY)
+    bench.settle()
+    assert bench.drafter.tally.num_evicted == 1
+    assert bench.guesses[2].ids
+    bench.now += 10.0
+    bench.commit(1, [4])
+    bench.settle()
+    assert bench.drafter.num_modelled == 2
+    assert bench.drafter.tally.num_evicted == 2
+
+
+def test_too_many_sessions_are_refused() -> None:
+    bench = Bench(limits=DrafterLimits(max_sessions=1))
+    bench.open(1, PROMPT, GREEDY)
+    bench.open(2, PROMPT, GREEDY)
+    bench.settle()
+    assert set(bench.guesses) == {1}
+    assert bench.drafter.tally.num_refused == 1
+    bench.drafter.commit(Commit(2, (1,)), bench.now)
+    bench.drafter.close(2)
+
+
+def test_a_reply_that_ended_gets_no_more_guesses() -> None:
+    bench = Bench(calibration=CREDULOUS)
+    bench.open(1, PROMPT, replace(GREEDY, max_tokens=5))
+    bench.settle()
+    assert len(bench.guesses[1].ids) == 5
+
+
+def test_no_more_guesses_than_are_wanted() -> None:
+    bench = Bench(calibration=CREDULOUS)
+    reply = reply_of(OPTIONS, PROMPT, GREEDY)
+    bench.open(1, PROMPT, GREEDY)
+    bench.commit(1, reply[:2], lead=0)
+    assert bench.settle() == 0 and not bench.guesses
+    bench.commit(1, reply[2:3], lead=3)
+    bench.settle()
+    assert list(bench.guesses[1].ids) == reply[3:6]
+
+
+def test_an_engine_that_needs_two_rows_is_refused() -> None:
+    engine = FakeEngine(replace(OPTIONS, min_rows=2))
+    with pytest.raises(ConfigError, match="one token"):
+        Drafter(engine.info, DrafterLimits(), Calibration())
+
+
+@given(
+    seed=st.integers(0, 2**32), target=st.integers(0, 1), num_blocks=st.sampled_from([10, 24, 96])
+)
+def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: int) -> None:
+    """Commits, opens and closes at any moment, in flight or not: every row that any call gives
+    equals that of an engine that never saw anything but this text; no block is lost."""
+    chance = random.Random(seed)
+    limits = DrafterLimits(
+        max_sessions=4,
+        max_lead=chance.choice([2, 8]),
+        min_survival=0.05,
+        catch_up_tokens=chance.choice([2, 16]),
+        chunk_tokens=5,
+        idle_chunk_tokens=9,
+        evict_idle_s=0.01,
+    )
+    options = replace(OPTIONS, num_blocks=num_blocks)
+    bench = Bench(options, limits=limits, calibration=Calibration((0.4, 0.9), (0.4, 0.9)))
+    says = replace(options, seed=target)
+    replies: dict[int, list[int]] = {}
+
+    def event() -> None:
+        if len(replies) < 3 and chance.random() < 0.4:
+            number = bench_number(bench)
+            params = replace(chance.choice([GREEDY, SAMPLED]), seed=seed, max_tokens=24)
+            prompt = [chance.randrange(8) for _ in range(chance.randrange(1, 20))]
+            replies[number] = reply_of(says, prompt, params)
+            begun = chance.randrange(3)
+            bench.open(number, prompt, params, replies[number][:begun])
+            del replies[number][:begun]
+        elif replies:
+            number = chance.choice(list(replies))
+            count = chance.randrange(1, 6)
+            if chance.random() < 0.1 or len(replies[number]) <= count:
+                bench.close(number)
+                del replies[number]
+            else:
+                bench.commit(number, replies[number][:count])
+                del replies[number][:count]
+
+    for _ in range(40):
+        event()
+        for _ in range(chance.randrange(4)):
+            bench.turn(lambda: event() if chance.random() < 0.5 else None)
+    for number in list(replies):
+        bench.close(number)
+    assert bench.turn() is None
+    assert bench.drafter.num_free_blocks == num_blocks
+
+
+def bench_number(bench: Bench) -> int:
+    """A number never used before."""
+    bench.num_opened += 1
+    return bench.num_opened

@@ -1,0 +1,83 @@
+"""Messages between edge and drafter survive their bytes; other bytes are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from services.edge.drafter.codec import decode_down, decode_up, encode
+from services.edge.drafter.messages import (
+    Close,
+    Commit,
+    Guess,
+    Open,
+    Ready,
+    Report,
+    Source,
+    Unfit,
+)
+
+PARAMS = SamplingParams(
+    temperature=0.8,
+    top_k=40,
+    top_p=0.95,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    logit_bias={7: -100.0, 49_151: 3.5},
+    seed=2**64 - 1,
+    max_tokens=300,
+    ignore_eos=True,
+    acceptance_threshold=0.5,
+)
+GUESS = Guess(9, 12, (1, 49_151), (0.75, 0.5), (Source.MODEL, Source.BOTH), 1500)
+REPORT = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, (10, 11, 12), (13, 14, 15))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Open(1, (1, 2, 3), (), SamplingParams()),
+        Open(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7),
+        Commit(3, (49_151, 0)),
+        Commit(3, (), 0),
+        Close(4),
+    ],
+)
+def test_what_the_edge_says(message: Open | Commit | Close) -> None:
+    assert decode_down(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", [Ready("a model"), Unfit("no model: ä"), REPORT])
+def test_what_the_drafter_says(message: Ready | Unfit | Report) -> None:
+    assert decode_up(encode(message)) == message
+
+
+def test_a_guess_keeps_its_survival_to_a_65_thousandth() -> None:
+    read = decode_up(encode(GUESS))
+    assert isinstance(read, Guess)
+    assert replace(read, survival=GUESS.survival) == GUESS
+    assert read.survival == pytest.approx(GUESS.survival, abs=1 / 65_535)
+
+
+@given(data=st.binary(min_size=1, max_size=80))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    for decode in (decode_down, decode_up):
+        try:
+            assert decode(data) is not None
+        except OutriderError as error:
+            assert error.message
+
+
+@given(cut=st.integers(1, 200))
+def test_a_message_cut_short_is_refused(cut: int) -> None:
+    whole = encode(Open(2, (1, 2), (5, 6), PARAMS, (2,)))
+    if cut < len(whole):
+        with pytest.raises(OutriderError):
+            decode_down(whole[:cut])
