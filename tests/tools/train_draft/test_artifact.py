@@ -1,0 +1,129 @@
+"""The shipped file's format, and which ids the head keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from tools.train_draft.artifact.file import Draft, read_draft, write_draft
+from tools.train_draft.artifact.heads import coverage, head_ids
+from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
+from tools.train_draft.corpus.records import NUM_TOP, Reply
+
+GEOMETRY = Geometry(
+    block_count=2,
+    context_length=128,
+    embedding_length=64,
+    feed_forward_length=96,
+    head_count=4,
+    head_count_kv=2,
+    rope_dimension_count=16,
+    rope_freq_base=10000.0,
+    rms_epsilon=1e-5,
+    vocab_size=50,
+)
+
+
+def small_tensors(num_rows: int = 6) -> Tensors:
+    """Random weights of GEOMETRY's shapes."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "attn_norm": (64,),
+        "attn_q": (64, 64),
+        "attn_k": (32, 64),
+        "attn_v": (32, 64),
+        "attn_output": (64, 64),
+        "ffn_norm": (64,),
+        "ffn_gate": (96, 64),
+        "ffn_up": (96, 64),
+        "ffn_down": (64, 96),
+    }
+    tensors = {
+        layer_name(layer, name): rng.normal(0, 0.1, shapes[name]).astype(np.float32)
+        for layer in range(2)
+        for name in LAYER_TENSORS
+    }
+    tensors["output_norm.weight"] = np.ones(64, np.float32)
+    tensors["output.weight"] = rng.normal(0, 0.1, (num_rows, 64)).astype(np.float32)
+    return tensors
+
+
+def small_draft() -> Draft:
+    """A draft of GEOMETRY with six ids."""
+    return Draft(
+        geometry=GEOMETRY,
+        tensors=small_tensors(),
+        head_ids=np.array([0, 2, 3, 17, 30, 49], np.uint32),
+        target="some-model",
+        vocabulary_digest="ab" * 32,
+        calibration_greedy=np.linspace(0, 1, 21, dtype=np.float32),
+        calibration_sampled=np.linspace(0, 0.5, 21, dtype=np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "head", "error"), [("Q8_0", "Q8_0", 2e-3), ("Q4_1", "Q8_0", 0.04)]
+)
+def test_a_file_gives_back_the_draft(tmp_path: Path, layers: str, head: str, error: float) -> None:
+    draft = small_draft()
+    write_draft(tmp_path / "a.gguf", draft, layers, head)
+    found = read_draft(tmp_path / "a.gguf")
+    assert found.geometry == replace(GEOMETRY, rms_epsilon=found.geometry.rms_epsilon)
+    assert found.geometry.rms_epsilon == pytest.approx(1e-5)
+    assert (found.target, found.vocabulary_digest) == (draft.target, draft.vocabulary_digest)
+    for name in ("head_ids", "calibration_greedy", "calibration_sampled"):
+        np.testing.assert_allclose(getattr(found, name), getattr(draft, name))
+    assert found.tensors.keys() == draft.tensors.keys()
+    for name, tensor in draft.tensors.items():
+        np.testing.assert_allclose(found.tensors[name], tensor, atol=error)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_the_file_has_what_its_loader_needs_and_no_embedding(tmp_path: Path) -> None:
+    write_draft(tmp_path / "a.gguf", small_draft())
+    reader = GGUFReader(tmp_path / "a.gguf")
+    names = {tensor.name for tensor in reader.tensors}
+    assert {"output.weight", "output_norm.weight", "blk.1.ffn_down.weight"} <= names
+    assert "token_embd.weight" not in names
+    assert reader.fields["general.architecture"].contents() == "llama"
+    assert reader.fields["outrider.draft.head_ids"].contents() == [0, 2, 3, 17, 30, 49]
+    assert len(reader.fields["outrider.draft.calibration_sampled"].contents()) == 21
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([0, 3, 2, 17, 30, 49], "ascend"),
+        ([0, 2, 3, 17, 30, 50], "outside"),
+        ([0, 2, 3, 17, 30], "another number"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(ids: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(small_draft(), head_ids=np.array(ids, np.uint32))
+
+
+def _reply(ids: list[int], runner_up: int) -> Reply:
+    top = np.tile(np.arange(NUM_TOP, dtype=np.int32) + 200, (len(ids), 1))
+    top[:, 0], top[:, 1] = ids, runner_up
+    logprobs = np.full(top.shape, -20, np.float16)
+    logprobs[:, :2] = np.log([0.6, 0.4])
+    return Reply(0, 0, "k", 0.0, 0, np.zeros(1, np.int32), np.array(ids, np.int32), top, logprobs)
+
+
+def test_the_head_keeps_what_is_said_or_nearly_said_and_what_it_must() -> None:
+    replies = [_reply([7, 7, 9], runner_up=40)]
+    assert head_ids(replies, 4, {299}, 300).tolist() == [7, 9, 40, 299]
+
+
+def test_ids_that_never_came_up_follow_in_id_order() -> None:
+    assert head_ids([_reply([7], 40)], 5, (), 300).tolist() == [0, 7, 40, 202, 203]
+
+
+def test_coverage_counts_tokens() -> None:
+    replies = [_reply([7, 7, 7, 9], 40)]
+    assert coverage(replies, np.array([7], np.uint32)) == 0.75

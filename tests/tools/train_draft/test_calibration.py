@@ -1,0 +1,62 @@
+"""Calibration and its measures."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.train_draft.artifact.calibration import (
+    GRID,
+    _isotonic,
+    calibrated,
+    calibration_error,
+    fit,
+    reliability,
+)
+
+
+def test_an_overconfident_draft_is_corrected() -> None:
+    rng = np.random.default_rng(0)
+    confidences = rng.random(40_000)
+    agreed = rng.random(40_000) < confidences**2
+    curve = fit(confidences, agreed)
+    np.testing.assert_allclose(curve[2:-1], GRID[2:-1] ** 2, atol=0.05)
+    assert calibration_error(confidences, agreed) > 0.12
+    assert calibration_error(calibrated(curve, confidences), agreed) < 0.01
+
+
+def test_without_observations_confidence_is_taken_at_its_word() -> None:
+    curve = fit(np.zeros(0), np.zeros(0, bool))
+    np.testing.assert_allclose(curve, GRID, atol=0.01)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=200),
+)
+def test_a_calibration_is_a_rising_map_into_chances(pairs: list[tuple[float, bool]]) -> None:
+    curve = fit(np.array([c for c, _ in pairs]), np.array([a for _, a in pairs]))
+    assert curve.shape == (21,)
+    assert np.all(np.diff(curve) >= 0)
+    assert 0 <= curve[0] and curve[-1] <= 1
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.5, 5)), min_size=1, max_size=12))
+def test_isotonic_values_are_the_weighted_means_of_their_blocks(
+    pairs: list[tuple[float, float]],
+) -> None:
+    values, weights = (np.array(column) for column in zip(*pairs, strict=True))
+    found = _isotonic(values, weights)
+    assert np.all(np.diff(found) >= 0)
+    for level in np.unique(found):
+        block = found == level
+        np.testing.assert_allclose(np.average(values[block], weights=weights[block]), level)
+
+
+def test_reliability_counts_every_observation_once() -> None:
+    chances = np.array([0.0, 0.05, 0.55, 0.95, 1.0])
+    agreed = np.array([False, True, True, True, True])
+    bins = reliability(chances, agreed)
+    assert [each["count"] for each in bins] == [2, 1, 2]
+    assert bins[0]["agreed"] == 0.5
+    assert bins[-1]["chance"] == 0.975

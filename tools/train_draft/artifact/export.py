@@ -1,0 +1,75 @@
+"""From a student's weights to the shipped file: quantise, then calibrate what was quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from outrider.engines.base import Engine
+from outrider.engines.config import EngineConfig
+from outrider.engines.draft.loading import load_draft
+from outrider.models.catalog import ModelSpec
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore
+from tools.train_draft.artifact.calibration import GRID, fit
+from tools.train_draft.artifact.file import Draft, write_draft
+from tools.train_draft.artifact.target import Floats
+from tools.train_draft.corpus.records import Reply
+from tools.train_draft.evaluation.agreement import Trace
+from tools.train_draft.evaluation.scoring import traces
+from tools.train_draft.student.weights import StudentWeights
+
+_NUM_BLOCKS = 64
+
+
+def open_draft(path: Path, spec: ModelSpec, store: ModelStore, threads: int) -> Engine:
+    """The file as the edge runs it."""
+    config = EngineConfig(
+        model=spec.name, threads=threads, num_blocks=_NUM_BLOCKS, pin_threads=False
+    )
+    return load_draft(str(path.absolute()), spec, store, config).engine
+
+
+def export(
+    weights: StudentWeights,
+    path: Path,
+    spec: ModelSpec,
+    store: ModelStore,
+    replies: Sequence[Reply],
+    *,
+    layers: str,
+    head: str,
+    threads: int,
+) -> Draft:
+    """Write the draft to `path`, calibrated on `replies`, which neither trained it nor measure
+    it."""
+    identity = GRID.astype(np.float32)
+    draft = Draft(
+        geometry=weights.geometry,
+        tensors=weights.tensors,
+        head_ids=weights.head_ids,
+        target=spec.name,
+        vocabulary_digest=load_vocabulary(spec, store).digest.hex(),
+        calibration_greedy=identity,
+        calibration_sampled=identity,
+    )
+    write_draft(path, draft, layers, head)
+    engine = open_draft(path, spec, store, threads)
+    seen = list(traces(engine, replies))
+    engine.close()
+    draft = replace(
+        draft,
+        calibration_greedy=_fit([trace for trace in seen if trace.temperature == 0]),
+        calibration_sampled=_fit([trace for trace in seen if trace.temperature > 0]),
+    )
+    write_draft(path, draft, layers, head)
+    return draft
+
+
+def _fit(seen: Sequence[Trace]) -> Floats:
+    confidences = np.concatenate([trace.confidence for trace in seen] or [np.zeros(0)])
+    agreed = np.concatenate([trace.agreed for trace in seen] or [np.zeros(0, bool)])
+    return fit(confidences, agreed).astype(np.float32)

@@ -1,0 +1,129 @@
+"""The draft model as one GGUF file.
+
+A Llama model without embedding and tokenizer, which are the target's, and with an output head of
+some of the target's ids alone:
+
+- the `llama.*` metadata and tensors `blk.N.*`, `output_norm.weight` as in any GGUF file;
+- `output.weight` [num_head_rows, width]: row r scores the id `outrider.draft.head_ids[r]`;
+- `outrider.draft.target`: the target's catalog name;
+- `outrider.draft.vocabulary_digest`: of the target's vocabulary, hexadecimal;
+- `outrider.draft.calibration_greedy`, `outrider.draft.calibration_sampled`: the chance that the
+  target chooses the draft's token too, at temperature 0 and at 0.8 with shared noise, where the
+  draft's largest probability (softmax over the head rows, temperature 1) is 0, 1/20, 2/20, ... 1;
+  linear between these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
+
+from tools.train_draft.artifact.target import OUTPUT, Floats, Geometry, Tensors
+
+QUANTISATIONS = ("Q4_1", "Q8_0")
+_PREFIX = "outrider.draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The contents of the file; `geometry` is the draft's own."""
+
+    geometry: Geometry
+    tensors: Tensors
+    head_ids: npt.NDArray[np.uint32]
+    """[num_head_rows] distinct ids, ascending."""
+    target: str
+    vocabulary_digest: str
+    calibration_greedy: Floats
+    calibration_sampled: Floats
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for parts that do not belong together."""
+        if np.any(np.diff(self.head_ids.astype(np.int64)) <= 0):
+            raise ValueError("the head's ids do not ascend")
+        if self.head_ids[-1] >= self.geometry.vocab_size:
+            raise ValueError("the head has ids outside the vocabulary")
+        if self.tensors[OUTPUT].shape != (len(self.head_ids), self.geometry.embedding_length):
+            raise ValueError(f"the head is {self.tensors[OUTPUT].shape}, its ids another number")
+
+
+def write_draft(path: Path, draft: Draft, layers: str = "Q8_0", head: str = "Q8_0") -> None:
+    """Write `path`, matrices quantised as named by `layers` and `head`; it replaces the file in
+    one step, so that a reader never finds a half-written one."""
+    partial = path.with_suffix(".partial")
+    writer = GGUFWriter(partial, "llama")
+    _add_metadata(writer, draft)
+    for name, tensor in draft.tensors.items():
+        if tensor.ndim == 1:
+            writer.add_tensor(name, tensor.astype(np.float32))
+            continue
+        kind = GGMLQuantizationType[head if name == OUTPUT else layers]
+        writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(path)
+
+
+def read_draft(path: Path) -> Draft:
+    """The file with its matrices dequantised: what whoever runs it computes with."""
+    reader = GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    tensors = {
+        tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
+        for tensor in reader.tensors
+    }
+    return Draft(
+        geometry=_geometry(fields),
+        tensors=tensors,
+        head_ids=np.array(fields[f"{_PREFIX}.head_ids"], np.uint32),
+        target=fields[f"{_PREFIX}.target"],
+        vocabulary_digest=fields[f"{_PREFIX}.vocabulary_digest"],
+        calibration_greedy=np.array(fields[f"{_PREFIX}.calibration_greedy"], np.float32),
+        calibration_sampled=np.array(fields[f"{_PREFIX}.calibration_sampled"], np.float32),
+    )
+
+
+def _add_metadata(writer: GGUFWriter, draft: Draft) -> None:
+    geometry = draft.geometry
+    writer.add_name(f"Draft for {draft.target}")
+    writer.add_license("apache-2.0")
+    writer.add_block_count(geometry.block_count)
+    writer.add_context_length(geometry.context_length)
+    writer.add_embedding_length(geometry.embedding_length)
+    writer.add_feed_forward_length(geometry.feed_forward_length)
+    writer.add_head_count(geometry.head_count)
+    writer.add_head_count_kv(geometry.head_count_kv)
+    writer.add_rope_dimension_count(geometry.rope_dimension_count)
+    writer.add_rope_freq_base(geometry.rope_freq_base)
+    writer.add_layer_norm_rms_eps(geometry.rms_epsilon)
+    writer.add_vocab_size(geometry.vocab_size)
+    writer.add_string(f"{_PREFIX}.target", draft.target)
+    writer.add_string(f"{_PREFIX}.vocabulary_digest", draft.vocabulary_digest)
+    head_ids = draft.head_ids.tolist()
+    writer.add_key_value(
+        f"{_PREFIX}.head_ids", head_ids, GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT32
+    )
+    writer.add_array(f"{_PREFIX}.calibration_greedy", draft.calibration_greedy.tolist())
+    writer.add_array(f"{_PREFIX}.calibration_sampled", draft.calibration_sampled.tolist())
+
+
+def _geometry(fields: dict[str, Any]) -> Geometry:
+    return Geometry(
+        block_count=fields["llama.block_count"],
+        context_length=fields["llama.context_length"],
+        embedding_length=fields["llama.embedding_length"],
+        feed_forward_length=fields["llama.feed_forward_length"],
+        head_count=fields["llama.attention.head_count"],
+        head_count_kv=fields["llama.attention.head_count_kv"],
+        rope_dimension_count=fields["llama.rope.dimension_count"],
+        rope_freq_base=fields["llama.rope.freq_base"],
+        rms_epsilon=fields["llama.attention.layer_norm_rms_epsilon"],
+        vocab_size=fields["llama.vocab_size"],
+    )

@@ -1,0 +1,63 @@
+"""Export and evaluation from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import create_engine
+from outrider.models.catalog import lookup
+from outrider.models.store import ModelStore, default_root
+from tools.train_draft.artifact.export import export as export_draft
+from tools.train_draft.artifact.export import open_draft
+from tools.train_draft.artifact.file import read_draft
+from tools.train_draft.corpus.records import load
+from tools.train_draft.evaluation.report import report, tables
+from tools.train_draft.evaluation.scoring import traces
+from tools.train_draft.evaluation.timing import step_ms
+from tools.train_draft.student.weights import StudentWeights
+
+_TIMED_BLOCKS = 16
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write and calibrate the file."""
+    draft = export_draft(
+        StudentWeights.load(arguments.run / "student.npz"),
+        arguments.out,
+        lookup(arguments.model),
+        ModelStore(default_root()),
+        [reply for folder in arguments.replies for reply in load(folder)],
+        layers=arguments.layers,
+        head=arguments.head,
+        threads=arguments.threads,
+    )
+    size = arguments.out.stat().st_size
+    print(f"{arguments.out.name}: {draft.geometry.block_count} layers, {size} bytes")
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Measure a file; the folders' names are the splits'."""
+    spec, store = lookup(arguments.model), ModelStore(default_root())
+    engine = open_draft(arguments.draft, spec, store, arguments.threads)
+    seen = {folder.name: list(traces(engine, load(folder))) for folder in arguments.replies}
+    measured = report(read_draft(arguments.draft), seen)
+    engine.close()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+    print(tables(measured))
+
+
+def time(arguments: argparse.Namespace) -> None:
+    """One step of draft and target, on one thread each."""
+    spec, store = lookup(arguments.model), ModelStore(default_root())
+    config = EngineConfig(
+        model=spec.name, num_blocks=_TIMED_BLOCKS, pin_threads=False, exact=False, max_fixed_rows=1
+    )
+    engines = {
+        "draft": open_draft(arguments.draft, spec, store, threads=1),
+        "target": create_engine(config),
+    }
+    found = step_ms(engines)
+    print(json.dumps({**found, "ratio": found["target"] / found["draft"]}))

@@ -1,0 +1,71 @@
+"""What a draft would have said at every token of the target's replies, on the engine it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from outrider.engines.base import Engine, Ids, Round, Rows
+from outrider.sampling.race import race, scaled
+from tools.train_draft.artifact.target import Floats
+from tools.train_draft.corpus.records import Reply
+from tools.train_draft.evaluation.agreement import Trace
+
+_SEQUENCE = 1
+
+
+def traces(engine: Engine, replies: Iterable[Reply]) -> Iterator[Trace]:
+    """One trace per reply: the draft reads the target's own text, so its token at a position is
+    the one it would draft there had all before been accepted. Replies that the engine has no room
+    for are left out."""
+    info = engine.info
+    room = min(info.max_context_tokens, info.num_blocks * info.block_tokens)
+    for reply in replies:
+        if len(reply.prompt) + len(reply.ids) + info.scratch_tokens <= room:
+            yield _trace(reply, _read(engine, reply))
+
+
+def _read(engine: Engine, reply: Reply) -> Rows:
+    """The draft's rows before each of the reply's tokens."""
+    tokens = np.concatenate((reply.prompt, reply.ids[:-1])).astype(np.int32)
+    engine.open(_SEQUENCE, tokens)
+    num_blocks = -(-(len(tokens) + engine.info.scratch_tokens) // engine.info.block_tokens)
+    blocks = np.arange(num_blocks, dtype=np.int32)
+    (rows,) = engine.step([Round(_SEQUENCE, tokens, 0, blocks, len(reply.ids))])
+    engine.close_sequence(_SEQUENCE)
+    return rows
+
+
+def _trace(reply: Reply, rows: Rows) -> Trace:
+    logits = rows.logits
+    ids = _columns(rows)
+    tops = logits.max(1)
+    drafted = [
+        _choice(logits[at], ids[at % len(ids)], reply, len(reply.prompt) + at)
+        for at in range(len(reply.ids))
+    ]
+    likeliest = [int(ids[at % len(ids)][row.argmax()]) for at, row in enumerate(logits)]
+    return Trace(
+        kind=reply.kind,
+        number=reply.number,
+        temperature=reply.temperature,
+        agreed=np.array(drafted, np.int32) == reply.ids,
+        top_agreed=np.array(likeliest, np.int32) == reply.top_ids[:, 0],
+        confidence=1 / np.exp((logits - tops[:, None]).astype(np.float64)).sum(1),
+    )
+
+
+def _columns(rows: Rows) -> Ids:
+    """[1 or r, c] what the columns stand for."""
+    if rows.ids is None:
+        return np.arange(rows.logits.shape[1], dtype=np.int32)[None]
+    return rows.ids
+
+
+def _choice(row: Floats, ids: Ids, reply: Reply, position: int) -> int:
+    """The draft's token, with the noise that the target's own choice has."""
+    if reply.temperature == 0:
+        return int(ids[row.argmax()])
+    values = scaled(row, float(row.max()), reply.temperature)
+    return int(ids[race(values, reply.seed, position, ids)])

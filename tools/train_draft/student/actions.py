@@ -1,0 +1,37 @@
+"""Training from the command line; the only action that needs torch."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import torch
+
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from tools.train_draft.artifact.heads import coverage, head_ids
+from tools.train_draft.artifact.target import TargetFile
+from tools.train_draft.corpus.records import load
+from tools.train_draft.student.network import Student
+from tools.train_draft.student.schedule import Schedule
+from tools.train_draft.student.training import Recipe, Trainer
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Begin a run, or take it up."""
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    arguments.run.mkdir(parents=True, exist_ok=True)
+    spec, store = lookup(arguments.model), ModelStore(default_root())
+    target = TargetFile(store.ensure(spec.source, sha256=spec.sha256).path)
+    vocabulary = load_vocabulary(spec, store)
+    replies = [reply for folder in arguments.replies for reply in load(folder)]
+    ids = head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
+    print(f"{len(replies)} replies, the head says {coverage(replies, ids):.2%} of their tokens")
+    geometry = replace(target.geometry, block_count=len(arguments.layers))
+    tensors = target.student_tensors(arguments.layers, ids)
+    student = Student(geometry, tensors, target.embedding())
+    schedule = Schedule(arguments.steps, arguments.minutes * 60, arguments.rate)
+    recipe = Recipe(arguments.layers, schedule, arguments.batch_tokens, arguments.seed)
+    Trainer(student, ids, geometry, recipe, arguments.run).run(replies)
