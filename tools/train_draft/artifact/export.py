@@ -44,10 +44,19 @@ def export(
     head: str,
     threads: int,
 ) -> Draft:
-    """Write the draft to `path`, calibrated on `replies`, which neither trained it nor measure
-    it."""
+    """Write the draft to `path`, calibrated on `replies`, which neither train nor measure it."""
+    draft = _uncalibrated(weights, spec, store)
+    write_draft(path, draft, layers, head)
+    engine = open_draft(path, spec, store, threads)
+    draft = _calibrated(draft, list(traces(engine, replies)))
+    engine.close()
+    write_draft(path, draft, layers, head)
+    return draft
+
+
+def _uncalibrated(weights: StudentWeights, spec: ModelSpec, store: ModelStore) -> Draft:
     identity = GRID.astype(np.float32)
-    draft = Draft(
+    return Draft(
         geometry=weights.geometry,
         tensors=weights.tensors,
         head_ids=weights.head_ids,
@@ -56,17 +65,14 @@ def export(
         calibration_greedy=identity,
         calibration_sampled=identity,
     )
-    write_draft(path, draft, layers, head)
-    engine = open_draft(path, spec, store, threads)
-    seen = list(traces(engine, replies))
-    engine.close()
-    draft = replace(
+
+
+def _calibrated(draft: Draft, seen: Sequence[Trace]) -> Draft:
+    return replace(
         draft,
         calibration_greedy=_fit([trace for trace in seen if trace.temperature == 0]),
         calibration_sampled=_fit([trace for trace in seen if trace.temperature > 0]),
     )
-    write_draft(path, draft, layers, head)
-    return draft
 
 
 def _fit(seen: Sequence[Trace]) -> Floats:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
-from outrider.models.catalog import lookup
+from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from tools.train_draft.corpus.generation import MAX_CONTEXT_TOKENS, Generator
@@ -39,6 +40,14 @@ def produce(
     folder.mkdir(parents=True, exist_ok=True)
     spec = lookup(model)
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
+    done = {reply.number for reply in load(folder) if reply.number % num_processes == process}
+    chats = _chats(split, range(process, num_chats, num_processes), done)
+    end = time.monotonic() + seconds
+    generator = Generator(_engine(spec, split, slots), vocabulary, slots)
+    _collect(generator.answers(chats), lambda: time.monotonic() > end, folder, f"{split}-{process}")
+
+
+def _engine(spec: ModelSpec, split: Split, slots: int) -> Engine:
     # Text to learn from need not be exact, at half the rows; text to be measured on is what users
     # get.
     num_blocks = (slots + 1) * (-(-MAX_CONTEXT_TOKENS // _KV_BLOCK_TOKENS) + 1)
@@ -49,11 +58,7 @@ def produce(
         pin_threads=False,
         max_fixed_rows=0,
     )
-    done = {reply.number for reply in load(folder) if reply.number % num_processes == process}
-    chats = _chats(split, range(process, num_chats, num_processes), done)
-    end = time.monotonic() + seconds
-    replies = Generator(create_engine(config), vocabulary, slots).answers(chats)
-    _collect(replies, lambda: time.monotonic() > end, folder, f"{split}-{process}")
+    return create_engine(config)
 
 
 def _chats(split: Split, numbers: range, done: set[int]) -> Iterator[tuple[int, Chat]]:

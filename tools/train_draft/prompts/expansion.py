@@ -17,6 +17,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "grammar"
 _SLOT = re.compile(r"\{(?:([a-z][a-z0-9]*)|(\d+)-(\d+))\}")
+_HEADER = re.compile(r"\[((?:(kind|held):)?[a-z0-9]+)(?:\*(\d+))?\]")
 _MAX_DEPTH = 8
 
 
@@ -56,7 +57,7 @@ def parse(lines: Iterable[str]) -> Grammar:
     for line in lines:
         if not line.strip() or line.startswith("#"):
             continue
-        header = re.fullmatch(r"\[((?:(kind|held):)?[a-z0-9]+)(?:\*(\d+))?\]", line.strip())
+        header = _HEADER.fullmatch(line.strip())
         if header is None:
             if not name:
                 raise ValueError(f"a line before the first section: {line!r}")
@@ -67,8 +68,7 @@ def parse(lines: Iterable[str]) -> Grammar:
             raise ValueError(f"section {name!r} is there twice")
         alternatives[name] = []
         if role:
-            kinds = grammar.kinds if role == "kind" else grammar.held_out
-            kinds[name] = int(header[3] or 1)
+            (grammar.kinds if role == "kind" else grammar.held_out)[name] = int(header[3] or 1)
     if empty := [name for name, found in alternatives.items() if not found]:
         raise ValueError(f"sections without alternatives: {empty}")
     grammar.sections.update({name: tuple(found) for name, found in alternatives.items()})
