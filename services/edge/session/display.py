@@ -30,6 +30,10 @@ class DisplayPolicy:
     """Least estimated survival of a line break."""
     rewrite_interval_s: float = 0.15
     """Least time between two erasures of shown text."""
+    erasure: float = 0.15
+    """Tokens taken back per final token that a reader is to bear: every one more raises theta by
+    `caution`, until as many became final as make up for it."""
+    caution: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class Outlook:
     """The last draft ends the reply, so the text's end is the end of a word."""
 
 
+_MAX_CREDIT, _MAX_DEBT = 2.0, 12.0
+"""Tokens that a reply of which nothing was taken back has in hand, and those beyond which one long
+erasure is forgiven."""
+
+
 class Display:
     """The provisional text at the client, exactly as `edge.proto` defines it."""
 
@@ -62,6 +71,7 @@ class Display:
         self.shown_tokens = 0
         """Tokens shown before they became final."""
         self.erased_tokens = 0
+        self._excess = 0.0
         """Tokens shown and taken back."""
 
     @property
@@ -69,7 +79,7 @@ class Display:
         """The provisional text the client has now."""
         return self._shown
 
-    def confirm(self, text: str, diverged: bool, now: float) -> Retract | None:
+    def confirm(self, text: str, diverged: bool, now: float, num_tokens: int = 1) -> Retract | None:
         """`text` becomes final, and `diverged` tells whether a draft proved wrong with it.
 
         Returns what has to be sent before the commit.
@@ -79,6 +89,7 @@ class Display:
         retract = None
         if contradicted or (diverged and kept < len(self._shown)):
             retract = self._erase(kept, now)
+        self._excess = max(-_MAX_CREDIT, self._excess - self._policy.erasure * num_tokens)
         taken = min(len(text), len(self._shown))
         self.shown_tokens += sum(end <= taken for end in self._ends)
         self._ends = [end - taken for end in self._ends if end > taken]
@@ -111,7 +122,9 @@ class Display:
     def _erase(self, kept: int, now: float) -> Retract:
         self.erased_chars += len(self._shown) - kept
         self.num_retractions += 1
-        self.erased_tokens += sum(end > kept for end in self._ends)
+        num_erased = sum(end > kept for end in self._ends)
+        self.erased_tokens += num_erased
+        self._excess = min(_MAX_DEBT, self._excess + num_erased)
         self._ends = [end for end in self._ends if end <= kept]
         self._shown = self._shown[:kept]
         self.quiet_until = now + self._policy.rewrite_interval_s
@@ -133,6 +146,7 @@ class Display:
         than any other text."""
         policy = self._policy
         theta = policy.eager_theta if number < policy.eager_tokens else policy.theta
+        theta += policy.caution * max(0.0, self._excess)
         return max(theta, policy.line_theta) if breaks_line else theta
 
 

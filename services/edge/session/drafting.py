@@ -90,10 +90,10 @@ class Resolved:
 class _Draft:
     token: int
     survival: float
-    """Calibrated, counted from the last commit."""
+    """Counted from the last commit, of calibrated chances."""
     source: str
     promise: float
-    """Survival as its source gave it, when it was made."""
+    """Its source's chance that it is right, given all before it are."""
 
 
 class DraftChain:
@@ -109,14 +109,14 @@ class DraftChain:
         limits: DraftLimits,
         stop_ids: frozenset[int],
         max_tokens: int,
-        calibrated: Callable[[str, float], float] = lambda source, promise: promise,
+        chance: Callable[[str, float], float] = lambda source, promise: promise,
     ) -> None:
-        """`calibrated` turns a source's promise of survival into one to rely on."""
+        """`chance`: that a draft is right after right ones, from what its source promises."""
         self._drafter = drafter
         self._limits = limits
         self._stop_ids = stop_ids
         self._max_tokens = max_tokens
-        self._calibrated = calibrated
+        self._chance = chance
         self._unlearnt: list[int] = []
         self._drafts: list[_Draft] = []
         self._num_confirmed = 0
@@ -240,18 +240,19 @@ class DraftChain:
         return tuple(outcomes)
 
     def _grow(self, room: int) -> Guess:
-        before = self._drafts[-1].survival if self._drafts else 1.0
-        guess, last = self._drafter.draft_after(self.ids, room), before
+        survival = self._drafts[-1].survival if self._drafts else 1.0
+        guess, promised = self._drafter.draft_after(self.ids, room), 1.0
         self._has_ended = guess.ended
-        for token, chance, source in zip(
+        for token, promise, source in zip(
             guess.ids[:room], guess.survival, guess.sources, strict=False
         ):
-            promise = before * chance
-            last = min(last, self._calibrated(source, promise))
-            if last < self._limits.min_survival:
+            chance = promise / promised if promised else 0.0
+            survival *= self._chance(source, chance)
+            promised = promise
+            if survival < self._limits.min_survival:
                 self._has_ended = True
                 break
-            self._drafts.append(_Draft(token, last, source, promise))
+            self._drafts.append(_Draft(token, survival, source, chance))
             if token in self._stop_ids:
                 break
         return guess

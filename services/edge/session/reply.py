@@ -46,7 +46,9 @@ class ReplyTools:
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
     has_drafter: bool = False
-    """Whether there is a drafter in another process, too."""
+    """Whether there may be a drafter in another process, too."""
+    drafter_is_up: Callable[[], bool] = lambda: False
+    """Whether it can be expected to guess right now."""
     averages: Averages = field(default_factory=Averages)
     """What the edge's chats have learned; each adds to it."""
 
@@ -84,9 +86,11 @@ class ReplyFlow:
             params.stop,
         )
         self._request, self._prompt, self._ends = request, prompt, ends
-        self._drafter = TandemDrafter(tools.new_drafter(), len(prompt))
+        self._drafter = TandemDrafter(
+            tools.new_drafter(), len(prompt), awaited=not request.thin and tools.drafter_is_up()
+        )
         self.chain = DraftChain(
-            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.calibrated
+            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.chance
         )
         self.chain.learn(prompt)
         self.display = Display(policy.display)
@@ -160,7 +164,7 @@ class ReplyFlow:
         )
         text, spans = self._front.commit(resolved.ids)
         ended = self._front.finished
-        retract = self.display.confirm(text, resolved.diverged or ended, now)
+        retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
         if ended:
             self.refresh_at = None
         else:

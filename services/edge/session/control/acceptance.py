@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.speculation.survival import Calibration
+from services.edge.session.control.calibration import Calibration
 
 _BUCKET_ENDS = (1, 2, 4, 8)
 """Depths 0, 1, 2-3, 4-7, and all beyond."""
@@ -27,11 +27,16 @@ class Outcome:
     depth: int
     """Drafts of its chain before it, confirmed ones included."""
     promise: float
-    """Survival that its source promised, of it and all before it that were open then."""
+    """Its source's chance that it is right, given all before it are."""
     right: bool
     first_wrong: bool = False
-    """All before it in the chain were right. Drafts behind a wrong one tell nothing of their own
-    source: their beginning was wrong already."""
+    """All before it in the chain were right."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether it tells of its source. Drafts behind a wrong one do not: what they continue was
+        wrong already."""
+        return self.right or self.first_wrong
 
 
 def bucket_of(depth: int) -> int:
@@ -72,7 +77,7 @@ class Acceptance:
         """Count drafts that are right, and the first wrong one. `ended_at`: the depth at which
         nobody had a draft for a token that was then committed, as good as a wrong one."""
         for outcome in outcomes:
-            if outcome.right or outcome.first_wrong:
+            if outcome.decides:
                 bucket = bucket_of(outcome.depth)
                 self._sum_of(outcome.source, bucket).add(outcome.right)
                 self._count(bucket, outcome.right)
@@ -116,15 +121,16 @@ class Averages:
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     """By source: what its promises are worth."""
 
-    def calibrated(self, source: str, promise: float) -> float:
-        """The survival of a draft, given what its source promises, 0..1."""
-        return self._of(source).apply((promise,))[0]
+    def chance(self, source: str, promise: float) -> float:
+        """The chance that a draft is right, from what its source promises."""
+        return self._of(source).chance(promise)
 
     def observe(self, outcomes: Sequence[Outcome], ended_at: int | None = None) -> None:
         """Drafts were confirmed, or fell with their chain, or there was none."""
         self.acceptance.observe(outcomes, ended_at)
         for outcome in outcomes:
-            self._of(outcome.source).observe((outcome.promise,), int(outcome.right))
+            if outcome.decides:
+                self._of(outcome.source).observe(outcome.promise, outcome.right)
 
     def _of(self, source: str) -> Calibration:
         if source not in self.calibrations and len(self.calibrations) >= MAX_SOURCES:

@@ -122,6 +122,15 @@ class Controller:
         return self._max_lead if self.shows else 0
 
     @property
+    def predicted_gain(self) -> float:
+        """Share of the time per token that drafts from the edge are predicted to save; 0 while
+        nothing can be said."""
+        if self.predicted_s is None:
+            return 0.0
+        without_s, with_s = self.predicted_s
+        return 1 - with_s / without_s
+
+    @property
     def conditions(self) -> Conditions | None:
         """What predictions are made of; None until a round trip and an interval are known."""
         rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
@@ -176,7 +185,7 @@ class Controller:
         self.acceptance.observe(outcomes, ended_at)
         self._averages.observe(outcomes, ended_at)
         for outcome in outcomes:
-            self.tally.checked += outcome.right or outcome.first_wrong
+            self.tally.checked += outcome.decides
             self.tally.right += outcome.right
 
     def _review(self) -> None:
@@ -190,7 +199,7 @@ class Controller:
         self._regime = self.round_trip.regime
         self._move_lead(useful_lead(conditions), at_once=is_new_path)
         if is_new_path or self._since_change >= self._policy.dwell_rounds:
-            self._decide(1 - self.predicted_s[1] / self.predicted_s[0])
+            self._decide(self.predicted_gain)
 
     def _decide(self, gain: float) -> None:
         policy = self._policy

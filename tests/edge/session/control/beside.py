@@ -24,8 +24,9 @@ class Host(Protocol):
 class Beside:
     """A drafter that takes `draft_s` per token and is right with a chance that it knows."""
 
-    def __init__(self, host: Host, truth: Sequence[int]) -> None:
-        self._host, self._truth = host, truth
+    def __init__(self, host: Host, truth: Sequence[int], *, boast: float = 1.0) -> None:
+        """Promises are the chances to the power of `boast`."""
+        self._host, self._truth, self._boast = host, truth, boast
         self._num_final = -len(PROMPT)
         self._chain: list[int] = []
         self._busy_since: float | None = None
@@ -67,5 +68,5 @@ class Beside:
             chance *= confidence
             alive = alive and place < len(self._truth) and rng.random() < confidence
             ids.append(self._truth[place] if alive else rng.randrange(30, 60))
-            survival.append(chance)
+            survival.append(chance**self._boast)
         return tuple(ids), tuple(survival)
