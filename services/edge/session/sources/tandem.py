@@ -23,12 +23,13 @@ PATIENCE_TOKENS: Final = 8
 class TandemDrafter:
     """Implements Drafter."""
 
-    def __init__(self, own: Drafter, num_prompt: int) -> None:
+    def __init__(self, own: Drafter, num_prompt: int, *, awaited: bool = False) -> None:
+        """`awaited`: the one beside is expected to be heard of before long."""
         self._own = own
         self._num_prompt = num_prompt
         self._final: list[int] = []
         self._heard: Heard | None = None
-        self._heard_at: int | None = None
+        self._heard_at = num_prompt if awaited else None
         """Final tokens when it was last heard of; None: never."""
 
     def hear(self, heard: Heard) -> None:

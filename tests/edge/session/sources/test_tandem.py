@@ -36,6 +36,14 @@ def test_unheard_of_the_own_drafter_works_alone() -> None:
     assert tandem(10).draft_after((), 8) == OWN
 
 
+def test_one_that_is_up_is_waited_for_from_the_start() -> None:
+    drafter = TandemDrafter(Own(), len(PROMPT), awaited=True)
+    drafter.extend(PROMPT)
+    assert drafter.draft_after((), 8).ids == (21, 22)
+    drafter.extend(range(50, 51 + PATIENCE_TOKENS))
+    assert drafter.draft_after((), 8) == OWN
+
+
 def test_what_is_heard_counts() -> None:
     drafter = tandem(10)
     drafter.hear(HEARD)
