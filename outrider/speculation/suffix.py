@@ -61,8 +61,10 @@ class SuffixDrafter:
         self._promised: list[float] = []
         self._contexts: list[int] = []
         """Keys of the sequence's last tokens, if there are phrases to look up."""
+        self._first: list[int] = []
+        """The contexts of the last chain's first token..."""
         self._guesses: list[tuple[int, int]] | None = None
-        """What `phrases` knows of the sequence's next token, once it was asked."""
+        """...and what `phrases` knows of it, once it was asked."""
         self._notes: list[tuple[list[int], int, bool]] = []
         """Of the last extend(): contexts, what followed, whether `phrases` was asked for it."""
 
@@ -106,6 +108,7 @@ class SuffixDrafter:
         chain = list(tentative_ids)
         end, length = self._match(chain)
         contexts = self._contexts_after(chain)
+        self._first, self._guesses = contexts, None
         promised, chance = list[float](), 1.0
         while len(promised) < max_tokens:
             copied = self._copied(chain, end) if length else -1
@@ -141,9 +144,9 @@ class SuffixDrafter:
         return token, rate
 
     def _guesses_of(self, contexts: list[int]) -> list[tuple[int, int]]:
-        """What `phrases` knows; of the sequence's own end it is asked once."""
+        """What `phrases` knows; of a chain's first token it is asked once."""
         assert self._phrases is not None
-        if contexts is not self._contexts:
+        if contexts is not self._first:
             return self._phrases.guesses(contexts)
         if self._guesses is None:
             self._guesses = self._phrases.guesses(contexts)
@@ -171,9 +174,10 @@ class SuffixDrafter:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))
         if self._phrases is not None:
-            self._notes.append((self._contexts, token, self._guesses is not None))
-            outcomes += _hits(self._guesses or (), token)
-            self._contexts, self._guesses = extended(self._contexts, token), None
+            guesses = self._guesses if self._contexts == self._first else None
+            self._notes.append((self._contexts, token, guesses is not None))
+            outcomes += _hits(guesses or (), token)
+            self._contexts = extended(self._contexts, token)
         return outcomes
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:

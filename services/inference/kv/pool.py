@@ -127,14 +127,18 @@ class KvPool:
         missing = self.blocks_for(num_tokens) - len(self._tables[session].blocks)
         return missing <= self.num_free
 
-    def grow(self, session: int, num_tokens: int) -> None:
+    def grow(self, session: int, num_tokens: int) -> bool:
         """Make the table cover num_tokens and the scratch, evicting idle cached blocks, least
-        recently used first. Raises RuntimeError, with nothing changed, if can_grow() is False."""
-        if not self.can_grow(session, num_tokens):
-            raise RuntimeError(f"the KV pool cannot grow session {session} to {num_tokens} tokens")
+        recently used first. False, with nothing changed, if can_grow() is."""
         blocks = self._tables[session].blocks
-        for _ in range(self.blocks_for(num_tokens) - len(blocks)):
+        missing = self.blocks_for(num_tokens) - len(blocks)
+        if missing <= 0:
+            return True
+        if missing > self.num_free:
+            return False
+        for _ in range(missing):
             blocks.append(self._take_block())
+        return True
 
     def blocks(self, session: int) -> Ids:
         """A copy of the session's table, [n] physical blocks in order."""

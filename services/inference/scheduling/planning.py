@@ -219,10 +219,7 @@ class Planner:
 
     def _make_room(self, session: Session, num_tokens: int) -> bool:
         """Drafts take free blocks only; nobody loses KV for a guess."""
-        if not self._pool.can_grow(session.sequence, num_tokens):
-            return False
-        self._pool.grow(session.sequence, num_tokens)
-        return True
+        return self._pool.grow(session.sequence, num_tokens)
 
     def _round(self, part: Part) -> Round:
         session = part.session

@@ -98,7 +98,7 @@ class Roster:
             # Who waits for memory leaves a vacant place to those who have some.
             if len(self.running) < self._max_sessions and not _makes_way(session, urgent):
                 self._resume(session)
-        for session in list(self.running):
+        for session in list(self.running) if urgent is not None else ():
             if session.state is State.DECODING and _makes_way(session, urgent):
                 self._pause(session)
 
@@ -181,6 +181,8 @@ class Roster:
         """Who may take part in the next call, in order of rank: those who run and make no way for
         others, and at times, as a guest, the one that sat out longest, if over max_pause_s."""
         urgent = self.urgent
+        if urgent is None and not self.paused:
+            return list(self.running), None
         takers = [s for s in self.running if not _makes_way(s, urgent)]
         idle = [*self.paused, *(s for s in self.running if _makes_way(s, urgent))]
         longest = min(idle, key=lambda s: s.turn_at, default=None)
@@ -194,12 +196,11 @@ class Roster:
     def grow(self, session: Session, num_tokens: int) -> bool:
         """Cover num_tokens, taking KV from sessions behind this one if need be. False: it is
         the last one and has to wait a tick."""
-        while not self._pool.can_grow(session.sequence, num_tokens):
+        while not self._pool.grow(session.sequence, num_tokens):
             last = self._last()
             if last is None or last is session:
                 return False
             self.preempt(last)
-        self._pool.grow(session.sequence, num_tokens)
         return True
 
     def _last(self) -> Session | None:

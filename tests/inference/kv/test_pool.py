@@ -153,11 +153,10 @@ def test_an_impossible_growth_changes_nothing() -> None:
     pool.release(1)
     pool.open(2, [9], b"")
     assert not pool.can_grow(2, 13)
-    with pytest.raises(RuntimeError, match="cannot grow session 2"):
-        pool.grow(2, 13)
+    assert not pool.grow(2, 13)
     assert pool.match([1, 2, 3, 4, 5], b"") == 4
     assert pool.can_grow(2, 12)
-    pool.grow(2, 12)
+    assert pool.grow(2, 12)
     assert pool.match([1, 2, 3, 4, 5], b"") == 0
     pool.check_invariants()
 

@@ -186,9 +186,12 @@ class PoolMachine(RuleBasedStateMachine):
         drafts = drafts if end == len(session.ids) else []
         needed = self.pool.blocks_for(end + len(drafts)) - self.num_blocks[number]
         assert self.pool.can_grow(number, end + len(drafts)) == (needed <= self.num_free())
-        if needed > self.num_free() or not tokens:
+        if not tokens:
             return
-        self.pool.grow(number, end + len(drafts))
+        grown = self.pool.grow(number, end + len(drafts))
+        assert grown == (needed <= self.num_free())
+        if not grown:
+            return
         self.settle(number)
         self.run(number, session.computed, tokens + drafts, session.ids)
         self.pool.commit(number, session.ids, end)

@@ -58,10 +58,11 @@ def award_rows(bids: Sequence[Bid], rows: int, max_rows: int, cost: RowPrice) ->
         for index, (bid, count) in enumerate(zip(bids, counts, strict=True))
         for gain in _gains(bid.survival, count)
     )[: max(0, max_rows - rows)]
-    best, gained, num_taken = LEAST_PROFIT * len(bids), 0.0, 0
+    best, gained, num_taken, number = LEAST_PROFIT * len(bids), 0.0, 0, 0
     base_ms = cost.price_ms(rows)
-    for number, (negated, _) in enumerate(offers, 1):
-        gained -= negated
+    while number < len(offers):
+        begin, number = number, min(len(offers), cost.free_rows(rows + number + 1) - rows)
+        gained -= sum(negated for negated, _ in offers[begin:number])
         stretch = cost.price_ms(rows + number) / base_ms
         profit = gained - LATENCY_WEIGHT * len(bids) * math.log(stretch)
         if profit > best:
