@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
+import numpy as np
+
+from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.batch import (
     Inputs,
@@ -55,6 +57,7 @@ class OpenVinoEngine:
             exact=config.exact,
             pool_reason=self._model.pool_reason,
         )
+        self._head_ids = model.head_ids
         self._opened: set[int] = set()
         self._closed = False
 
@@ -82,7 +85,8 @@ class OpenVinoEngine:
         logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
         answers, begin = [], 0
         for part in rounds:
-            answers.append(Rows(logits[begin : begin + part.num_rows]))
+            part_rows = logits[begin : begin + part.num_rows]
+            answers.append(Rows(part_rows, self._named(part_rows)))
             begin += part.num_rows
         return answers
 
@@ -118,6 +122,10 @@ class OpenVinoEngine:
             else sizing.rounded(entering)
         )
         return pad(inputs, num_rows, num_attention_rows, self._model.spare_blocks)
+
+    def _named(self, rows: Logits) -> Ids | None:
+        """[r, c] the ids of a trimmed head's columns, the same in every row."""
+        return None if self._head_ids is None else np.broadcast_to(self._head_ids, rows.shape)
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 from outrider.engines.config import EngineConfig
+from outrider.engines.draft.card import DraftCard
+from outrider.engines.draft.composing import compose
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.graph.convert import converted
+from outrider.engines.openvino.graph.convert import (
+    convert,
+    converted,
+    derived_name,
+    read_converted,
+)
 from outrider.models.catalog import ModelSpec
+from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
+
+_COMPOSER_VERSION: Final = 1
+"""A new number whenever a composed draft or what it means changes."""
 
 
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
     """Fetch and convert what is missing, then compile. Blocks for seconds."""
     return OpenVinoEngine(converted(spec, store), config)
+
+
+def load_trained_draft(
+    draft: Path, card: DraftCard, target: ModelSpec, store: ModelStore, config: EngineConfig
+) -> OpenVinoEngine:
+    """The draft on its target's embedding and tokenizer. Blocks for seconds.
+
+    Raises what ModelStore.ensure raises, ArtifactCorruptError if the two do not fit each other,
+    and EngineError.
+    """
+    artifact = store.ensure(target.source, sha256=target.sha256)
+
+    def build(folder: Path) -> None:
+        whole = folder / "whole.gguf"
+        compose(draft, artifact.path, card.head_order, whole)
+        convert(whole, folder)
+        whole.unlink()
+
+    name = f"draft-v{_COMPOSER_VERSION}-{file_sha256(draft)[:16]}-{derived_name()}"
+    return OpenVinoEngine(
+        read_converted(store.derived(artifact, name, build), card.head_ids), config
+    )

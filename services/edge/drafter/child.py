@@ -7,11 +7,12 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.edge.drafter.settings import DrafterSettings
 
+DRAFTER: Final = (sys.executable, "-m", "services.edge.drafter")
 _LEAVE_S: Final = 2.0
 
 
@@ -78,17 +79,24 @@ class Child:
 
     @classmethod
     async def start(
-        cls, settings: DrafterSettings, on_data: Callable[[bytes], None], max_unsent_bytes: int
+        cls,
+        command: Sequence[str],
+        settings: DrafterSettings,
+        on_data: Callable[[bytes], None],
+        max_unsent_bytes: int,
     ) -> Child:
-        """Start the process. Raises OSError."""
+        """Start the process; `command` is followed by what __main__ takes. Raises OSError."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.edge.drafter"),
-                *(settings.to_json(), str(theirs.fileno()), str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *(*command, settings.to_json(), str(theirs.fileno()), str(os.getpid())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                )
+        except BaseException:
+            ours.close()
+            raise
         ours.setblocking(False)
         _, pipe = await asyncio.get_running_loop().create_unix_connection(
             lambda: Pipe(on_data, max_unsent_bytes), sock=ours

@@ -100,8 +100,7 @@ def decode_up(payload: bytes) -> Upward:
         case _Kind.UNFIT:
             return Unfit(payload[1:].decode(errors="replace"))
         case _Kind.REPORT:
-            counts = fields.take(_REPORT)[1:]
-            return Report(*counts[:9], drafted=counts[9:12], accepted=counts[12:])
+            return _reported(fields)
         case kind:
             raise MalformedFrameError(f"the drafter sent a frame of unknown kind {kind}")
 
@@ -197,6 +196,25 @@ def _guessed(fields: _Fields) -> Guess:
         raise MalformedFrameError("a guess names a source that is not known")
     chances = tuple(chance / _FULL for chance in survival)
     return Guess(session, base, ids, chances, tuple(map(Source, sources)), call_us)
+
+
+def _reported(fields: _Fields) -> Report:
+    _, *counts = fields.take(_REPORT)
+    *first, d0, d1, d2, a0, a1, a2 = counts
+    sessions, modelled, calls, rows, call_us, refused, evicted, branches, promoted = first
+    return Report(
+        num_sessions=sessions,
+        num_modelled=modelled,
+        num_calls=calls,
+        num_rows=rows,
+        call_us=call_us,
+        num_refused=refused,
+        num_evicted=evicted,
+        num_branches=branches,
+        num_promoted=promoted,
+        drafted=(d0, d1, d2),
+        accepted=(a0, a1, a2),
+    )
 
 
 def _counts(report: Report) -> tuple[int, ...]:

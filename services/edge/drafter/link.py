@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import structlog
 
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.child import Child
+from services.edge.drafter.child import DRAFTER, Child
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_up, encode
 from services.edge.drafter.messages import (
     Close,
@@ -28,11 +28,14 @@ from services.edge.drafter.messages import (
     Open,
     Ready,
     Report,
+    Source,
     Unfit,
     Upward,
 )
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.settings import DrafterSettings
+from services.edge.session.actions import OpenDrafter
+from services.edge.session.inputs import Heard
 
 log = structlog.get_logger()
 
@@ -40,22 +43,18 @@ FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 STUCK_S: Final = 10.0
 """A process that reads nothing for so long is ended."""
-_MAX_UNSENT_BYTES: Final = 1 << 20
+_MAX_UNSENT_BYTES: Final = 1 << 18
 
 
-class GuessSink(Protocol):
-    """Who gets a session's guesses."""
-
-    def guessed(self, guess: Guess) -> None:
-        """The chain is now this."""
-        ...
+OnGuess: TypeAlias = Callable[[Heard], None]
+"""Told the chain of a reply whenever it has grown."""
 
 
 @dataclass(slots=True)
 class _Session:
     """All that it takes to open it again."""
 
-    sink: GuessSink
+    on_guess: OnGuess
     prompt: tuple[int, ...]
     reply: list[int]
     params: SamplingParams
@@ -75,9 +74,15 @@ class DrafterLink:
     """`run` keeps the process up; the verbs may be called at any time and never fail."""
 
     def __init__(
-        self, settings: DrafterSettings, vocabulary_size: int, metrics: DrafterMetrics
+        self,
+        settings: DrafterSettings,
+        vocabulary_size: int,
+        metrics: DrafterMetrics,
+        command: Sequence[str] = DRAFTER,
     ) -> None:
+        """`command` starts the process."""
         self._settings = settings
+        self._command = command
         self._vocabulary_size = vocabulary_size
         self._metrics = metrics
         self._sessions: dict[int, _Session] = {}
@@ -104,18 +109,17 @@ class DrafterLink:
 
     # What chats say.
 
-    def open(
-        self,
-        sink: GuessSink,
-        prompt: tuple[int, ...],
-        reply: Sequence[int],
-        params: SamplingParams,
-        ends: frozenset[int],
-        lead: int,
-    ) -> int:
+    def open(self, wanted: OpenDrafter, on_guess: OnGuess) -> int:
         """Have guesses made for a reply; the number for the other verbs."""
         self._last_number += 1
-        session = _Session(sink, prompt, list(reply), params, tuple(sorted(ends)), lead)
+        session = _Session(
+            on_guess,
+            wanted.prompt,
+            list(wanted.reply),
+            wanted.params,
+            tuple(sorted(wanted.ends)),
+            wanted.lead,
+        )
         self._sessions[self._last_number] = session
         self._tell(self._last_number, session)
         return self._last_number
@@ -171,7 +175,9 @@ class DrafterLink:
         self._set(DrafterState.STARTING)
         self._decoder, self._error = FrameDecoder(MAX_FRAME_BYTES), None
         try:
-            child = await Child.start(self._settings, self._received, _MAX_UNSENT_BYTES)
+            child = await Child.start(
+                self._command, self._settings, self._received, _MAX_UNSENT_BYTES
+            )
         except OSError as error:
             log.warning("drafter cannot be started", error=str(error))
             return
@@ -224,8 +230,10 @@ class DrafterLink:
             session.is_open |= session.is_whole
 
     def _say(self, message: Downward) -> bool:
-        if self._child is not None and self._child.pipe.write(encode_frame(encode(message))):
-            return True
+        payload = encode(message)
+        if self._child is not None and len(payload) <= MAX_FRAME_BYTES:
+            if self._child.pipe.write(encode_frame(payload)):
+                return True
         self._metrics.dropped()
         return False
 
@@ -243,7 +251,7 @@ class DrafterLink:
             case Guess():
                 session = self._sessions.get(message.session)
                 if session is not None and all(i < self._vocabulary_size for i in message.ids):
-                    session.sink.guessed(message)
+                    session.on_guess(_heard(message))
             case Report():
                 self._metrics.report(message)
             case Ready(model):
@@ -254,3 +262,11 @@ class DrafterLink:
                 self.reason = reason
                 self._set(DrafterState.UNFIT)
                 log.warning("no drafts by a model", reason=reason)
+
+
+def _heard(guess: Guess) -> Heard:
+    sources = tuple(_SOURCE_NAMES[source] for source in guess.sources)
+    return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
+
+
+_SOURCE_NAMES: Final = {source: source.name.lower() for source in Source}

@@ -50,8 +50,6 @@ class DrafterSettings:
     threads: int = 1
     kv_bytes: int = 64 << 20
     """Memory of the KV pool, touched only as it fills."""
-    max_context_tokens: int = 8192
-    """Of prompt and reply; longer ones go on without the model."""
     niceness: int = 10
     """Serving comes first."""
     log_level: str = "info"

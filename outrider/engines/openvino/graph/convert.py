@@ -16,6 +16,7 @@ from pathlib import Path
 
 import gguf
 
+from outrider.engines.base import Ids
 from outrider.errors import EngineError
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
@@ -45,6 +46,8 @@ class ConvertedModel:
 
     directory: Path
     facts: ModelFacts
+    head_ids: Ids | None = None
+    """[r] what the head's rows stand for, ascending; None: row j is id j."""
 
     @property
     def graph(self) -> Path:
@@ -61,7 +64,13 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     directory = store.derived(
         artifact, derived_name(), lambda folder: convert(artifact.path, folder)
     )
-    return ConvertedModel(directory, ModelFacts(**json.loads((directory / _FACTS).read_text())))
+    return read_converted(directory)
+
+
+def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedModel:
+    """What `convert` made."""
+    facts = ModelFacts(**json.loads((directory / _FACTS).read_text()))
+    return ConvertedModel(directory, facts, head_ids)
 
 
 def derived_name() -> str:

@@ -25,7 +25,7 @@ class Rates:
         """Without `shared`: those of all replies."""
         self._shared = shared
         self._rate = _RATE if shared else _SHARED_RATE
-        self._shifts = [
+        self._shifts: list[list[float]] = [
             list(shared._shifts[source]) if shared else [0.0] * len(_BUCKET_BEGINS)
             for source in Source
         ]

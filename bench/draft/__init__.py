@@ -1,0 +1,1 @@
+"""What a draft costs beside its target."""

@@ -1,0 +1,164 @@
+"""Milliseconds of one step of the draft model against one of its target, for 1 to 16 sessions.
+
+Both engines run through the engine seam, in turn, as replica and drafter set them up: the target
+exact, the draft not, whose rows choose nothing. Every variant is called once unmeasured, then all
+are measured in random order within a round; process CPU time. "all told" is what the drafter's
+process takes for one more guess of every session: deciding, the step, and the choice of a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from bench.engine import Sessions, cpu_ms
+from bench.harness.figures import Run, median, parser, start
+from outrider.engines.base import Engine
+from outrider.engines.config import EngineConfig
+from outrider.engines.draft.loading import SHIPPED, load_draft
+from outrider.engines.factory import create_engine
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore, default_root
+from outrider.sampling.params import SamplingParams
+from services.edge.drafter.core.chooser import Calibration
+from services.edge.drafter.core.drafter import Drafter, run
+from services.edge.drafter.messages import Commit, Guess, Open
+from services.edge.drafter.settings import DrafterLimits
+
+COUNTS = (1, 4, 16)
+"""Sessions in a call."""
+BLOCKS_EACH = 8
+CONTEXT = 100
+ALONG = Calibration((1.0, 1.0), (1.0, 1.0))
+"""Every guess is believed: chains go on."""
+
+Variant = Callable[[], float]
+"""Does one step and returns its CPU milliseconds."""
+
+
+def steps(engine: Engine, count: int) -> Variant:
+    """One row for each of `count` sequences."""
+    ready = Sessions(engine, BLOCKS_EACH)
+    return lambda: cpu_ms(engine, ready.rounds(count, 1))
+
+
+class Drafting:
+    """A drafter whose `count` sessions always want the next guess."""
+
+    def __init__(self, engine: Engine, count: int, temperature: float) -> None:
+        limits = DrafterLimits(
+            min_survival=0.0, min_branch=1.0, sure=1.1, max_lead=64, chunk_tokens=128
+        )
+        self._drafter = Drafter(engine.info, limits, ALONG)
+        self._engine, self._count = engine, count
+        self._chains: dict[int, Guess] = {}
+        self._now = 0.0
+        for number in range(count):
+            prompt = np.random.default_rng(number).integers(1000, 40_000, CONTEXT).tolist()
+            params = SamplingParams(temperature=temperature, seed=number, max_tokens=100_000)
+            self._drafter.open(Open(number, tuple(prompt), (), params), 0.0)
+        while self._step() < count:
+            pass
+
+    def __call__(self) -> float:
+        """One more guess for all."""
+        if any(len(chain.ids) >= 60 for chain in self._chains.values()):
+            for chain in self._chains.values():
+                self._drafter.commit(Commit(chain.session, chain.ids), 0.0)
+            self._chains.clear()
+        begin = time.process_time()
+        num_sessions = self._step()
+        assert num_sessions == self._count
+        return (time.process_time() - begin) * 1000
+
+    def _step(self) -> int:
+        """Sessions that were part of it."""
+        call = self._drafter.decide(0.0)
+        assert call is not None
+        self._drafter.apply(call, run(self._engine, call), 0.0)
+        self._now += 1.0  # long enough for all that is new to be told
+        for guess in self._drafter.take_guesses(self._now):
+            self._chains[guess.session] = guess
+        return len(call.parts)
+
+
+def measure(result: Run, variants: dict[str, Variant], repeats: int) -> dict[str, list[float]]:
+    """CPU milliseconds by variant."""
+    samples: dict[str, list[float]] = {name: [] for name in variants}
+    rng = random.Random(1)
+    for name in variants:
+        variants[name]()
+    for _ in range(repeats):
+        for name in rng.sample(list(variants), len(variants)):
+            variants[name]()
+            samples[name].append(variants[name]())
+    return samples
+
+
+def report(result: Run, samples: dict[str, list[float]]) -> None:
+    """One line per number of sessions."""
+    columns = ("sessions", "target", "draft", "ratio", "all told, greedy", "all told, T=0.8")
+    table = result.table("CPU time of a step, ms, median", *columns)
+    figures = {}
+    for count in COUNTS:
+        names = ("target", "draft", "greedy", "sampled")
+        target, draft, greedy, sampled = (median(samples[f"{name} {count}"]) for name in names)
+        ratio = median(
+            [
+                a / b
+                for a, b in zip(samples[f"target {count}"], samples[f"draft {count}"], strict=True)
+            ]
+        )
+        table.add(count, target, draft, ratio, greedy, sampled)
+        figures[str(count)] = {
+            "target_ms": round(target, 2),
+            "draft_ms": round(draft, 2),
+            "ratio": round(ratio, 2),
+            "greedy_ms": round(greedy, 2),
+            "sampled_ms": round(sampled, 2),
+        }
+    result.figures["step"] = figures
+
+
+def main() -> int:
+    flags = parser("draft", __doc__ or "")
+    flags.add_argument("--draft-model", default=SHIPPED, help="as edge.draft_model")
+    flags.add_argument("--threads", type=int, default=1, help="threads of a call")
+    arguments: argparse.Namespace = flags.parse_args()
+    result = start("draft", arguments)
+    store = ModelStore(default_root())
+    config = EngineConfig(
+        threads=arguments.threads, pin_threads=False, max_fixed_rows=16, prepare_first=True
+    )
+    with ExitStack() as stack:
+        target = stack.enter_context(closing(create_engine(config)))
+        draft = load_draft(arguments.draft_model, DEFAULT_MODEL, store, config)
+        stack.enter_context(closing(draft.engine))
+        for engine in (target, draft.engine):
+            Sessions(engine, BLOCKS_EACH).prefill(max(COUNTS))
+        variants: dict[str, Variant] = {}
+        for count in COUNTS:
+            variants[f"target {count}"] = steps(target, count)
+            variants[f"draft {count}"] = steps(draft.engine, count)
+        samples = measure(result, variants, 3 if result.quick else 30)
+        for engine in (target, draft.engine):
+            for sequence in range(max(COUNTS)):
+                engine.close_sequence(sequence)
+        for count in COUNTS:
+            for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+                drafting = Drafting(draft.engine, count, temperature)
+                samples |= measure(result, {f"{name} {count}": drafting}, 3 if result.quick else 30)
+        report(result, samples)
+    result.figures["draft"] = draft.name
+    result.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Draft models: small models that guess what a target says, made from its vocabulary."""

@@ -1,0 +1,80 @@
+"""What a draft's file says of itself.
+
+A draft is a GGUF file without tokenizer and embedding, which are its target's, and with an output
+head of a few rows, those ids that the target says most. `tools/train_draft` writes such files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+
+from outrider.engines.base import Ids
+from outrider.errors import ArtifactCorruptError
+
+PREFIX: Final = "outrider.draft."
+_HEAD: Final = "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCard:
+    """The metadata of a trained draft."""
+
+    target: str
+    """The target's name."""
+    vocabulary_digest: bytes
+    head_ids: Ids
+    """[r] what the head's rows stand for, ascending."""
+    head_order: Ids
+    """[r] the file's row for each of them."""
+    calibration_greedy: tuple[float, ...]
+    """Chance that the target agrees, on an even grid 0 .. 1 of the largest probability."""
+    calibration_sampled: tuple[float, ...]
+
+
+def read_card(path: Path) -> DraftCard | None:
+    """The card in a GGUF file; None for a model that is no trained draft.
+
+    Raises ArtifactCorruptError if there is no whole GGUF file, or the card contradicts itself.
+    """
+    try:
+        reader = gguf.GGUFReader(path)
+        if f"{PREFIX}head_ids" not in reader.fields:
+            return None
+        return _card(reader)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise ArtifactCorruptError(
+            f"{path.name} is no whole draft ({type(error).__name__}: {error}); fetch it again"
+        ) from error
+
+
+def _card(reader: gguf.GGUFReader) -> DraftCard:
+    def value(name: str) -> Any:
+        return reader.fields[PREFIX + name].contents()
+
+    ids = np.array(value("head_ids"), np.int64)
+    (num_rows,) = (int(t.shape[1]) for t in reader.tensors if t.name == _HEAD)
+    vocabulary_size = int(reader.fields["llama.vocab_size"].contents())
+    if len(ids) != num_rows or len(np.unique(ids)) != num_rows:
+        raise ValueError(f"{len(ids)} head ids, not all different, for {num_rows} rows")
+    if not num_rows or ids.min() < 0 or ids.max() >= vocabulary_size:
+        raise ValueError("a head id lies outside the vocabulary")
+    order = np.argsort(ids).astype(np.int32)
+    return DraftCard(
+        target=str(value("target")),
+        vocabulary_digest=bytes.fromhex(value("vocabulary_digest")),
+        head_ids=ids[order].astype(np.int32),
+        head_order=order,
+        calibration_greedy=_calibration(value("calibration_greedy")),
+        calibration_sampled=_calibration(value("calibration_sampled")),
+    )
+
+
+def _calibration(values: list[float]) -> tuple[float, ...]:
+    if len(values) < 2 or not all(0.0 <= value <= 1.0 for value in values):
+        raise ValueError("a calibration is no list of chances")
+    return tuple(float(value) for value in values)

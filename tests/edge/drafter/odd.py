@@ -1,0 +1,54 @@
+"""Drafters that misbehave, in the place of a real one: `odd.py HOW SETTINGS DESCRIPTOR PID`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from outrider.codec.frames import FrameDecoder, encode_frame
+from services.edge.drafter.codec import decode_down, encode
+from services.edge.drafter.messages import Commit, Downward, Guess, Open, Ready, Source
+
+
+def heard(edge: socket.socket) -> Iterator[Downward]:
+    """What the edge says, until it is gone."""
+    decoder = FrameDecoder()
+    while data := edge.recv(1 << 16):
+        for payload in decoder.feed(data):
+            yield decode_down(payload)
+
+
+def guess(message: Open | Commit, base: int) -> bytes:
+    """As many guesses as there are ids in the message, each one more than its id."""
+    ids = message.prompt if isinstance(message, Open) else message.ids
+    guesses = tuple(i + 1 for i in ids)
+    chances, sources = (0.9,) * len(ids), (Source.MODEL,) * len(ids)
+    return encode_frame(encode(Guess(message.session, base, guesses, chances, sources)))
+
+
+def main(how: str, edge: socket.socket) -> int:
+    if how == "silent":
+        time.sleep(600)
+    edge.sendall(encode_frame(encode(Ready(how))))
+    if how == "deaf":
+        time.sleep(600)
+    if how == "babbling":
+        edge.sendall(b"\x05nosuchframe" * 100)
+    replies: dict[int, int] = {}
+    for message in heard(edge):
+        if how == "crashing":
+            return 3
+        if isinstance(message, Open):
+            replies[message.session] = len(message.reply)
+        elif isinstance(message, Commit):
+            replies[message.session] += len(message.ids)
+        else:
+            continue
+        edge.sendall(guess(message, replies[message.session]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], socket.socket(fileno=int(sys.argv[3]))))

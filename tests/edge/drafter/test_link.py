@@ -1,0 +1,220 @@
+"""The edge's way to its drafter: real processes that behave well, badly, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider.sampling.params import SamplingParams
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually, leak_check
+from services.edge.drafter import link as link_module
+from services.edge.drafter.child import DRAFTER
+from services.edge.drafter.link import DrafterLink
+from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
+from services.edge.drafter.settings import DrafterLimits, DrafterSettings
+from services.edge.session.actions import OpenDrafter
+from services.edge.session.inputs import Heard
+
+ODD = str(Path(__file__).with_name("odd.py"))
+START_S = 30.0
+
+
+def wanted(*prompt: int) -> OpenDrafter:
+    return OpenDrafter(prompt, (), SamplingParams(), frozenset({2}), 32)
+
+
+class Linked:
+    """A link to an odd drafter, and what was heard."""
+
+    def __init__(self, link: DrafterLink, metrics: Metrics) -> None:
+        self.link = link
+        self.heard: list[Heard] = []
+        self._metrics = metrics
+
+    def open(self, *prompt: int) -> int:
+        return self.link.open(wanted(*prompt), self.heard.append)
+
+    def sample(self, name: str) -> float:
+        plain = name.replace(".", "_")
+        sample = self._metrics.registry.get_sample_value
+        return sample(plain) or sample(f"{plain}_total") or 0.0
+
+
+@asynccontextmanager
+async def linked(*command: str, ready: bool = True) -> AsyncIterator[Linked]:
+    metrics = Metrics("edge")
+    settings = DrafterSettings(model="no-such-model", log_level="error")
+    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command)
+    async with leak_check():
+        link.start()
+        try:
+            if ready:
+                await eventually(lambda: link.state is DrafterState.READY, timeout_s=START_S)
+            yield Linked(link, metrics)
+        finally:
+            await link.stop()
+            metrics.close()
+
+
+def odd(how: str) -> tuple[str, ...]:
+    return (sys.executable, ODD, how)
+
+
+async def test_guesses_come_back_to_whoever_asked() -> None:
+    async with linked(*odd("well")) as mesh:
+        first, second = mesh.open(10, 20), mesh.open(30)
+        await eventually(lambda: len(mesh.heard) == 2)
+        assert {heard.ids for heard in mesh.heard} == {(11, 21), (31,)}
+        mesh.link.commit(first, (7,), 4)
+        await eventually(lambda: len(mesh.heard) == 3)
+        assert mesh.heard[-1].base == 1 and mesh.heard[-1].ids == (8,)
+        assert mesh.heard[-1].sources == ("model",)
+        mesh.link.close(first)
+        mesh.link.close(second)
+        mesh.link.commit(second, (9,), 4)
+        assert mesh.link.num_sessions == 0
+
+
+async def test_ids_outside_the_vocabulary_are_not_passed_on() -> None:
+    async with linked(*odd("well")) as mesh:
+        mesh.open(999)
+        mesh.open(500)
+        await eventually(lambda: bool(mesh.heard))
+        assert [heard.ids for heard in mesh.heard] == [(501,)]
+
+
+async def test_sessions_opened_before_it_is_ready_are_told_then() -> None:
+    async with linked(*odd("well"), ready=False) as mesh:
+        number = mesh.open(10)
+        mesh.link.commit(number, (20, 30), 4)
+        assert mesh.sample(DROPPED) == 0
+        await eventually(lambda: bool(mesh.heard), timeout_s=START_S)
+        # All in one opening: what was final by then is not guessed at.
+        assert mesh.heard[0].base == 2 and mesh.heard[0].ids == (11,)
+
+
+async def test_a_killed_one_is_started_again_and_told_all_that_is_open() -> None:
+    async with linked(*odd("well")) as mesh:
+        kept, closed = mesh.open(10), mesh.open(40)
+        await eventually(lambda: len(mesh.heard) == 2)
+        before = mesh.link.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        await eventually(lambda: mesh.link.pid != before)
+        mesh.link.commit(kept, (20,), 4)
+        mesh.link.close(closed)
+        mesh.heard.clear()
+        await eventually(lambda: bool(mesh.heard), timeout_s=START_S)
+        assert [(heard.base, heard.ids) for heard in mesh.heard] == [(1, (11,))]
+        assert mesh.sample(RESTARTS) == 1
+
+
+async def test_one_that_reads_nothing_costs_frames_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "STUCK_S", 0.5)
+    async with linked(*odd("deaf")) as mesh:
+        before = mesh.link.pid
+        number = mesh.open(*range(900))
+        for _ in range(500):
+            mesh.link.commit(number, tuple(range(900)), 4)
+        child = mesh.link._child
+        assert child is not None and child.pipe._transport is not None
+        # Bounded by what may wait and one frame; the socket holds a little itself.
+        assert child.pipe._transport.get_write_buffer_size() < (1 << 18) + 8000
+        assert mesh.sample(DROPPED) > 0
+        await eventually(lambda: mesh.link.pid != before, timeout_s=START_S)
+        assert len(mesh.link._sessions[number].reply) == 500 * 900
+
+
+async def test_one_that_was_slow_is_told_again_what_it_missed() -> None:
+    async with linked(*odd("well")) as mesh:
+        number = mesh.open(10)
+        await eventually(lambda: bool(mesh.heard))
+        assert mesh.link.pid is not None
+        os.kill(mesh.link.pid, signal.SIGSTOP)
+        gone = mesh.open(50)
+        while not mesh.sample(DROPPED):
+            mesh.link.commit(number, tuple(range(900)), 4)
+        mesh.link.close(gone)
+        os.kill(mesh.link.pid, signal.SIGCONT)
+        total = len(mesh.link._sessions[number].reply)
+        await eventually(lambda: mesh.heard[-1].base == total, timeout_s=START_S)
+        assert mesh.sample(RESTARTS) == 0
+
+
+async def test_one_that_babbles_is_replaced() -> None:
+    async with linked(*odd("babbling"), ready=False) as mesh:
+        await eventually(lambda: mesh.sample(RESTARTS) >= 1, timeout_s=START_S)
+
+
+async def test_one_that_crashes_is_tried_again_less_and_less_often() -> None:
+    async with linked(*odd("crashing")) as mesh:
+        mesh.open(1)
+        await eventually(lambda: mesh.sample(RESTARTS) >= 2, timeout_s=START_S)
+
+
+async def test_a_command_that_is_not_there() -> None:
+    async with linked("/no/such/program", ready=False) as mesh:
+        await eventually(lambda: mesh.sample(RESTARTS) >= 1)
+        assert mesh.link.pid is None
+
+
+async def test_an_unfit_one_says_why_and_is_not_tried_again() -> None:
+    async with linked(*DRAFTER, ready=False) as mesh:
+        await eventually(lambda: mesh.link.state is DrafterState.UNFIT, timeout_s=START_S)
+        assert "no-such-model" in mesh.link.reason
+        mesh.open(1)
+        await asyncio.sleep(0)
+        assert mesh.sample(STATE) == DrafterState.UNFIT and mesh.sample(RESTARTS) == 0
+
+
+PARENT = """
+import asyncio, sys
+from outrider.telemetry.metrics import Metrics
+from services.edge.drafter.child import Child
+from services.edge.drafter.settings import DrafterSettings
+
+async def main():
+    settings = DrafterSettings(model="smollm2-135m-instruct", draft_model=sys.argv[1])
+    from services.edge.drafter.child import DRAFTER
+    child = await Child.start(DRAFTER, settings, lambda data: None, 1000)
+    print(child.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_it_dies_with_an_edge_that_is_killed() -> None:
+    edge = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT, "none.gguf"), stdout=subprocess.PIPE
+    )
+    assert edge.stdout is not None
+    child = int(await edge.stdout.readline())
+    edge.kill()
+    await edge.wait()
+    await eventually(lambda: not _runs(child), timeout_s=START_S)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_settings_survive_the_command_line() -> None:
+    settings = DrafterSettings(
+        model="m", draft_model="d", threads=3, limits=DrafterLimits(max_lead=7)
+    )
+    assert DrafterSettings.from_json(settings.to_json()) == settings

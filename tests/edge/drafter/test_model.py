@@ -1,0 +1,135 @@
+"""An edge with a real draft model in a real process: exact text whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.client import Client, Message
+from outrider.codec.ranks import shipped_table
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from services.edge.drafter.metrics import DrafterState
+from tests.edge.live.running import Running, running
+from tests.engines.draft.making import make_draft
+
+REPLY = (
+    "The sea is wide and the wind is cold. A ship went out at dawn, and nobody saw it again "
+    "until the moon stood over the harbour and the bells of the town began to ring."
+)
+ASK = [Message("user", "Tell me of the sea.")]
+START_S = 90.0
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def draft_file(
+    tmp_path_factory: pytest.TempPathFactory, model_store: ModelStore, vocabulary: Vocabulary
+) -> Path:
+    """Four of the target's layers and the head of its 2,000 most frequent ids: poor guesses."""
+    target = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+    table = shipped_table(vocabulary.digest)
+    assert table is not None
+    ids = sorted(int(i) for i in table.to_id[:2000])
+    path = tmp_path_factory.mktemp("draft") / "poor.draft.gguf"
+    return make_draft(target, path, ids, digest=vocabulary.digest.hex())
+
+
+@asynccontextmanager
+async def drafting(
+    vocabulary: Vocabulary, folder: Path, draft_model: str, state: DrafterState, **config: Any
+) -> AsyncIterator[Running]:
+    config = {
+        "model": DEFAULT_MODEL.name,
+        "draft_model": draft_model,
+        "min_survival": 0.01,
+    } | config
+    async with running(vocabulary, folder, REPLY, **config) as mesh:
+        await eventually(lambda: mesh.edge.drafter.state is state, timeout_s=START_S)
+        yield mesh
+
+
+async def text(client: Client, **options: Any) -> str:
+    async with client.chat(ASK, provisional=True, **options) as chat:
+        return (await chat.result()).text
+
+
+async def held_chat(mesh: Running, client: Client) -> asyncio.Task[str]:
+    """A chat that has had some tokens, and whose next ones the region keeps back."""
+    mesh.region.gate.clear()
+    mesh.region.hold_at = 6
+    chat = asyncio.create_task(text(client))
+    await eventually(lambda: any(live.committed >= 6 for live in mesh.region.live.values()))
+    return chat
+
+
+async def test_a_model_drafts_dies_and_comes_back_beside_one_chat(
+    vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
+) -> None:
+    ready = DrafterState.READY
+    async with (
+        drafting(vocabulary, tmp_path, str(draft_file), ready) as mesh,
+        mesh.client() as client,
+    ):
+        link = mesh.edge.drafter
+        assert await text(client) == REPLY
+
+        chat = await held_chat(mesh, client)
+        (live,) = mesh.region.live.values()
+        await eventually(lambda: bool(live.drafts))
+        first = link.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: link.pid not in (None, first), timeout_s=START_S)
+        # Chats go on while it is away.
+        mesh.region.gate.set()
+        assert await chat == REPLY
+        assert await text(client) == REPLY
+
+        await eventually(lambda: link.state is ready, timeout_s=START_S)
+        os.kill(link.pid or 0, signal.SIGSTOP)
+        assert await text(client) == REPLY
+        os.kill(link.pid or 0, signal.SIGCONT)
+        assert await text(client) == REPLY
+        drafted = "outrider_edge_drafter_drafted_tokens_total"
+        await eventually(lambda: mesh.sample(drafted, source="model") > 0)
+        assert mesh.sample("outrider_edge_drafter_restarts_total") == 1
+        assert mesh.sample("outrider_edge_drafter_calls_total") > 0
+        await eventually(lambda: mesh.sample("outrider_edge_drafter_sessions") == 0)
+    assert link.num_sessions == 0
+
+
+@pytest.mark.parametrize("draft_model", ["/nowhere/draft.gguf", "no-such-model"])
+async def test_a_missing_model_costs_nothing_but_its_drafts(
+    vocabulary: Vocabulary, tmp_path: Path, draft_model: str
+) -> None:
+    unfit = DrafterState.UNFIT
+    async with (
+        drafting(vocabulary, tmp_path, draft_model, unfit) as mesh,
+        mesh.client() as client,
+    ):
+        assert await text(client) == REPLY
+        assert mesh.sample("outrider_edge_drafter_state") == unfit
+        assert draft_model in mesh.edge.drafter.reason
+
+
+async def test_chats_do_not_wait_for_a_model_that_loads(
+    vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
+) -> None:
+    starting = DrafterState.STARTING
+    async with (
+        drafting(vocabulary, tmp_path, str(draft_file), starting) as mesh,
+        mesh.client() as client,
+    ):
+        assert await text(client) == REPLY
+        assert mesh.edge.drafter.state is starting
