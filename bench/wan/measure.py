@@ -13,8 +13,8 @@ from bench.contenders.processes import read_json, write_json
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient
 from bench.wan.asking import Asker, Connections
+from bench.wan.machines.bed import HOST, Bed, Edge
 from bench.wan.machines.cpu import cpu_s, pin
-from bench.wan.machines.testbed import HOST, Edge, Testbed
 from bench.wan.plan import SCHEMES, Cell, Scheme, Size
 from bench.wan.relay.lane import Conditions, Traffic
 from bench.wan.samples import Batch
@@ -56,7 +56,7 @@ class Rough:
         return Conditions(rtt_ms / 2, self.jitter_ms, loss)
 
 
-async def measure(bed: Testbed, vocabulary: Vocabulary, size: Size, rough: Rough) -> Measured:
+async def measure(bed: Bed, vocabulary: Vocabulary, size: Size, rough: Rough) -> Measured:
     """Round by round; within one, RTT by RTT; at each, condition by condition, all schemes."""
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     measured, began = Measured(), monotonic()
@@ -81,7 +81,7 @@ def _share(cell: Cell, size: Size, prompts: tuple[Prompt, ...]) -> tuple[Prompt,
 
 async def _cell(
     measured: Measured,
-    bed: Testbed,
+    bed: Bed,
     asker: Asker,
     cell: Cell,
     turn: int,
@@ -110,12 +110,12 @@ async def _cell(
 class _Meter:
     """CPU time of region and edge, and the waiting verifier's calls, from start to stop."""
 
-    bed: Testbed
+    bed: Bed
     scheme: Scheme
     before: tuple[float, float, Costs]
 
     @classmethod
-    async def start(cls, bed: Testbed, scheme: Scheme) -> _Meter:
+    async def start(cls, bed: Bed, scheme: Scheme) -> _Meter:
         return cls(bed, scheme, await _reading(bed, scheme))
 
     async def stop(self) -> tuple[float, float, Costs]:
@@ -123,7 +123,7 @@ class _Meter:
         return region_s - self.before[0], edge_s - self.before[1], costs.since(self.before[2])
 
 
-async def _reading(bed: Testbed, scheme: Scheme) -> tuple[float, float, Costs]:
+async def _reading(bed: Bed, scheme: Scheme) -> tuple[float, float, Costs]:
     if scheme.policy is not None:
         write_json(bed.verifier, {})
         costs = Costs(**await read_json(bed.verifier))
@@ -134,7 +134,7 @@ async def _reading(bed: Testbed, scheme: Scheme) -> tuple[float, float, Costs]:
 
 
 @contextlib.asynccontextmanager
-async def _connections(bed: Testbed, coder: TokenCoder) -> AsyncIterator[Connections]:
+async def _connections(bed: Bed, coder: TokenCoder) -> AsyncIterator[Connections]:
     """New ones at every RTT: what a connection has learnt of its path holds."""
     async with (
         _client(bed.near) as near,

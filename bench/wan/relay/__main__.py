@@ -21,6 +21,7 @@ from bench.wan.relay.tcp import TcpLink
 from bench.wan.relay.udp import UdpLink
 
 Link: TypeAlias = UdpLink | TcpLink
+_KINDS: dict[str, type[UdpLink] | type[TcpLink]] = {"udp": UdpLink, "tcp": TcpLink}
 
 
 class Relay:
@@ -32,9 +33,8 @@ class Relay:
     async def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Do what a command says. Raises KeyError and ValueError for one that makes no sense."""
         if "add" in command:
-            kinds = {"udp": UdpLink, "tcp": TcpLink}
             host, port = command["target"]
-            link: Link = kinds[command["kind"]]((host, port), command["seed"])
+            link = _KINDS[command["kind"]]((host, port), command["seed"])
             self._links[command["add"]] = link
             return {"port": await link.start()}
         if "set" in command:

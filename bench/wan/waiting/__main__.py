@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from bench.wan.waiting.costs import Costs
 from bench.wan.waiting.verifier import MAX_LEAD, Part, Session, Verdict, Verifier
 from outrider.codec.ranks import shipped_table
@@ -26,6 +28,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, Rows
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
+from outrider.engines.fake import FakeOptions
 from outrider.engines.warmup import warm_up
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -34,11 +37,12 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
 from services.inference.scheduling.events import Drafts
 
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _WARM_UP_ROWS = 272
 _MAX_PROMPT_TOKENS = 8192
 
@@ -127,14 +131,23 @@ class Desk:
             outbox.put_nowait(inference_pb2.SessionDown(session=number, done=done))
 
 
-class WaitingService(inference_pb2_grpc.InferenceServiceServicer):
+class WaitingService:
     """Streams of sessions; peers are the bench's own, and errors end the stream."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._numbers = itertools.count(1)
 
-    async def Generate(
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """InferenceService with Generate alone."""
+        generate = grpc.stream_stream_rpc_method_handler(
+            self._generate,
+            request_deserializer=inference_pb2.GenerateRequest.FromString,
+            response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(_SERVICE, {"Generate": generate})
+
+    async def _generate(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         outbox: Outbox[inference_pb2.SessionDown] = Outbox(4096)
@@ -181,7 +194,7 @@ def make_desk(engine: Engine, vocabulary: Vocabulary) -> Desk:
 async def serving(desk: Desk) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """A server on a free port: the port, and the work, which ends only by failing."""
     server = make_server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(WaitingService(desk), server)
+    server.add_generic_rpc_handlers((WaitingService(desk).handlers(),))
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     work = asyncio.create_task(desk.work())
@@ -214,19 +227,27 @@ async def _answer(costs: Costs) -> None:
 def main() -> None:
     flags = argparse.ArgumentParser(prog="python -m bench.wan.waiting", description=__doc__)
     flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
-    config = EngineConfig(
-        threads=flags.parse_args().threads,
-        kv_bytes=1 << 29,
-        max_fixed_rows=64,
-        prepare_first=True,
-    )
-    engine = create_engine(config)
+    flags.add_argument("--engine", choices=("openvino", "fake"), default="openvino")
+    arguments = flags.parse_args()
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    engine = create_engine(_engine_config(arguments, vocabulary))
     try:
         warm_up(engine, _WARM_UP_ROWS)
-        vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
         asyncio.run(serve(make_desk(engine, vocabulary)))
     finally:
         engine.close()
+
+
+def _engine_config(arguments: argparse.Namespace, vocabulary: Vocabulary) -> EngineConfig:
+    """As the replica's beside it."""
+    return EngineConfig(
+        engine=arguments.engine,
+        threads=arguments.threads,
+        kv_bytes=1 << 29,
+        max_fixed_rows=64,
+        prepare_first=True,
+        fake=FakeOptions(vocabulary_size=vocabulary.size),
+    )
 
 
 if __name__ == "__main__":

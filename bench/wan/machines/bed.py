@@ -40,7 +40,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Testbed:
+class Bed:
     """Everything that runs besides the bench itself."""
 
     relay: RelayControl
@@ -57,7 +57,9 @@ class Testbed:
 
 
 @contextlib.asynccontextmanager
-async def testbed(threads: int, settings: Mapping[str, Sequence[str]]) -> AsyncIterator[Testbed]:
+async def running_bed(
+    threads: int, settings: Mapping[str, Sequence[str]], engine: str = "openvino"
+) -> AsyncIterator[Bed]:
     """Start everything, pinned; `settings` are KEY=VALUE by role. This process moves to the edge's
     cores. Raises RuntimeError if a process does not come up."""
     region, edge = split_cores()
@@ -67,15 +69,15 @@ async def testbed(threads: int, settings: Mapping[str, Sequence[str]]) -> AsyncI
         start = _Starter(stack, folder, settings)
         link = await stack.enter_async_context(relay(edge))
         # One after the other: both compile models on the same cores.
-        replica = await start.service("replica", "inference", _replica(threads), region)
-        verifier, port = await start.verifier(threads, region)
+        replica = await start.service("replica", "inference", _replica(threads, engine), region)
+        verifier, port = await start.verifier(threads, engine, region)
         router = await start.service("router", "router", _router(replica.ports.main), region)
         direct = (HOST, router.ports.main)
         near = await start.edge("near", link, direct, edge)
         far = await start.edge("far", link, direct, edge)
         waiting = await link.add("waiting region", "tcp", (HOST, port), seed=11)
         waiting_address = f"{HOST}:{waiting}"
-        yield Testbed(link, replica, near, far, verifier, waiting_address, region, edge)
+        yield Bed(link, replica, near, far, verifier, waiting_address, region, edge)
 
 
 class _Starter:
@@ -123,18 +125,20 @@ class _Starter:
         return Edge(service.pid, port, state_dir / "tls" / "cert.pem")
 
     async def verifier(
-        self, threads: int, cores: Collection[int]
+        self, threads: int, engine: str, cores: Collection[int]
     ) -> tuple[asyncio.subprocess.Process, int]:
         """The waiting verifier and its port."""
-        command = (sys.executable, "-m", "bench.wan.waiting", "--threads", str(threads))
-        process = await self._stack.enter_async_context(child(*command, cores=cores))
+        command = (sys.executable, "-m", "bench.wan.waiting")
+        flags = ("--threads", str(threads), "--engine", engine)
+        process = await self._stack.enter_async_context(child(*command, *flags, cores=cores))
         return process, (await read_json(process))["port"]
 
 
-def _replica(threads: int) -> dict[str, object]:
+def _replica(threads: int, engine: str) -> dict[str, object]:
     return {
         "replica": "replica",
         "region": "region",
+        "engine": engine,
         "threads": threads,
         "max_sessions": 32,
         "kv_bytes": 1 << 30,

@@ -1,0 +1,58 @@
+"""The whole bench, on real processes with an engine that costs nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from bench.wan.machines.bed import running_bed
+from bench.wan.machines.cpu import tree
+from bench.wan.measure import Rough, measure
+from bench.wan.plan import OURS, PLAIN, ROUNDS, SCHEMES, Size
+from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.results import Results, Where
+from bench.wan.samples import Sample
+from outrider.models.vocabulary import Vocabulary
+
+SMALL = Size(
+    rounds=1,
+    rtts_ms=(0.0, 40.0),
+    crowds=((2, (0.0,)),),
+    num_alone=1,
+    max_tokens=6,
+    temperatures=(0.0,),
+)
+
+
+@pytest.mark.e2e
+async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
+    vocabulary: Vocabulary,
+) -> None:
+    cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
+    try:
+        async with running_bed(1, {}, "fake") as bed:
+            started = set(tree(os.getpid())) - before
+            measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert len(started) >= 6
+    assert not started & set(tree(os.getpid())), "a process was left behind"
+    results = Results(measured.batches)
+    for where in (Where(0.0, 1), Where(0.0, 2), Where(40.0, 1)):
+        replies = [[s.ids for s in results.samples(scheme, where)] for scheme in SCHEMES]
+        assert all(reply == replies[0] for reply in replies)
+    assert all(s.committed_ms >= 40 for s in results.samples(PLAIN, Where(40.0)))
+    assert all(s.committed_ms >= 40 for s in results.samples(OURS, Where(40.0)))
+    assert all(gap_ms(s) >= 40 for s in results.samples(ROUNDS, Where(40.0)))
+    assert all(batch.up.num_bytes > 0 < batch.down.num_bytes for batch in measured.batches)
+    exact = {scheme.name: "1 of 1" for scheme in SCHEMES}
+    figures = figures_of(results, measured, model_of(results), exact)
+    assert figures["plain_ttft_ms"] and figures["committed_pace_ratio"]
+
+
+def gap_ms(sample: Sample) -> float:
+    """Least time between two commits."""
+    times = [at for at, _ in sample.commits]
+    return min(b - a for a, b in itertools.pairwise(times))
