@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from outrider.speculation.suffix import LEAST_SURVIVAL, SuffixDrafter
+from outrider.speculation.suffix import LEAST_SURVIVAL, Guess, SuffixDrafter
 from outrider.speculation.verify import Verdict
 from services.inference.scheduling.events import Drafts
 
 _FORGETTING = 0.95
 _PRIOR_WEIGHT = 4.0
+MAX_TAIL = 32
+"""Tokens that a guess may look past; a commit has fewer."""
 
 
 class EdgeChain:
@@ -94,14 +96,14 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts of one session: the edge's first, the region's guesses behind them."""
+    """Drafts of one session."""
 
     ids: tuple[int, ...]
     survival: tuple[float, ...]
-    num_edge: int
 
 
-NO_PROPOSAL = Proposal((), (), 0)
+NO_PROPOSAL = Proposal((), ())
+NO_GUESS = Guess()
 
 
 class DraftSources:
@@ -116,51 +118,73 @@ class DraftSources:
         self._average = average
         self._edge = Acceptance(average.rate)
         self._num_taught = 0
+        self._tail: Sequence[int] = ()
+        """The session's last tokens, which the suffix drafter has yet to learn..."""
         self._ready = False
+        """...and whether they are all that it has not seen."""
         self._drafted = False
+        self._offered: tuple[int, ...] = ()
+        """What the edge's chain had at the last proposal."""
 
     def num_untaught(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has yet to see."""
         return 0 if self._drafter is None else len(ids) - self._num_taught
 
     def teach(self, ids: Sequence[int], max_tokens: int) -> int:
-        """Show the suffix drafter at most max_tokens more of the session's `ids`; returns how many
-        that were. It drafts only when it has seen them all."""
-        count = min(self.num_untaught(ids), max_tokens)
-        if self._drafter is not None:
-            self._drafter.extend(ids[self._num_taught : self._num_taught + count])
-        self._num_taught += count
-        self._ready = self.num_untaught(ids) == 0
+        """Show the session's `ids`, all so far. The last few wait for study(): guesses look past
+        them. Of more, a prompt, the suffix drafter learns at most max_tokens now, and makes no
+        guess before it is that far. Returns how many it learned."""
+        if self._drafter is None:
+            return 0
+        count = 0 if self._is_tail(ids) else min(self.num_untaught(ids), max_tokens)
+        self._learn(ids[self._num_taught : self._num_taught + count])
+        self._ready = self._is_tail(ids)
+        self._tail = ids[self._num_taught :] if self._ready else ()
         return count
 
     def study(self) -> None:
-        """Let the suffix drafter learn from what it was taught last."""
+        """Let the suffix drafter learn what it was shown last."""
         if self._drafter is not None:
+            self._learn(self._tail)
+            self._tail = ()
             self._drafter.study()
 
-    def propose(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Proposal:
-        """At most max_tokens drafts: the chain that is ahead, then the suffix drafter's guess, as
-        long as it is this likely."""
-        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
-        survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
-        wanted = max_tokens - len(edge)
-        self._drafted = False
-        if wanted <= 0 or self._drafter is None or not self._ready:
-            return Proposal(edge, survival, len(edge))
-        if not edge:
-            guess = self._drafter.draft(wanted, least)
-            self._drafted = True
-            return Proposal(guess.ids, guess.survival, 0)
-        guess = self._drafter.draft_after(edge, wanted, least)
-        tail = tuple(survival[-1] * chance for chance in guess.survival)
-        return Proposal(edge + guess.ids, survival + tail, len(edge))
+    def _is_tail(self, ids: Sequence[int]) -> bool:
+        return self._num_taught > 0 and self.num_untaught(ids) <= MAX_TAIL
 
-    def learn(self, num_guessed: int, num_edge: int, verdict: Verdict) -> None:
-        """A round with num_guessed drafts of the last proposal, the first num_edge of them the
-        chain's, committed this."""
+    def _learn(self, ids: Sequence[int]) -> None:
+        if ids and self._drafter is not None:
+            self._drafter.extend(ids)
+            self._num_taught += len(ids)
+
+    def propose(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Proposal:
+        """At most max_tokens drafts, as long as they are this likely: the chain that is ahead and
+        what the suffix drafter guesses behind it, or what it guesses by itself, if that promises
+        more tokens. So a chain of bad guesses takes nothing from a session that repeats itself."""
+        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
+        self._offered = edge
+        drafter = self._drafter if self._ready and max_tokens else None
+        guess = drafter.draft_after(self._tail, max_tokens, least) if drafter else NO_GUESS
+        survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
+        self._drafted = drafter is not None and sum(guess.survival) >= sum(survival)
+        if self._drafted:
+            return Proposal(guess.ids, guess.survival) if guess.ids else NO_PROPOSAL
+        if drafter is None or len(edge) == max_tokens:
+            return Proposal(edge, survival) if edge else NO_PROPOSAL
+        more = drafter.draft_after((*self._tail, *edge), max_tokens - len(edge), least)
+        tail = tuple(survival[-1] * chance for chance in more.survival)
+        return Proposal(edge + more.ids, survival + tail)
+
+    def learn(self, num_guessed: int, verdict: Verdict) -> None:
+        """A round with num_guessed drafts of the last proposal committed this. What is believed of
+        the edge is learned from all that it had offered by then, verified or not."""
         if self._drafter is not None and self._drafted:
             self._drafter.observe(num_guessed, verdict.accepted)
-        if num_edge:
-            tried, right = min(verdict.accepted + 1, num_edge), min(verdict.accepted, num_edge)
+        tried = right = 0
+        for guess, token in zip(self._offered, verdict.ids, strict=False):
+            tried, right = tried + 1, right + (guess == token)
+            if guess != token:
+                break
+        if tried:
             self._edge.observe(tried, right)
             self._average.observe(tried, right)

@@ -42,8 +42,6 @@ class Part:
     drafts: tuple[int, ...]
     num_guessed: int
     """Leading drafts that are guesses; the others only fill the round up to min_rows."""
-    num_edge: int
-    """Leading drafts that are the edge's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +179,7 @@ class Planner:
         return [
             self._part(turn, *next(admitted))
             if turn.last
-            else Part(turn.session, turn.num_tokens, (), 0, 0)
+            else Part(turn.session, turn.num_tokens, (), 0)
             for turn in turns
         ]
 
@@ -214,8 +212,7 @@ class Planner:
             count = min(count, turn.num_fill)
         guesses = proposal.ids[:count]
         filler = (session.ids[-1],) * (turn.num_fill - count)
-        num_edge = min(proposal.num_edge, count)
-        return Part(session, turn.num_tokens, guesses + filler, count, num_edge)
+        return Part(session, turn.num_tokens, guesses + filler, count)
 
     def _make_room(self, session: Session, num_tokens: int) -> bool:
         """Drafts take free blocks only; nobody loses KV for a guess."""

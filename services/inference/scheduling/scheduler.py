@@ -272,7 +272,6 @@ class Scheduler:
                 rows,
                 part.drafts,
                 num_guessed=part.num_guessed,
-                num_edge=part.num_edge,
                 started_at=started_at,
                 row_ms=self._cost.row_ms,
                 now=now,

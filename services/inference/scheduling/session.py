@@ -211,15 +211,14 @@ class Session:
         drafts: Sequence[int],
         *,
         num_guessed: int,
-        num_edge: int,
         started_at: float,
         row_ms: float,
         now: float,
     ) -> Committed:
         """Verify `drafts`, which lie behind ids[-1] in a round that began at `started_at`.
 
-        num_guessed of them are guesses, the first num_edge of these the edge's; the rest fills
-        the round. Sets `finished` when the reply is over. Raises EngineError.
+        num_guessed of them are guesses; the rest fills the round. Sets `finished` when the reply is
+        over. Raises EngineError.
         """
         base, position = self.num_reply, len(self.ids)
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
@@ -228,7 +227,7 @@ class Session:
         n = len(rows.logits)
         self._draft_tokens += min(num_guessed, n)
         self._accepted_tokens += min(verdict.accepted, num_guessed)
-        self.sources.learn(min(num_guessed, n), min(num_edge, n), verdict)
+        self.sources.learn(min(num_guessed, n), verdict)
         self._times.committed(started_at, now)
         return self._committed(base, verdict, row_ms)
 

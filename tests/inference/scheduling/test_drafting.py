@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from outrider.speculation.suffix import SuffixDrafter
 from outrider.speculation.verify import Verdict
-from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduling.drafting import (
+    MAX_TAIL,
+    Acceptance,
+    DraftSources,
+    EdgeChain,
+)
 from services.inference.scheduling.events import Drafts
 
 
@@ -177,17 +182,50 @@ def sources(edge: EdgeChain | None, drafter: SuffixDrafter | None) -> DraftSourc
     return made
 
 
-def test_the_edge_comes_first_and_the_region_goes_on_behind_it() -> None:
-    proposal = sources(chain(3), SuffixDrafter()).propose(3)
+def test_the_region_goes_on_behind_the_edge() -> None:
+    made = DraftSources(chain(3), SuffixDrafter(), Acceptance(0.9))
+    made.teach([1, 2, 3, 4, 1, 2], 100)
+    # As long as the edge's guess and what follows it promise more than the region's own.
+    proposal = made.propose(1)
+    assert proposal.ids == (3,)
+    assert proposal.survival[0] == pytest.approx(0.9)
+    made = DraftSources(chain(3, 4), SuffixDrafter(), Acceptance(0.99))
+    made.teach([1, 2, 3, 4, 1, 2], 100)
+    proposal = made.propose(3)
     assert proposal.ids == (3, 4, 1)
-    assert proposal.num_edge == 1
-    assert proposal.survival[0] == pytest.approx(0.5)
     assert list(proposal.survival) == sorted(proposal.survival, reverse=True)
+
+
+def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]) -> None:
+    """A round for which the edge had these ids; nothing of it is verified."""
+    made.chain = chain(*ids)
+    made.propose(4)
+    made.learn(0, Verdict(committed, 0, ()))
+
+
+def test_the_source_that_promises_more_tokens_drafts() -> None:
+    made = DraftSources(chain(50, 51), SuffixDrafter(), Acceptance(0.5))
+    made.teach([1, 2, 3, 4, 1, 2], 100)
+    assert made.propose(1).ids == (3,), "a copy, and an edge that is as often wrong as right"
+    for _ in range(30):
+        offered(made, (7,), (7,))
+    made.chain = chain(50, 51)
+    assert made.propose(2).ids == (50, 51)
+
+
+def test_what_the_edge_guessed_is_learned_whether_it_was_verified_or_not() -> None:
+    average = Acceptance(0.9)
+    made = DraftSources(chain(), None, average)
+    offered(made, (8, 9, 9), (8, 1, 9))
+    assert average.rate == pytest.approx((0.9 * 4 * 0.95 + 1) / (4 * 0.95 + 2))
+    rate = average.rate
+    offered(made, (), (1,))
+    assert average.rate == rate, "who had nothing to say was not wrong"
 
 
 def test_the_region_drafts_when_no_edge_draft_is_ahead() -> None:
     proposal = sources(chain(), SuffixDrafter()).propose(2)
-    assert (proposal.ids, proposal.num_edge) == ((3, 4), 0)
+    assert proposal.ids == (3, 4)
 
 
 def test_sources_that_are_off_give_nothing() -> None:
@@ -196,14 +234,39 @@ def test_sources_that_are_off_give_nothing() -> None:
     assert sources(chain(9), SuffixDrafter()).propose(0).ids == ()
 
 
-def test_the_region_drafts_only_when_it_has_seen_everything() -> None:
+def test_the_region_drafts_only_when_it_has_seen_the_prompt() -> None:
     made = DraftSources(chain(), SuffixDrafter(), Acceptance(0.5))
-    ids = [1, 2, 3, 4, 1, 2]
+    ids = [*range(1, MAX_TAIL + 4), 1, 2]
     assert made.propose(2).ids == ()
-    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [4, 2, ()]
-    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [2, 0, (3, 4)]
-    assert [made.teach([*ids, 3], 0), made.propose(2).ids] == [0, ()]
-    assert [made.teach([*ids, 3], 9), made.propose(2).ids] == [1, (4, 1)]
+    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [4, 33, ()]
+    assert [made.teach(ids, 4), made.num_untaught(ids), made.propose(2).ids] == [4, 29, (3, 4)]
+    assert [made.teach(ids, 4), made.num_untaught(ids)] == [0, 29]
+
+
+def test_a_guess_looks_past_tokens_that_are_yet_to_be_learned() -> None:
+    made = sources(None, SuffixDrafter())
+    ids = [1, 2, 3, 4, 1, 2, 3]
+    assert [made.teach(ids, 9), made.num_untaught(ids), made.propose(2).ids] == [0, 1, (4, 1)]
+    made.study()
+    assert [made.num_untaught(ids), made.teach(ids, 9), made.propose(2).ids] == [0, 0, (4, 1)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=12, max_size=60), st.data())
+def test_what_is_learned_late_is_learned_all_the_same(ids: list[int], data: st.DataObject) -> None:
+    """Whenever there is time to study, the guesses end up the same."""
+    late, early = (DraftSources(None, SuffixDrafter(), Acceptance(0.5)) for _ in range(2))
+    for end in range(8, len(ids)):
+        for made in (late, early):
+            made.teach(ids[:end], 100)
+        early.study()
+        if data.draw(st.booleans()):
+            late.study()
+    for made in (late, early):
+        made.study()
+        made.teach(ids, 100)
+        made.study()
+        made.teach(ids, 100)
+    assert late.propose(6) == early.propose(6)
 
 
 def test_there_is_nothing_to_teach_without_a_drafter() -> None:
@@ -215,7 +278,7 @@ def test_a_new_session_is_believed_to_be_like_the_others() -> None:
     average = Acceptance(0.5)
     first = DraftSources(chain(1, 2, 3, 4), None, average)
     for _ in range(20):
-        first.learn(4, 4, Verdict((1, 2, 3, 4), 4, ()))
+        offered(first, (1, 2, 3, 4), (1, 2, 3, 4))
     second = DraftSources(chain(1), None, average)
     assert second.propose(1).survival[0] == pytest.approx(average.rate)
     assert average.rate > 0.9

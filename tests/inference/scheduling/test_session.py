@@ -61,7 +61,6 @@ def commit(live: Session, answer: Rows, drafts: tuple[int, ...], now: float = 11
         answer,
         drafts,
         num_guessed=guesses,
-        num_edge=guesses,
         started_at=now - 0.5,
         row_ms=1.5,
         now=now,
@@ -110,7 +109,6 @@ def test_a_draft_of_the_region_that_the_edge_has_too_is_not_echoed() -> None:
         rows(7, 8),
         (7,),
         num_guessed=1,
-        num_edge=0,
         started_at=10.5,
         row_ms=1.0,
         now=11.0,
@@ -161,7 +159,7 @@ def test_resume_may_complete_the_reply_but_not_go_on(
 def test_filler_rows_are_no_drafts() -> None:
     live = session(edge=False)
     live.admit(1, 0, 10.0)
-    live.commit(rows(7, 8), (7,), num_guessed=0, num_edge=0, started_at=10.0, row_ms=1.0, now=11.0)
+    live.commit(rows(7, 8), (7,), num_guessed=0, started_at=10.0, row_ms=1.0, now=11.0)
     usage = live.usage()
     assert (usage.draft_tokens, usage.accepted_tokens, usage.completion_tokens) == (0, 0, 2)
 

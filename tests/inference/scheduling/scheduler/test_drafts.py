@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
+from services.inference.scheduling.drafting import MAX_TAIL
 from services.inference.scheduling.events import Drafts
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
@@ -78,11 +79,11 @@ def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies
         plan = driver.decide()
         assert plan is not None
         short, long = (part.session for part in plan.parts)
-        assert short.sources.num_untaught(short.ids) == 0
+        assert short.sources.num_untaught(short.ids) <= MAX_TAIL
         untaught.append(long.sources.num_untaught(long.ids))
         driver.run(plan)
     assert max(before - after for before, after in pairwise(untaught)) <= 512
-    assert untaught[1] > 0 == untaught[-1]
+    assert untaught[1] > MAX_TAIL >= untaught[-1]
     driver.finish()
 
 
