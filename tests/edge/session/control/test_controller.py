@@ -70,20 +70,19 @@ def test_what_the_chat_asked_for_is_the_limit(
 
 def test_drafts_that_are_wrong_end_it_and_right_ones_begin_it_again() -> None:
     chat = Chat(rtt_s=0.1)
-    chat.commits(23, WRONG)
-    assert chat.controller.mode is Mode.EDGE_DRAFTS, "not before enough was seen"
-    chat.commits(1, WRONG)
-    assert chat.controller.mode is Mode.DISPLAY_ONLY
-    chat.commits(300, *[RIGHT] * 3)
-    assert chat.controller.mode is Mode.EDGE_DRAFTS
+    modes = []
+    for count, outcomes in ((23, [WRONG]), (1, [WRONG]), (300, [RIGHT] * 3)):
+        chat.commits(count, *outcomes)
+        modes.append(chat.controller.mode)
+    # Not before enough was seen.
+    assert modes == [Mode.EDGE_DRAFTS, Mode.DISPLAY_ONLY, Mode.EDGE_DRAFTS]
     assert chat.controller.tally.switches == 2
     assert chat.controller.tally.sending_rounds + chat.controller.tally.holding_rounds == 324
 
 
 def test_between_the_bounds_it_stays_what_it_is() -> None:
     """A gain that is too small to begin is enough to go on."""
-    at = {"rtt_s": 0.17}
-    going, starting = Chat(**at), Chat(**at)
+    going, starting = Chat(rtt_s=0.17), Chat(rtt_s=0.17)
     starting.commits(24, WRONG)
     assert starting.controller.mode is Mode.DISPLAY_ONLY
     for chat in (going, starting):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from services.edge.session.control.model import (
     worthwhile_drafts,
 )
 
-SIMULATED_MS = {
+SIMULATED_MS: dict[tuple[float, float, float], tuple[float, ...]] = {
     # acceptance, ms per draft, ms per call: ms per token at RTT 20, 50, 100 and 250 ms
     (0.6, 2, 10): (9.0, 9.9, 10.0, 10.0),
     (0.8, 2, 10): (6.9, 8.7, 9.7, 10.0),
@@ -37,7 +38,7 @@ def even(acceptance: float) -> list[float]:
     return [acceptance**n for n in range(100)]
 
 
-def known(rtt_ms: float, draft_ms: float, call_ms: float, **more: float) -> Conditions:
+def known(rtt_ms: float, draft_ms: float, call_ms: float, **more: Any) -> Conditions:
     row_s = 0.02 * call_ms / 1e3
     known = Conditions(rtt_ms / 1e3, draft_ms / 1e3, call_ms / 1e3, row_s, 1.0, 64, 64)
     return replace(known, **more)

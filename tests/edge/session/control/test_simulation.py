@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from services.edge.session.actions import SendDraft
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import ControlPolicy, Mode, Uploads
 from services.edge.session.control.model import (
@@ -22,7 +24,7 @@ NEVER = ControlPolicy(uploads=Uploads.NEVER)
 CALL_S, DRAFT_S = 0.03, 0.005
 
 
-def at(rtt_s: float, accuracy: float, **more: float) -> Circumstances:
+def at(rtt_s: float, accuracy: float, **more: Any) -> Circumstances:
     return replace(Circumstances(rtt_s=rtt_s, accuracy=accuracy, num_tokens=120), **more)
 
 
@@ -126,7 +128,13 @@ def test_a_path_that_gets_better_is_found_by_probes() -> None:
 def test_the_lead_moves_slowly_to_what_is_of_use() -> None:
     mesh = Mesh(at(0.0, 0.9))
     leads = list[int]()
-    mesh.drop = lambda frame: (leads.append(mesh.chat.reply.controller.lead), frame)[1]  # type: ignore[union-attr]
+
+    def look(frame: SendDraft) -> SendDraft:
+        assert mesh.chat.reply is not None
+        leads.append(mesh.chat.reply.controller.lead)
+        return frame
+
+    mesh.drop = look
     mesh.run()
     assert leads[0] == 32
     assert leads[-1] == 9, "what a call takes, and one more"
