@@ -51,8 +51,10 @@ def loaded(*engines: Engine) -> LoadedModel:
     return LoadedModel("letters", engines, CODER, DIGEST, new_reply)
 
 
-def reference(prompt: Sequence[int], sampling: SamplingParams) -> ReferenceReply:
-    return generate(FakeEngine(), prompt, sampling, new_reply)
+def reference(
+    prompt: Sequence[int], sampling: SamplingParams, options: FakeOptions | None = None
+) -> ReferenceReply:
+    return generate(FakeEngine(options), prompt, sampling, new_reply)
 
 
 @dataclass(slots=True)
