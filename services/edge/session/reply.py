@@ -90,7 +90,7 @@ class ReplyFlow:
             tools.new_drafter(), len(prompt), awaited=not request.thin and tools.drafter_is_up()
         )
         self.chain = DraftChain(
-            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.calibrated
+            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.chance
         )
         self.chain.learn(prompt)
         self.display = Display(policy.display)
@@ -164,7 +164,7 @@ class ReplyFlow:
         )
         text, spans = self._front.commit(resolved.ids)
         ended = self._front.finished
-        retract = self.display.confirm(text, resolved.diverged or ended, now)
+        retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
         if ended:
             self.refresh_at = None
         else:
