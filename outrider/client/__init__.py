@@ -14,14 +14,20 @@ from outrider.client.events import (
     ChatResult,
     Committed,
     Done,
+    EdgeInfo,
     Event,
+    Interrupted,
     Provisional,
+    Resumed,
     Retracted,
+    RidingAhead,
     ServerTimings,
     Timings,
     Usage,
 )
 from outrider.client.transcript import Transcript
+from outrider.client.transport.backoff import ReconnectPolicy
+from outrider.client.transport.tickets import SessionTickets
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
@@ -32,12 +38,18 @@ __all__ = [
     "Client",
     "Committed",
     "Done",
+    "EdgeInfo",
     "Event",
+    "Interrupted",
     "Message",
     "Provisional",
+    "ReconnectPolicy",
+    "Resumed",
     "Retracted",
+    "RidingAhead",
     "SamplingParams",
     "ServerTimings",
+    "SessionTickets",
     "Timings",
     "Transcript",
     "Usage",

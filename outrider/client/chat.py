@@ -5,22 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
+from uuid import uuid4
 
 from outrider.client import wire
 from outrider.client.connection import ClientConnection
 from outrider.client.events import (
+    Accepted,
     ChatResult,
     Committed,
     Done,
     Event,
+    Interrupted,
     Provisional,
+    Resumed,
     Timings,
 )
-from outrider.client.transcript import Transcript
+from outrider.client.recovery import Recovery, State
+from outrider.client.transcript import FirstWord, Transcript
+from outrider.client.transport.link import Link, spread
 from outrider.codec.frames import FrameDecoder
-from outrider.errors import InvalidRequestError, OutriderError, OverloadedError, UnavailableError
+from outrider.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+)
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
@@ -32,37 +45,50 @@ class Chat(AsyncIterator[Event]):
     """A chat under way. Enter it to send the request, iterate over it for the events.
 
     Leaving the context before the end cancels the chat. Iteration raises the OutriderError that
-    ended the chat; after the last event, `Done`, it stops.
+    ended the chat; after the last event, `Done`, it stops. A chat that is cut off goes on by
+    itself, within the client's ReconnectPolicy: `Interrupted` and `Resumed` tell of it.
     """
 
     def __init__(
-        self, connection: ClientConnection, messages: tuple[Message, ...], options: wire.ChatOptions
+        self,
+        link: Link,
+        messages: tuple[Message, ...],
+        options: wire.ChatOptions,
+        resume_token: str = "",
     ) -> None:
-        self._connection = connection
+        self._link = link
         self._messages = messages
-        self._options = options
+        # One key for all times it is sent: it runs once, whatever is lost.
+        self._options = replace(options, idempotency_key=options.idempotency_key or uuid4().hex)
+        self._token, self._edge = resume_token, ""
+        self._recovery = Recovery(link.policy)
+        self._retry: asyncio.Task[None] | None = None
+        self._connection: ClientConnection | None = None
+        self._is_accepted = self._is_cancelled = False
         self._decoder = FrameDecoder()
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._transcript = Transcript()
-        self._stream_id: int | None = None
+        self._stream_id = -1
         self._span: Span | None = None
         self._error: OutriderError | None = None
-        self._ended = False
+        self._entered = self._ended = False
         self._sent_at = self._ended_at = 0.0
         self._provisional_at: float | None = None
         self._committed_at: float | None = None
+        self._first_word = FirstWord()
 
     async def __aenter__(self) -> Chat:
-        if self._stream_id is not None:
+        if self._entered:
             raise InvalidRequestError("a chat is sent once; make another one with client.chat")
+        self._entered = True
         span = self._span = start_span(names.SPAN_CLIENT_CHAT)
         try:
-            frame = wire.request_frame(self._messages, self._options, span.context)
-            self._sent_at = asyncio.get_running_loop().time()
-            self._stream_id = self._connection.open(self, frame)
+            wire.request_frame(self._messages, self._options, span.context)
+            self._sent_at = self._now()
+            self._send(await self._link.usable())
         except OutriderError as error:
-            span.end(error)
+            self._end(error)
             raise
         return self
 
@@ -72,15 +98,14 @@ class Chat(AsyncIterator[Event]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._stream_id is not None:
-            self._connection.drop(self._stream_id)
+        self._leave_stream()
         self._end(None)
 
     def __aiter__(self) -> Chat:
         return self
 
     async def __anext__(self) -> Event:
-        if self._stream_id is None:
+        if not self._entered:
             raise InvalidRequestError(
                 "the chat was not sent yet; enter it: async with client.chat(...) as chat"
             )
@@ -95,7 +120,8 @@ class Chat(AsyncIterator[Event]):
 
     def cancel(self) -> None:
         """Ask the edge to stop; the events end with a `Done` of reason "cancelled"."""
-        if self._stream_id is not None:
+        self._is_cancelled = self._entered
+        if self._connection is not None:
             self._connection.send(self._stream_id, wire.CANCEL)
 
     async def result(self) -> ChatResult:
@@ -117,6 +143,7 @@ class Chat(AsyncIterator[Event]):
             erased_chars=self._transcript.erased_chars,
             region=done.region,
             replica=done.replica,
+            ahead=done.ahead,
             lossy=tuple(self._transcript.lossy),
         )
 
@@ -128,22 +155,96 @@ class Chat(AsyncIterator[Event]):
             if end_stream and self._transcript.done is None:
                 raise UnavailableError("the edge ended the chat before it was done; send it again")
         except OutriderError as error:
-            self.failed(error)
+            self._failed(error, cut_off=False)
 
     def failed(self, error: OutriderError) -> None:
         """Called by the connection when the stream is cut off."""
-        if self._transcript.done is None and self._error is None:
-            self._error = error
-            self._end(error)
-            if self._stream_id is not None:
-                self._connection.drop(self._stream_id)
+        self._failed(error, cut_off=True)
+
+    def _send(self, connection: ClientConnection) -> None:
+        """Send the request, from where the chat has got to if it was sent before."""
+        self._decoder = FrameDecoder()
+        self._stream_id = connection.open(self, self._frame())
+        self._connection = connection
+        self._recovery.sent()
+        if self._is_cancelled:
+            connection.send(self._stream_id, wire.CANCEL)
+
+    def _frame(self) -> bytes:
+        span = self._span.context if self._span else ("", "")
+        if not self._token and self._recovery.cut_at is None:
+            return wire.request_frame(self._messages, self._options, span)
+        options, has = self._options, self._transcript
+        if options.deadline_ms:
+            left_ms = options.deadline_ms - round((self._now() - self._sent_at) * 1000)
+            if left_ms <= 0:
+                raise DeadlineError("the deadline passed while the chat was cut off")
+            options = replace(options, deadline_ms=left_ms)
+        progress = wire.Progress(self._token, has.ids, len(has.committed))
+        return wire.request_frame(self._messages, options, span, progress)
+
+    def _failed(self, error: OutriderError, *, cut_off: bool) -> None:
+        if self._ended:
+            return
+        self._leave_stream()
+        was_running = self._recovery.state is State.RUNNING
+        delay_s = None
+        if not self._link.is_closed:
+            delay_s = self._recovery.failed(
+                error,
+                self._now(),
+                cut_off=cut_off,
+                has_tokens=bool(self._transcript.ids),
+                spread=spread(),
+            )
+        if delay_s is None:
+            self._over(error)
+            return
+        if was_running:
+            self._push(Interrupted(error.message))
+        self._retry = asyncio.create_task(self._try_again(delay_s))
+
+    async def _try_again(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        try:
+            self._send(await self._link.usable())
+        except OutriderError as error:
+            self._over(error)
+
+    def _over(self, error: OutriderError) -> None:
+        self._error = error
+        self._end(error)
+
+    def _leave_stream(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop(self._stream_id)
+
+    def _push(self, event: Event) -> None:
+        self._transcript.apply(event)
+        self._events.append(event)
+        self._arrived.set()
+
+    def _accept(self, event: Accepted) -> None:
+        self._token, self._edge = event.resume_token, event.edge
+        if not self._is_accepted:
+            self._is_accepted = True
+            self._push(event)
 
     def _take(self, event: Event) -> None:
         if len(self._events) >= MAX_UNREAD_EVENTS:
             raise OverloadedError(f"{MAX_UNREAD_EVENTS} events of the chat were not read")
-        self._transcript.apply(event)
-        self._events.append(event)
-        now = asyncio.get_running_loop().time()
+        now = self._now()
+        if isinstance(event, Accepted):
+            self._accept(event)
+            return
+        cut_at = self._recovery.cut_at
+        if self._recovery.heard() and cut_at is not None:
+            self._push(Resumed(self._edge, (now - cut_at) * 1000))
+        self._push(event)
+        self._first_word.see(self._transcript.committed, self._transcript.provisional, now)
+        if isinstance(event, Committed):
+            self._recovery.progressed()
         if isinstance(event, Provisional) and self._provisional_at is None:
             self._provisional_at = now
         if isinstance(event, Committed) and event.ids and self._committed_at is None:
@@ -151,10 +252,15 @@ class Chat(AsyncIterator[Event]):
         if isinstance(event, Done):
             self._ended_at = now
             self._end(None)
-        self._arrived.set()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _end(self, error: OutriderError | None) -> None:
         self._ended = True
+        self._recovery.end()
+        if self._retry is not None and self._retry is not asyncio.current_task():
+            self._retry.cancel()
         if self._span is not None:
             self._span.end(error)
             self._span = None
@@ -168,6 +274,7 @@ class Chat(AsyncIterator[Event]):
         return Timings(
             provisional_ttft_ms=self._since_sent(self._provisional_at),
             committed_ttft_ms=self._since_sent(first),
+            stable_ttft_ms=self._since_sent(self._first_word.since),
             total_ms=(self._ended_at - self._sent_at) * 1000,
             tokens_per_s=rate,
         )

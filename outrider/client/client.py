@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from outrider.client.chat import Chat
-from outrider.client.connection import ClientConnection, EdgeAddress, dial
+from outrider.client.connection import ClientConnection
+from outrider.client.events import EdgeInfo
 from outrider.client.protocol import DEFAULT_PORT
-from outrider.client.wire import ChatOptions, Priority, Speculation
-from outrider.errors import ConfigError
+from outrider.client.transport.backoff import ReconnectPolicy
+from outrider.client.transport.dialing import EdgeAddress
+from outrider.client.transport.link import Link, open_link
+from outrider.client.transport.tickets import SessionTickets
+from outrider.client.wire import (
+    DESCRIBE,
+    TYPED_TEXT_CHARS,
+    ChatOptions,
+    Priority,
+    Speculation,
+    read_description,
+    typed_frame,
+)
+from outrider.codec.frames import FrameDecoder
+from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
+DEFAULT_RECONNECT: Final = ReconnectPolicy()
+
 
 class Client:
-    """A connection to an edge; `connect` makes one. Any number of chats may run at once."""
+    """A way to an edge; `connect` makes one. Any number of chats may run at once."""
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
     def chat(
         self,
@@ -53,7 +71,31 @@ class Client:
             idempotency_key=idempotency_key,
             residency=residency,
         )
-        return Chat(self._connection, tuple(_message(message) for message in messages), options)
+        return Chat(self._link, tuple(_message(message) for message in messages), options)
+
+    def resume(self, resume_token: str, *, provisional: bool = True) -> Chat:
+        """A chat that another client began, or this one before a restart: its whole reply, and then
+        what is still to come. `resume_token` is that of its Accepted. Entered like `chat`;
+        iterating raises UnknownChatError when the edge does not hold the chat, or not any more."""
+        return Chat(self._link, (), ChatOptions(provisional=provisional), resume_token)
+
+    def typing(self, before: Iterable[Message | Mapping[str, str]] = ()) -> Typing:
+        """A prompt that is being typed, after the messages `before` it: tell it all of the text
+        whenever it changes, and the region computes ahead what will stay. The chat sent then, on
+        this client, finds that done; it ends the typing."""
+        return Typing(self._link, tuple(_message(message) for message in before))
+
+    async def migrate(self) -> None:
+        """Go on from another socket of this machine, as on another network: chats do not notice
+        (QUIC migration, RFC 9000, section 9). It is done unasked when the present one fails. Raises
+        UnavailableError when there is no way to the edge at the moment."""
+        await self._link.migrate()
+
+    async def describe(self) -> EdgeInfo:
+        """What the edge is. Raises UnavailableError, and what the edge answers."""
+        question = _Question()
+        (await self._link.usable()).open(question, DESCRIBE)
+        return await question.answer
 
 
 @asynccontextmanager
@@ -65,18 +107,92 @@ async def connect(
     insecure: bool = False,
     server_name: str | None = None,
     timeout_s: float = 5.0,
+    reconnect: ReconnectPolicy | None = DEFAULT_RECONNECT,
+    tickets: SessionTickets | None = None,
+    early_data: bool = False,
 ) -> AsyncIterator[Client]:
     """A client of the edge at `host` (a name, an address, or `quic://host:port`).
 
     `ca` is the PEM file to trust, `insecure` trusts any certificate, `server_name` is the name in
     the certificate if it is not the host. Raises UnavailableError saying what to check, ConfigError
     for an address that is none. Leaving the context ends every chat and does not wait.
+
+    A connection that is lost is replaced while `reconnect` allows it, and chats go on where they
+    were; None: they fail. `tickets` outlive the client if they are given: with one of an earlier
+    connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
+    that nobody answers shows in the chats.
     """
-    connection = await dial(_address(host, port, ca, insecure, server_name), timeout_s)
+    link = await open_link(
+        _address(host, port, ca, insecure, server_name),
+        timeout_s,
+        SessionTickets() if tickets is None else tickets,
+        reconnect,
+        early=early_data,
+    )
     try:
-        yield Client(connection)
+        yield Client(link)
     finally:
-        connection.shut()
+        link.close()
+
+
+class Typing:
+    """A head start for the next chat, made by `Client.typing`. Nothing depends on it: without a
+    connection nothing is sent."""
+
+    def __init__(self, link: Link, before: tuple[Message, ...]) -> None:
+        self._link = link
+        self._before = before
+        self._connection: ClientConnection | None = None
+        self._stream_id = -1
+
+    def update(self, text: str) -> None:
+        """This is all of the text now. Raises InvalidRequestError for what is no text."""
+        connection = self._link.connection
+        if connection.lost is not None or len(text) > TYPED_TEXT_CHARS:
+            return
+        if connection is self._connection:
+            connection.send(self._stream_id, typed_frame((), text))
+        else:
+            self._stream_id = connection.open(self, typed_frame(self._before, text))
+            self._connection = connection
+
+    def close(self) -> None:
+        """The user gave it up; a chat does not need this."""
+        if self._connection is not None:
+            self._connection.drop(self._stream_id)
+
+    def received(self, data: bytes, end_stream: bool) -> None:
+        """Called by the connection: the edge answers nothing."""
+
+    def failed(self, error: OutriderError) -> None:
+        """Called by the connection when the stream is cut off: so is the head start."""
+
+
+class _Question:
+    """A stream whose answer is one frame."""
+
+    def __init__(self) -> None:
+        self._decoder = FrameDecoder()
+        self.answer: asyncio.Future[EdgeInfo] = asyncio.get_running_loop().create_future()
+
+    def received(self, data: bytes, end_stream: bool) -> None:
+        """Called by the connection."""
+        try:
+            for payload in self._decoder.feed(data):
+                self._settle(read_description(payload))
+            if end_stream and not self.answer.done():
+                raise UnavailableError("the edge ended the stream without an answer; ask again")
+        except OutriderError as error:
+            self.failed(error)
+
+    def failed(self, error: OutriderError) -> None:
+        """Called by the connection when the stream is cut off."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def _settle(self, info: EdgeInfo) -> None:
+        if not self.answer.done():
+            self.answer.set_result(info)
 
 
 def _address(

@@ -1,19 +1,14 @@
-"""The QUIC connection to an edge: streams in, streams out, and why it failed."""
+"""The QUIC connection to an edge: streams in, streams out, one socket after another."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import socket
-import ssl
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import NetworkAddress, QuicConnection
 from aioquic.quic.events import (
     ConnectionTerminated,
     HandshakeCompleted,
@@ -22,14 +17,14 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from outrider.client.protocol import ACK_DELAY_S, ALPN, CloseCode
-from outrider.errors import ConfigError, OutriderError, OverloadedError, UnavailableError
+from outrider.client.protocol import ACK_DELAY_S, CloseCode
+from outrider.client.transport.failures import connection_error, stream_error
+from outrider.client.transport.liveness import Liveness, LivenessLimits, Verdict
+from outrider.errors import OutriderError, UnavailableError
 
-KEEPALIVE_S: Final = 10.0
-"""An edge closes a connection from which nothing comes for half a minute."""
-_IDLE_TIMEOUT_S: Final = 60.0
-_NO_ALPN: Final = 0x178  # RFC 9001, section 4.8: 0x100 + TLS alert no_application_protocol
-_CERTIFICATE_ALERTS: Final = range(0x12A, 0x131)  # bad_certificate .. unknown_ca
+LIVENESS: Final = LivenessLimits()
+Peer: TypeAlias = tuple[Any, ...]
+"""Host, port, and what else an IPv6 address has."""
 
 
 class StreamReader(Protocol):
@@ -44,47 +39,84 @@ class StreamReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeAddress:
-    """Where the edge is and how it is to be trusted."""
+class _Socket(asyncio.DatagramProtocol):
+    """One UDP socket of a connection. Connected, so that it hears of a refused port."""
 
-    host: str
-    port: int
-    ca: Path | None = None
-    """PEM file of the certificates to trust; None: the usual authorities."""
-    insecure: bool = False
-    """Trust whoever answers."""
-    server_name: str | None = None
-    """The name in the certificate, if it is not `host`."""
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._transport: asyncio.BaseTransport | None = None
 
-    def __str__(self) -> str:
-        return f"quic://{self.host}:{self.port}"
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
+        self._connection.datagram_received(data, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        self._connection.socket_failed(self._transport, exc)
 
 
 class ClientConnection(QuicConnectionProtocol):
-    """One connection. `lost` is why it cannot be used any more."""
+    """One connection to the edge called `edge`. `lost` is why it cannot be used any more.
 
-    def __init__(self, quic: QuicConnection, address: EdgeAddress) -> None:
+    It moves to another socket by itself when the present one cannot send, or hears nothing: the
+    machine may be on another network now (QUIC migration, RFC 9000, section 9).
+    """
+
+    def __init__(self, quic: QuicConnection, edge: str, peer: Peer) -> None:
         super().__init__(quic)
         quic._ack_delay = ACK_DELAY_S  # aioquic has no public setting for it
-        self._address = address
+        self._edge = edge
+        self._peer = peer
         self._readers: dict[int, StreamReader] = {}
         self._established: asyncio.Future[None] = self._loop.create_future()
+        self._established.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pings = itertools.count()
-        self._keepalive: asyncio.TimerHandle | None = None
+        self._liveness = Liveness(LIVENESS, self._loop.time())
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self.num_migrations = 0
         self.lost: OutriderError | None = None
 
-    async def establish(self, peer: tuple[str, int], timeout_s: float) -> None:
-        """Shake hands. Raises UnavailableError, OverloadedError."""
-        self.connect(peer)
+    @property
+    def has_ticket(self) -> bool:
+        """Whether what is sent before the handshake is complete goes in 0-RTT."""
+        ticket = self._quic.configuration.session_ticket
+        return ticket is not None and ticket.max_early_data_size is not None
+
+    async def bind(self) -> None:
+        """Open the first socket. Raises OSError."""
+        self._transport = await self._open_socket()
+
+    def begin(self, timeout_s: float) -> None:
+        """Begin to shake hands; what is sent in this turn of the loop goes along."""
+        self.connect(cast(Any, self._peer), transmit=False)
+        self._transmit_soon()
+        self._watch_timer = self._loop.call_later(timeout_s, self._unanswered, timeout_s)
+
+    async def established(self) -> None:
+        """Return once the handshake is complete. Raises UnavailableError, OverloadedError."""
+        await asyncio.shield(self._established)
+
+    async def migrate(self) -> None:
+        """Go on from another socket: streams stay as they are. Raises what lost the connection, or
+        UnavailableError when there is no way to the edge at the moment, or not yet."""
+        if self.lost is not None:
+            raise self.lost
+        if not self._established.done():  # RFC 9000, section 9: not before the handshake
+            raise UnavailableError(f"the handshake with {self._edge} is not complete; try again")
         try:
-            await asyncio.wait_for(self._established, timeout_s)
-        except TimeoutError:
-            raise UnavailableError(
-                f"no answer from {self._address} within {timeout_s:g} s; check that the edge runs, "
-                "the host and port, and that UDP gets through"
-            ) from None
-        self._ping_later()
+            transport = await self._open_socket()
+        except OSError as error:
+            raise UnavailableError(f"there is no way to {self._edge} now ({error})") from error
+        old, self._transport = self._transport, transport
+        if old is not None:
+            old.close()
+        self.num_migrations += 1
+        self._liveness.moved(self._loop.time())
+        self._quic.change_connection_id()  # section 9.5: or both ways could be told to be one
+        self._ping()
+        self._watch()
 
     def open(self, reader: StreamReader, data: bytes) -> int:
         """Open a stream, send `data` on it and return its number. Raises what lost the
@@ -94,6 +126,7 @@ class ClientConnection(QuicConnectionProtocol):
         stream_id = self._quic.get_next_available_stream_id()
         self._readers[stream_id] = reader
         self.send(stream_id, data)
+        self._watch()
         return stream_id
 
     def send(self, stream_id: int, data: bytes) -> None:
@@ -110,36 +143,44 @@ class ClientConnection(QuicConnectionProtocol):
             self._quic.stop_stream(stream_id, CloseCode.CLIENT_CANCELLED)
             self.transmit()
 
-    def shut(self) -> None:
+    def shut(self, code: CloseCode = CloseCode.DONE) -> None:
         """Close. The edge is told in one datagram; the drain time of RFC 9000, section 10.2, is
         not waited for, since the socket closes with the connection."""
         self._lose(UnavailableError("the client is closed"))
-        self.close(CloseCode.DONE)
-        for timer in (self._keepalive, self._timer):
-            if timer is not None:
-                timer.cancel()
+        self.close(code)
+        for handle in (self._watch_timer, self._timer, self._transmit_task, self._moving):
+            if handle is not None:
+                handle.cancel()
         if self._transport is not None:
             self._transport.close()
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""
+        self._liveness.heard(self._loop.time())
         match event:
             case StreamDataReceived(data, end_stream, stream_id):
                 self._received(stream_id, data, end_stream)
             case StreamReset(error_code, stream_id):
                 if (reader := self._readers.pop(stream_id, None)) is not None:
-                    reader.failed(_stream_error(error_code))
+                    reader.failed(stream_error(error_code))
             case HandshakeCompleted():
                 if not self._established.done():
                     self._established.set_result(None)
+                self._watch()
             case ConnectionTerminated():
-                self._lose(_connection_error(event, self._address))
+                self._lose(connection_error(event, self._edge))
 
-    def error_received(self, exc: Exception) -> None:
-        """Called by asyncio when the socket reports an error, as for a port nobody listens on."""
+    def socket_failed(self, transport: asyncio.BaseTransport | None, error: Exception) -> None:
+        """A socket reports an error. That nobody listens on the port is the edge's end; any other
+        is one of this machine's network, and there may be another way."""
+        if transport is not self._transport:
+            return
+        if self._established.done() and not isinstance(error, ConnectionRefusedError):
+            self._move()
+            return
         self._lose(
             UnavailableError(
-                f"nothing answers at {self._address} ({exc}); check that the edge runs and the port"
+                f"nothing answers at {self._edge} ({error}); check that the edge runs and the port"
             )
         )
 
@@ -163,96 +204,52 @@ class ClientConnection(QuicConnectionProtocol):
         for reader in readers.values():
             reader.failed(error)
 
-    def _ping_later(self) -> None:
-        self._keepalive = self._loop.call_later(KEEPALIVE_S, self._ping)
+    async def _open_socket(self) -> asyncio.DatagramTransport:
+        transport, _ = await self._loop.create_datagram_endpoint(
+            lambda: _Socket(self), remote_addr=self._peer[:2]
+        )
+        return transport
+
+    def _unanswered(self, timeout_s: float) -> None:
+        self._lose(
+            UnavailableError(
+                f"no answer from {self._edge} within {timeout_s:g} s; check that the edge runs, "
+                "the host and port, and that UDP gets through"
+            )
+        )
+
+    def _watch(self) -> None:
+        """Arm the timer of the life signs, once the handshake has had its own."""
+        at = self._liveness.next_check(bool(self._readers))
+        if self.lost is not None or at is None or not self._established.done():
+            return
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+        self._watch_timer = self._loop.call_at(at, self._check)
+
+    def _check(self) -> None:
+        match self._liveness.check(self._loop.time(), bool(self._readers)):
+            case Verdict.PING:
+                self._ping()
+            case Verdict.MIGRATE:
+                self._move()
+            case Verdict.GIVE_UP:
+                error = UnavailableError(f"{self._edge} is not heard any more; connect again")
+                self._quic.close(CloseCode.COMING_BACK)
+                self._lose(error)
+            case Verdict.WAIT:
+                pass
+        self._watch()
 
     def _ping(self) -> None:
-        if self.lost is None:
-            self._quic.send_ping(next(self._pings))
-            self.transmit()
-            self._ping_later()
+        self._quic.send_ping(next(self._pings))
+        self.transmit()
 
+    def _move(self) -> None:
+        if self._moving is None or self._moving.done():
+            self._moving = self._loop.create_task(self._try_to_move())
 
-async def dial(address: EdgeAddress, timeout_s: float) -> ClientConnection:
-    """Connect to the first of the host's addresses that answers. Raises UnavailableError,
-    OverloadedError, ConfigError."""
-    loop = asyncio.get_running_loop()
-    configuration = _configuration(address)
-    try:
-        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise UnavailableError(f"{address.host} cannot be resolved ({error}); check it") from error
-    failure: OutriderError = UnavailableError(f"{address.host} has no address")
-    for *_, peer in found:
-        try:
-            return await _dial(address, configuration, (peer[0], peer[1], *peer[2:]), timeout_s)
-        except OutriderError as error:
-            failure = error
-    raise failure
-
-
-async def _dial(
-    address: EdgeAddress,
-    configuration: QuicConfiguration,
-    peer: tuple[str, int],
-    timeout_s: float,
-) -> ClientConnection:
-    quic = QuicConnection(configuration=configuration)
-    try:
-        # A connected socket hears of a refused port; an unconnected one would wait in vain.
-        _, connection = await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: ClientConnection(quic, address), remote_addr=peer[:2]
-        )
-    except OSError as error:
-        raise UnavailableError(f"{address} cannot be reached ({error})") from error
-    try:
-        await connection.establish(peer, timeout_s)
-    except BaseException:
-        connection.shut()
-        raise
-    return connection
-
-
-def _configuration(address: EdgeAddress) -> QuicConfiguration:
-    configuration = QuicConfiguration(
-        is_client=True,
-        alpn_protocols=[ALPN],
-        idle_timeout=_IDLE_TIMEOUT_S,
-        server_name=address.server_name or address.host,
-    )
-    if address.insecure:
-        configuration.verify_mode = ssl.CERT_NONE
-    elif address.ca is not None:
-        if not address.ca.is_file():
-            raise ConfigError(f"there is no certificate file {address.ca}; start the edge first?")
-        _check_readable(address.ca)
-        configuration.load_verify_locations(cafile=str(address.ca))
-    return configuration
-
-
-def _check_readable(ca: Path) -> None:
-    """aioquic would find out in the handshake, and never say so."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca)
-    except OSError as error:
-        raise ConfigError(f"{ca} holds no certificate in PEM to trust: {error}") from error
-
-
-def _stream_error(error_code: int) -> OutriderError:
-    if error_code == CloseCode.SLOW_READER:
-        return OverloadedError("the edge dropped the chat: its events were not read in time")
-    return UnavailableError(f"the edge cut the chat off (stream error {error_code:#x})")
-
-
-def _connection_error(event: ConnectionTerminated, address: EdgeAddress) -> OutriderError:
-    reason = event.reason_phrase or f"error {event.error_code:#x}"
-    if event.frame_type is None and event.error_code == CloseCode.OVERLOADED:
-        return OverloadedError(f"{address} refused: {reason}", retry_delay_ms=1000)
-    if event.frame_type is not None and event.error_code == _NO_ALPN:
-        return UnavailableError(f"{address} does not speak {ALPN}; check that it is an edge")
-    if event.frame_type is not None and event.error_code in _CERTIFICATE_ALERTS:
-        return UnavailableError(
-            f"the certificate of {address} is not trusted ({reason}); give its file as `ca`, "
-            "or the name it is for as `server_name`"
-        )
-    return UnavailableError(f"the connection to {address} ended: {reason}; connect again")
+    async def _try_to_move(self) -> None:
+        # Without any network there is nothing to move to; the life signs decide how long that goes.
+        with contextlib.suppress(OutriderError):
+            await self.migrate()

@@ -16,6 +16,8 @@ class Accepted:
     model: str
     prompt_tokens: int
     edge: str
+    resume_token: str = ""
+    """With it another client, or this one after a restart, gets the reply: `Client.resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,34 @@ class ServerTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class RidingAhead:
+    """What the edge's own drafts came to in one chat."""
+
+    shown_tokens: int = 0
+    """Reply tokens whose text was shown before they were final."""
+    erased_tokens: int = 0
+    """Tokens whose text was shown and taken back."""
+    drafted_tokens: int = 0
+    sent_tokens: int = 0
+    """Of those drafted: sent to the region."""
+    checked_tokens: int = 0
+    """Of those drafted: compared with a final token..."""
+    right_tokens: int = 0
+    """...and found right."""
+    sending_rounds: int = 0
+    """Commits while drafts were sent..."""
+    holding_rounds: int = 0
+    """...and while they were not."""
+    switches: int = 0
+    """How often the edge changed from one to the other."""
+    rtt_ms: float = 0.0
+    """Median round trip between edge and replica; 0: none was measured."""
+    commit_interval_ms: float = 0.0
+    draft_ms: float = 0.0
+    """The edge's time per draft."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The reply is whole, or was cancelled. Always the last event."""
 
@@ -86,9 +116,40 @@ class Done:
     upto: int
     region: str
     replica: str
+    ahead: RidingAhead = RidingAhead()
 
 
-Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Done
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The chat was cut off, for this reason, and is being taken up again. Provisional text does not
+    stand any more; final text does."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The chat goes on where it was cut off: nothing is lost, nothing comes twice."""
+
+    edge: str
+    pause_ms: float
+    """From the cut to what follows."""
+
+
+Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Interrupted | Resumed | Done
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeInfo:
+    """What an edge is."""
+
+    name: str
+    region: str
+    model: str
+    vocabulary_digest: bytes
+    max_context_tokens: int
+    resume_window_s: float
+    """How long a chat goes on without its client; 0: it is cancelled at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +160,9 @@ class Timings:
     """To the first provisional text; None if there was none."""
     committed_ttft_ms: float | None
     """To the first final token; None if there was none."""
+    stable_ttft_ms: float | None
+    """To the moment from which on the first word stood there as it stayed, whether final by then or
+    not: between the other two. None if there was no text."""
     total_ms: float
     tokens_per_s: float
     """Final tokens after the first over the time since the first; 0 with fewer than two."""
@@ -120,5 +184,6 @@ class ChatResult:
     """Code points that were shown and then taken back."""
     region: str
     replica: str
+    ahead: RidingAhead = RidingAhead()
     lossy: tuple[int, ...] = ()
     """Numbers of tokens that acceptance_threshold let through; always empty without one."""

@@ -25,3 +25,5 @@ class CloseCode(IntEnum):
     CLIENT_CANCELLED = 0x103
     BAD_FRAME = 0x104
     """The peer broke the protocol on this stream."""
+    COMING_BACK = 0x105
+    """The client gives the connection up, not its chats: it takes another way."""

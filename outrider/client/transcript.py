@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
-from outrider.client.events import Committed, Done, Event, Provisional, Retracted
+import re
+
+from outrider.client.events import (
+    Committed,
+    Done,
+    Event,
+    Interrupted,
+    Provisional,
+    Retracted,
+)
 from outrider.errors import MalformedFrameError
+
+_FIRST_WORD = re.compile(r"\s*\S*")
+
+
+class FirstWord:
+    """Since when the reply's first word has stood there: a correction of it begins anew, what only
+    makes it longer does not."""
+
+    def __init__(self) -> None:
+        self._word = ""
+        self._is_settled = False
+        self.since: float | None = None
+        """None while there is none."""
+
+    def see(self, committed: str, provisional: str, now: float) -> None:
+        """This is the text now."""
+        if self._is_settled:
+            return
+        found = _FIRST_WORD.match(committed + provisional)
+        word = found.group() if found else ""
+        if not word.strip():
+            self.since = None
+        elif self.since is None or not word.startswith(self._word):
+            self.since = now
+        self._word = word
+        self._is_settled = bool(word.strip()) and len(committed) > len(word)
 
 
 class Transcript:
@@ -41,6 +76,8 @@ class Transcript:
                 self.provisional += text
             case Retracted(erase_to=erase_to):
                 self._erase(erase_to)
+            case Interrupted():
+                self._erase(0)
             case Committed():
                 self._commit(event)
             case Done():

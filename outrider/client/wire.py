@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -12,10 +12,12 @@ from outrider.client.events import (
     Accepted,
     Committed,
     Done,
+    EdgeInfo,
     Event,
     FinishReason,
     Provisional,
     Retracted,
+    RidingAhead,
     ServerTimings,
     Usage,
 )
@@ -46,7 +48,13 @@ _FINISH: Final[Mapping[int, FinishReason]] = {
     common_pb2.FINISH_REASON_CANCELLED: "cancelled",
     common_pb2.FINISH_REASON_DEADLINE: "deadline",
 }
+_AHEAD: Final = tuple(spec.name for spec in fields(RidingAhead))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
+TYPED_TEXT_CHARS: Final = 1 << 18
+"""Longer texts are not worth computing ahead: each change sends all of it."""
+DESCRIBE: Final = encode_frame(
+    edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +73,28 @@ class ChatOptions:
     thin: bool = False
     """Let the region tokenize."""
     idempotency_key: str = ""
-    """A request sent twice with the same key runs once; empty: every request runs."""
+    """A request sent twice with the same key runs once; empty: a random one."""
     residency: tuple[str, ...] = ()
     """Regions that may hold the prompt; empty: any."""
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the client has of a chat."""
+
+    token: str
+    ids: Sequence[int]
+    num_chars: int
+
+
 def request_frame(
-    messages: Iterable[Message], options: ChatOptions, trace: tuple[str, str]
+    messages: Iterable[Message],
+    options: ChatOptions,
+    trace: tuple[str, str],
+    progress: Progress | None = None,
 ) -> bytes:
-    """The first frame of a chat stream. Raises InvalidRequestError for values no frame can hold."""
+    """The first frame of a chat stream; with `progress` the chat goes on after it. Raises
+    InvalidRequestError for values no frame can hold."""
     _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
@@ -88,10 +109,32 @@ def request_frame(
             idempotency_key=options.idempotency_key,
             residency=options.residency,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
+            resume=None if progress is None else _resume_point(progress),
         )
         return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
+
+
+def typed_frame(before: Iterable[Message], text: str) -> bytes:
+    """What the user has typed so far. Raises InvalidRequestError for what no frame can hold."""
+    try:
+        typed = edge_pb2.TypedText(
+            before=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in before],
+            text=text,
+        )
+        return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"the text cannot be sent: {error}") from error
+
+
+def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
+    return edge_pb2.ResumePoint(
+        resume_token=progress.token,
+        upto=len(progress.ids),
+        num_chars=progress.num_chars,
+        ids=progress.ids,
+    )
 
 
 def _check_words(options: ChatOptions) -> None:
@@ -121,13 +164,34 @@ def read(payload: bytes) -> Event:
             return Committed(c.text, tuple(c.ids), c.upto, tuple(c.lossy), spans)
         case "accepted":
             a = frame.accepted
-            return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge)
+            return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge, a.resume_token)
         case "done":
             return _done(frame.done)
         case "error":
             raise error_wire.from_detail(frame.error)
-        case None:
-            raise MalformedFrameError("the edge sent a frame of no known kind")
+        case _:
+            raise MalformedFrameError("the edge sent a frame that has no place in a chat")
+
+
+def read_description(payload: bytes) -> EdgeInfo:
+    """The answer to DESCRIBE. Raises the error that an error frame reports, MalformedFrameError."""
+    try:
+        frame = edge_pb2.EdgeFrame.FromString(payload)
+    except DecodeError as error:
+        raise MalformedFrameError("the edge sent bytes that are no frame") from error
+    if frame.HasField("error"):
+        raise error_wire.from_detail(frame.error)
+    if not frame.HasField("description"):
+        raise MalformedFrameError("the edge was asked what it is and sent something else")
+    d = frame.description
+    return EdgeInfo(
+        name=d.edge,
+        region=d.region,
+        model=d.model,
+        vocabulary_digest=d.vocabulary_digest,
+        max_context_tokens=d.max_context_tokens,
+        resume_window_s=d.resume_window_s,
+    )
 
 
 def _done(done: edge_pb2.ChatDone) -> Done:
@@ -149,6 +213,7 @@ def _done(done: edge_pb2.ChatDone) -> Done:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
+        ahead=RidingAhead(**{name: getattr(done.ahead, name) for name in _AHEAD}),
     )
 
 

@@ -28,6 +28,7 @@ class ClientFrame(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
+    TYPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chat(self) -> Global___ChatRequest: ...
     @_builtins.property
@@ -38,18 +39,21 @@ class ClientFrame(_message.Message):
         other frames wait for the handshake (RFC 8470).
         """
 
+    @_builtins.property
+    def typed(self) -> Global___TypedText: ...
     def __init__(
         self,
         *,
         chat: Global___ChatRequest | None = ...,
         cancel: Global___CancelChat | None = ...,
         describe: Global___DescribeEdge | None = ...,
+        typed: Global___TypedText | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe", "typed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -183,6 +187,36 @@ class DescribeEdge(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeEdge: _TypeAlias = DescribeEdge  # noqa: Y015
+
+@_typing.final
+class TypedText(_message.Message):
+    """What the user has typed so far of a prompt, for the region to compute ahead. Any number of them
+    on a stream of its own; nothing is answered. A chat on the same connection ends it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """All of the text, each time."""
+    @_builtins.property
+    def before(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]:
+        """The conversation before it; in the first frame."""
+
+    def __init__(
+        self,
+        *,
+        before: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypedText: _TypeAlias = TypedText  # noqa: Y015
 
 @_typing.final
 class EdgeDescription(_message.Message):

@@ -23,10 +23,13 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
-from services.edge.chat import EdgeParts
 from services.edge.config import EdgeConfig
+from services.edge.drafter.link import DrafterLink
+from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
+from services.edge.resumption.reception import Reception
 from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
@@ -87,6 +90,9 @@ class Edge:
             num_workers=config.tokenizer_workers,
             max_queued=config.tokenizer_queue,
         )
+        self.drafter = DrafterLink(
+            config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
+        )
         parts = self._parts(model, vocabulary)
         self.listener = Listener(parts, config.listener_limits())
         self._admin = AdminServer(
@@ -96,6 +102,7 @@ class Edge:
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
         config = self._config
         identities = Identities(config.cache_salt_key)
+        used_drafter = self.drafter if config.has_drafter else None
         policy = SessionPolicy(
             vocabulary_digest=vocabulary.digest,
             max_context_tokens=config.max_context_tokens,
@@ -108,13 +115,16 @@ class Edge:
             identity=partial(
                 identities.alone if config.isolate_chats else identities.of, config.tenant
             ),
-            offer=Offer(model, vocabulary.size),
+            offer=Offer(model, vocabulary.size, config.max_context_tokens),
             policy=policy,
-            tools=reply_tools(vocabulary, config.max_context_tokens),
+            tools=reply_tools(vocabulary, config.max_context_tokens, used_drafter),
             coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
             tokenization=self._tokenization,
             upstream=self.upstream,
+            drafter=self.drafter,
             telemetry=self.telemetry,
+            reception=Reception(config.resume_limits(), self.telemetry),
+            prefill=config.prefill_policy(),
         )
 
     async def start(self) -> Ports:
@@ -123,6 +133,8 @@ class Edge:
         chain, key = await asyncio.to_thread(_certificate, config)
         admin_port = await self._admin.start()
         self.upstream.start()
+        if config.has_drafter:
+            self.drafter.start()
         port = await self.listener.start(config.host, config.port, chain, key)
         log.info("edge listens", host=config.host, port=port, admin_port=admin_port)
         return Ports(main=port, admin=admin_port)
@@ -131,6 +143,7 @@ class Edge:
         """Drain and end. May be called after a failed start."""
         await self.listener.stop(self._config.drain_s)
         await self.upstream.stop()
+        await self.drafter.stop()
         self._tokenization.close()
         await self._admin.stop()
 
@@ -142,7 +155,9 @@ class Edge:
         return True, "serving"
 
 
-def reply_tools(vocabulary: Vocabulary, max_context_tokens: int) -> ReplyTools:
+def reply_tools(
+    vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
+) -> ReplyTools:
     """What replies in `vocabulary` are made with."""
     stop_ids = vocabulary.stop_ids
 
@@ -157,6 +172,8 @@ def reply_tools(vocabulary: Vocabulary, max_context_tokens: int) -> ReplyTools:
         new_drafter=lambda: CopyDrafter(max_context_tokens),
         token_bytes=token_bytes,
         stop_ids=stop_ids,
+        has_drafter=drafter is not None,
+        drafter_is_up=lambda: drafter is not None and drafter.state is DrafterState.READY,
     )
 
 

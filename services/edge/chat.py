@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
-from outrider.codec.tokens import TokenCoder
 from outrider.errors import CancelledError, OutriderError
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
+from services.edge.parts import EdgeParts
+from services.edge.resumption.audience import Audience
+from services.edge.resumption.journal import Listener
+from services.edge.resumption.reception import HeldEntry, RequestStream
 from services.edge.session.actions import (
     Action,
     CancelRegion,
+    ClientEvent,
     Failed,
     Finish,
+    OpenDrafter,
     OpenRegion,
     SendDraft,
+    TellDrafter,
     Tokenize,
 )
 from services.edge.session.inputs import (
+    AudienceChanged,
     ChatAsked,
+    ChatRequest,
     ClientFailed,
+    ClientGone,
+    DraftsReady,
+    Heard,
     Input,
     PromptFailed,
     PromptReady,
@@ -35,57 +43,28 @@ from services.edge.session.inputs import (
     Tick,
 )
 from services.edge.session.machine import ChatSession, State
-from services.edge.session.policy import SessionPolicy
-from services.edge.session.reply import ReplyTools
-from services.edge.telemetry import EdgeTelemetry
-from services.edge.tokenization import Job, Outcome, Tokenization
-from services.edge.upstream import RouterLink, Upstream
+from services.edge.tokenization import Job, Outcome
+from services.edge.upstream import RouterLink
 from services.edge.wire import client as client_wire
-from services.edge.wire.identity import Identity
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
 
 
-class ClientStream(Protocol):
-    """The way back to the client."""
-
-    def send(self, payload: bytes) -> None:
-        """Send one EdgeFrame."""
-        ...
-
-    def end(self) -> None:
-        """Nothing more follows."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EdgeParts:
-    """What all chats of an edge share."""
-
-    name: str
-    region: str
-    identity: Callable[[], Identity]
-    """Whose chat the next one is."""
-    offer: client_wire.Offer
-    policy: SessionPolicy
-    tools: ReplyTools
-    coder: TokenCoder
-    tokenization: Tokenization
-    upstream: Upstream
-    telemetry: EdgeTelemetry
-
-
 class Chat:
     """Feeds a ChatSession, carries out its actions, arms one timer. Single-threaded."""
 
-    def __init__(self, stream: ClientStream, parts: EdgeParts) -> None:
+    def __init__(self, stream: RequestStream, parts: EdgeParts) -> None:
         self._loop = asyncio.get_running_loop()
         self._stream = stream
         self._parts = parts
+        self._audience = Audience(stream, self._encode)
+        self._held: HeldEntry | None = None
+        self._provisional = False
+        self._identity = parts.identity()
         self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
         self._wire = RegionWire(
-            parts.coder, parts.policy.vocabulary_digest, parts.region, parts.identity()
+            parts.coder, parts.policy.vocabulary_digest, parts.region, self._identity
         )
         self._inbox: deque[Input] = deque()
         self._feeding = False
@@ -94,6 +73,7 @@ class Chat:
         self._tokenizing: tuple[Job, Span] | None = None
         self._link: RouterLink | None = None
         self._number = 0
+        self._drafting = 0
         self._span: Span | None = None
         self._is_finished = False
         parts.telemetry.chat_opened()
@@ -115,9 +95,46 @@ class Chat:
             return
         try:
             item: Input = client_wire.read(payload, self._parts.offer)
+            if isinstance(item, ChatAsked) and self.awaits_request and self._repeats(item.request):
+                item = ClientGone()
         except OutriderError as error:
             item = ClientFailed(error)
         self.feed(item)
+
+    def _repeats(self, request: ChatRequest) -> bool:
+        """Whether the request is about a chat that is here already, which then has the stream."""
+        reception, tenant = self._parts.reception, self._identity.tenant
+        listener = Listener(request.resume.upto, request.resume.num_chars)
+        held = reception.find(request, tenant)
+        if held is None:
+            self._provisional = request.provisional
+            self._audience.listen(listener)
+            self._held = reception.enter(request, tenant, self._audience.journal, self)
+            return False
+        if held.chat is None:
+            for event in held.journal.replay(listener):
+                self._stream.send(client_wire.write(event, self._parts.name, held.token))
+        else:
+            self._audience.lose()
+            held.chat.join(self._stream, listener, request.provisional)
+        reception.joined(held)
+        return True
+
+    def join(self, stream: RequestStream, listener: Listener, provisional: bool) -> None:
+        """The client is back, on another stream."""
+        self._provisional = provisional
+        stream.follow(self)
+        self._audience.join(stream, listener)
+        self.feed(AudienceChanged(provisional))
+
+    def client_lost(self) -> None:
+        """The client's connection is no more, and it did not say why: it may come back."""
+        self._audience.lose()
+        if self._held is None:
+            self.feed(ClientGone())
+        else:
+            self.feed(AudienceChanged(False))
+            self._parts.reception.lost(self._held)
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
         """A frame from the region."""
@@ -174,6 +191,10 @@ class Chat:
                 self._open(action)
             case SendDraft():
                 self._draft(action)
+            case OpenDrafter():
+                self._drafting = self._parts.drafter.open(action, self._guessed)
+            case TellDrafter(ids, lead):
+                self._parts.drafter.commit(self._drafting, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
             case Tokenize(messages):
@@ -181,7 +202,17 @@ class Chat:
             case Finish():
                 self._finish()
             case _:
-                self._stream.send(client_wire.write(action, self._parts.name))
+                self._tell(action)
+
+    def _tell(self, event: ClientEvent) -> None:
+        if self._audience.tell(event):
+            self._inbox.append(AudienceChanged(self._provisional))
+        if self._held is not None and not self._audience.is_present:
+            self._parts.reception.grew(self._held)
+
+    def _encode(self, event: ClientEvent) -> bytes:
+        token = self._held.token if self._held else ""
+        return client_wire.write(event, self._parts.name, token)
 
     def _open(self, action: OpenRegion) -> None:
         trace = self._span.context if self._span else ("", "")
@@ -198,6 +229,9 @@ class Chat:
         if self._link is not None:
             sent = self._link.draft(self._number, self._wire.draft(action))
             self._parts.telemetry.draft_frame(sent)
+
+    def _guessed(self, heard: Heard) -> None:
+        self.feed(DraftsReady(heard))
 
     def _cancel(self, reason: str) -> None:
         if self._link is not None:
@@ -232,7 +266,10 @@ class Chat:
             span.end(CancelledError("the chat ended before its prompt was tokenized"))
         if self._link is not None:
             self._link.forget(self._number)
-        self._stream.end()
+        self._parts.drafter.close(self._drafting)
+        self._audience.end()
+        if self._held is not None:
+            self._parts.reception.ended(self._held)
         telemetry = self._parts.telemetry
         telemetry.chat_closed()
         # The last frame leaves this turn of the loop, the records are made in the next.

@@ -9,7 +9,11 @@ from pathlib import Path
 from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from services.edge.drafter.settings import DrafterLimits, DrafterSettings
+from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic.listener import ListenerLimits
+from services.edge.resumption.held import ResumeLimits
+from services.edge.session.control.controller import ControlPolicy, Uploads
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.drafting import DraftLimits
 from services.edge.session.reply import ReplyPolicy
@@ -71,6 +75,18 @@ class EdgeConfig:
     """A connection from which nothing comes for this long is closed."""
     validate_addresses: bool = False
     """QUIC Retry: clients prove their address first, one round trip more."""
+    resume_window_s: float = 30.0
+    """How long a chat goes on when its client's connection is lost, and is remembered when it has
+    ended; 0: it is cancelled at once."""
+    max_detached_chats: int = 256
+    """Chats that go on without their clients; those beyond are cancelled."""
+    max_detached_chats_per_tenant: int = 64
+    max_resume_bytes: int = 16 << 20
+    """What is kept for clients that may come back: texts and ids of their chats."""
+    early_data: bool = True
+    """QUIC 0-RTT for clients that were here before. Chats in it wait for the handshake."""
+    min_prefill_tokens: int = 16
+    """Least new tokens of a prompt being typed that a region computes ahead; 0: none."""
     request_timeout_s: float = 10.0
     """How long an open stream may wait with its request."""
     drain_s: float = 10.0
@@ -84,17 +100,33 @@ class EdgeConfig:
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
 
+    draft_model: str = ""
+    """What drafts beside the text's own repetitions: the path of a GGUF file of the model's
+    vocabulary, a name of the catalogue, "" for what is shipped for the model, or "none"."""
+    draft_threads: int = 1
+    """Threads of the drafter's process."""
+    draft_niceness: int = 10
+    """Of that process: serving comes first."""
+    draft_kv_bytes: int = 64 << 20
+    """Its KV pool, touched only as it fills."""
+    draft_sessions: int = 64
+    """Chats that it drafts for at once; others get what their text repeats."""
     max_lead: int = 32
     """Most drafts ahead of the commits."""
     min_survival: float = 0.2
     """Least estimated probability of a draft that is sent."""
     coalesce_ms: float = 1.0
     """Drafting follows the prompt and each commit after this time."""
+    uploads: str = "auto"
+    """Whether drafts go up to the region: "auto" while they bring tokens sooner, "always" or
+    "never"."""
     theta: float = 0.5
     """Least estimated probability of text that is shown."""
     eager_theta: float = 0.25
     """The same for the first tokens of a reply."""
     eager_tokens: int = 4
+    line_theta: float = 0.7
+    """Least estimated probability of a line break that is shown."""
     rewrite_interval_ms: float = 150.0
     """Least time between two visible corrections."""
 
@@ -108,7 +140,9 @@ class EdgeConfig:
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
         _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
-        for name in ("min_survival", "theta", "eager_theta"):
+        if self.uploads not in {kind.value for kind in Uploads}:
+            raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
+        for name in ("min_survival", "theta", "eager_theta", "line_theta"):
             _check(name, getattr(self, name), 0.01, 1.0)
         for name in _POSITIVE:
             _check(name, getattr(self, name), 1, 2**31)
@@ -124,6 +158,47 @@ class EdgeConfig:
             max_unsent_bytes=self.max_unsent_bytes,
             idle_timeout_s=self.idle_timeout_s,
             validate_addresses=self.validate_addresses,
+            early_data=self.early_data,
+        )
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a process is started that drafts with a model."""
+        return self.draft_model != "none"
+
+    def drafter_settings(self, model: str) -> DrafterSettings:
+        """What the drafter of an edge that serves `model` is set up with."""
+        return DrafterSettings(
+            model=model,
+            draft_model=self.draft_model,
+            model_store=str(self.model_store or ""),
+            threads=self.draft_threads,
+            kv_bytes=self.draft_kv_bytes,
+            niceness=self.draft_niceness,
+            log_level=self.log_level,
+            limits=DrafterLimits(
+                max_sessions=self.draft_sessions,
+                max_lead=self.max_lead,
+                min_survival=self.min_survival,
+            ),
+        )
+
+    def prefill_policy(self) -> PrefillPolicy:
+        """When prompts are computed while they are typed. A chat with a cache of its own would not
+        find what was computed for it."""
+        return PrefillPolicy(
+            min_new_tokens=self.min_prefill_tokens,
+            max_context_tokens=self.max_context_tokens,
+            is_on=bool(self.min_prefill_tokens) and not self.isolate_chats,
+        )
+
+    def resume_limits(self) -> ResumeLimits:
+        """What is kept for clients that may come back."""
+        return ResumeLimits(
+            window_s=self.resume_window_s,
+            max_detached=self.max_detached_chats if self.resume_window_s else 0,
+            max_detached_per_tenant=self.max_detached_chats_per_tenant,
+            max_bytes=self.max_resume_bytes if self.resume_window_s else 0,
         )
 
     def reply_policy(self) -> ReplyPolicy:
@@ -134,8 +209,10 @@ class EdgeConfig:
                 theta=self.theta,
                 eager_theta=self.eager_theta,
                 eager_tokens=self.eager_tokens,
+                line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,
             ),
+            control=ControlPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
         )
 
@@ -146,10 +223,13 @@ gRPC would end the stream of all chats."""
 _POSITIVE = (
     *("max_connections", "max_chats_per_connection", "max_unsent_bytes"),
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
+    *("draft_threads", "draft_kv_bytes", "draft_sessions"),
 )
 _NOT_NEGATIVE = (
-    *("drain_s", "request_timeout_s", "tokenizer_queue"),
+    *("drain_s", "request_timeout_s", "tokenizer_queue", "min_prefill_tokens"),
+    *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
     *("max_lead", "coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
+    "draft_niceness",
 )
 
 

@@ -12,6 +12,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from services.edge.session.inputs import ChatRequest
 from services.edge.session.machine import ChatSession
+from services.edge.session.reply import ReplyFlow
 
 log = structlog.get_logger()
 
@@ -21,7 +22,25 @@ CHATS: Final = "outrider.edge.chats"
 TOKENS: Final = "outrider.edge.tokens"
 RETRACTIONS: Final = "outrider.edge.retractions"
 ERASED_CHARS: Final = "outrider.edge.erased_chars"
+RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
+DETACHED_CHATS: Final = "outrider.edge.detached_chats"
+PREFILLED_TOKENS: Final = "outrider.edge.prefilled_tokens"
+EARLY_BYTES: Final = "outrider.edge.early_bytes"
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
+SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
+"""Shown before they were final; with TOKENS the share shown early."""
+ERASED_TOKENS: Final = "outrider.edge.erased_tokens"
+"""Shown and taken back; with TOKENS the normalised erasure."""
+DRAFTS: Final = "outrider.edge.drafts"
+ROUNDS: Final = "outrider.edge.rounds"
+MODE_CHATS: Final = "outrider.edge.mode_chats"
+MODE_SWITCHES: Final = "outrider.edge.mode_switches"
+# Gauges of the chat that ended last.
+RTT: Final = "outrider.edge.region_rtt_ms"
+INTERVAL: Final = "outrider.edge.commit_interval_ms"
+LEAD: Final = "outrider.edge.lead"
+ACCEPTANCE: Final = "outrider.edge.acceptance"
+PREDICTED_GAIN: Final = "outrider.edge.predicted_gain"
 # Sums of milliseconds over the chats that had one; divide by the count for the mean.
 PROVISIONAL_TTFT: Final = "outrider.edge.provisional_ttft_ms"
 PROVISIONAL_CHATS: Final = "outrider.edge.provisional_chats"
@@ -71,6 +90,23 @@ class EdgeTelemetry:
             self.idle.set()
         self._metrics.gauge(OPEN_CHATS).set(self.num_chats)
 
+    def resumed(self, how: str) -> None:
+        """A client came back: its chat was still here ("attached"), had ended ("replayed"), or is
+        run on from what the client has ("rerun")."""
+        self._metrics.counter(RESUMED_CHATS).add(1, {"how": how})
+
+    def prefilled(self, num_tokens: int) -> None:
+        """A region was asked to compute a prompt that is still being typed."""
+        self._metrics.counter(PREFILLED_TOKENS).add(num_tokens)
+
+    def detached(self, count: int) -> None:
+        """So many chats go on without their clients."""
+        self._metrics.gauge(DETACHED_CHATS).set(count)
+
+    def early_data(self, num_bytes: int) -> None:
+        """Data came in 0-RTT, and waits for the handshake."""
+        self._metrics.counter(EARLY_BYTES).add(num_bytes)
+
     def draft_frame(self, sent: bool) -> None:
         """A frame of drafts was sent, or dropped because the router does not read."""
         if not sent:
@@ -79,7 +115,7 @@ class EdgeTelemetry:
     def record(self, session: ChatSession, span: Span | None, now: float) -> None:
         """What is to be told of a chat that was closed at `now`."""
         if span is not None:
-            span.set(**{names.OUTPUT_TOKENS: session.num_tokens})
+            span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
             span.end(session.error)
         metrics, times = self._metrics, session.milestones
         if times.asked is None:
@@ -88,12 +124,33 @@ class EdgeTelemetry:
         metrics.record_request(now - times.asked, self._model, reason)
         _log_end(session, span.trace_id if span else "", now - times.asked)
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
-        metrics.counter(TOKENS).add(session.num_tokens)
+        num_tokens = max(0, session.num_tokens - session.num_resumed)
+        metrics.counter(TOKENS).add(num_tokens)
         self._record_ttft(times.asked, times.provisional, times.committed)
         if session.reply is not None:
-            metrics.record_usage(session.num_prompt_tokens, session.num_tokens, self._model)
+            metrics.record_usage(session.num_prompt_tokens, num_tokens, self._model)
             metrics.counter(RETRACTIONS).add(session.reply.display.num_retractions)
             metrics.counter(ERASED_CHARS).add(session.reply.display.erased_chars)
+            self._record_drafts(session.reply)
+
+    def _record_drafts(self, reply: ReplyFlow) -> None:
+        metrics, ahead, controller = self._metrics, reply.ahead(), reply.controller
+        metrics.counter(SHOWN_TOKENS).add(ahead.shown_tokens)
+        metrics.counter(ERASED_TOKENS).add(ahead.erased_tokens)
+        for fate in ("drafted", "sent", "checked", "right"):
+            metrics.counter(DRAFTS).add(getattr(ahead, f"{fate}_tokens"), {"fate": fate})
+        metrics.counter(ROUNDS).add(ahead.sending_rounds, {"drafts": "sent"})
+        metrics.counter(ROUNDS).add(ahead.holding_rounds, {"drafts": "held"})
+        metrics.counter(MODE_CHATS).add(1, {"mode": controller.mode.value})
+        metrics.counter(MODE_SWITCHES).add(ahead.switches)
+        if ahead.rtt_ms:
+            metrics.gauge(RTT).set(ahead.rtt_ms)
+            metrics.gauge(INTERVAL).set(ahead.commit_interval_ms)
+            metrics.gauge(LEAD).set(controller.lead)
+        if ahead.checked_tokens:
+            metrics.gauge(ACCEPTANCE).set(ahead.right_tokens / ahead.checked_tokens)
+        if controller.predicted_s is not None:
+            metrics.gauge(PREDICTED_GAIN).set(controller.predicted_gain)
 
     def _record_ttft(
         self, asked: float, provisional: float | None, committed: float | None
@@ -118,4 +175,26 @@ def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),
+        **(_riding_ahead(session.reply) if session.reply else {}),
     )
+
+
+def _riding_ahead(reply: ReplyFlow) -> dict[str, object]:
+    ahead, controller = reply.ahead(), reply.controller
+    shares = {
+        name: round(controller.acceptance.rate_of(name), 3)
+        for name in controller.acceptance.sources
+    }
+    return {
+        "mode": controller.mode.value,
+        "switches": ahead.switches,
+        "rtt_ms": round(ahead.rtt_ms, 1),
+        "commit_interval_ms": round(ahead.commit_interval_ms, 1),
+        "draft_ms": round(ahead.draft_ms, 2),
+        "lead": controller.lead,
+        "acceptance": shares,
+        "predicted_gain": round(controller.predicted_gain, 3),
+        "num_sent": ahead.sent_tokens,
+        "num_shown": ahead.shown_tokens,
+        "num_erased": ahead.erased_tokens,
+    }

@@ -10,7 +10,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from outrider.client import Message, connect
-from outrider.client import connection as client_connection
+from outrider.client.transport import dialing, failures
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_udp_port, leak_check
@@ -88,7 +88,8 @@ async def test_an_unknown_alpn_is_refused_by_the_handshake(
 ) -> None:
     async with running(words, tmp_path) as mesh:
         with monkeypatch.context() as patch:
-            patch.setattr(client_connection, "ALPN", alpn)
+            patch.setattr(dialing, "ALPN", alpn)
+            patch.setattr(failures, "ALPN", alpn)
             error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
         assert isinstance(error, UnavailableError)
         assert f"does not speak {alpn}" in error.message
@@ -120,14 +121,14 @@ async def test_a_file_without_a_certificate(content: str, tmp_path: Path) -> Non
 async def test_leaving_does_not_wait_for_the_drain(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path) as mesh:
         async with mesh.client() as client:
-            connection = client._connection
+            connection = client._link.connection
         # The drain takes three probe timeouts (RFC 9000, section 10.2); only then is it closed.
         assert not connection._closed.is_set()
         await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
 
 
 async def test_a_lost_edge_fails_its_chats_and_new_ones(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=None) as client:
         mesh.region.gate.clear()
         async with client.chat(ASK) as chat:
             await anext(chat)
@@ -148,4 +149,4 @@ async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
         (connection,) = mesh.edge.listener._connections
-        assert client._connection._quic._ack_delay < connection._quic._loss.max_ack_delay
+        assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay

@@ -14,7 +14,7 @@ from outrider.client.events import (
     ServerTimings,
     Usage,
 )
-from outrider.client.transcript import Transcript
+from outrider.client.transcript import FirstWord, Transcript
 from outrider.errors import MalformedFrameError
 
 TIMES = ServerTimings(0, 0, 0, 0)
@@ -91,3 +91,26 @@ def test_events_that_do_not_fit_are_found_out(events: tuple[Event, ...]) -> None
     transcript = after(*good)
     with pytest.raises(MalformedFrameError):
         transcript.apply(bad)
+
+
+def since(*texts: tuple[str, str]) -> float | None:
+    """Texts, committed and provisional, second by second."""
+    first = FirstWord()
+    for now, (committed, provisional) in enumerate(texts):
+        first.see(committed, provisional, float(now))
+    return first.since
+
+
+def test_the_first_word_is_stable_since_it_was_shown_as_it_stayed() -> None:
+    assert since(("", "")) is None
+    assert since(("", " "), ("", " the"), (" the", ""), (" the cat", "")) == 1.0
+    assert since(("", "the cat"), ("", ""), ("a", ""), ("a dog", "")) == 2.0
+    assert since(("", "the"), ("", "this"), ("this", " is")) == 1.0
+    assert since(("", "hel"), ("hel", ""), ("hello", "")) == 0.0, "a word may grow"
+
+
+def test_a_first_word_that_is_final_whole_is_not_looked_at_again() -> None:
+    first = FirstWord()
+    first.see("the ", "", 1.0)
+    first.see("", "", 2.0)
+    assert first.since == 1.0

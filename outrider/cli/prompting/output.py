@@ -23,6 +23,16 @@ def paint(
     sys.stdout.flush()
 
 
+def notice(painter: Painter, text: str, *, shown: bool) -> None:
+    """Say something in the middle of a reply. Where it is `shown` on a terminal, behind the final
+    text, until more of it comes; otherwise on standard error."""
+    if not (shown and sys.stdout.isatty()):
+        print(f"outrider: {text}", file=sys.stderr, flush=True)
+        return
+    sys.stdout.write(painter.paint("", f" [{text}]"))
+    sys.stdout.flush()
+
+
 def break_off(painter: Painter, transcript: Transcript) -> None:
     """The reply ended before it was whole: what is not final goes, what follows has a new line."""
     if transcript.text:
@@ -40,18 +50,20 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
 
 def summary(result: ChatResult) -> str:
     """One line: times, speed, tokens, and why it ended."""
-    times = result.timings
+    times, ahead = result.timings, result.ahead
+    early = f" · {ahead.shown_tokens} shown early" if ahead.shown_tokens else ""
+    erased = f" · {ahead.erased_tokens} taken back" if ahead.erased_tokens else ""
     lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
     return (
         f"first provisional {_ms(times.provisional_ttft_ms)} · "
         f"first committed {_ms(times.committed_ttft_ms)} · {times.tokens_per_s:.0f} tokens/s · "
-        f"{len(result.ids)} tokens{lossy} · {result.finish_reason}"
+        f"{len(result.ids)} tokens{early}{erased}{lossy} · {result.finish_reason}"
     )
 
 
 def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
     """The reply as --json prints it. `timings` are the client's own; `edge` and `replica` in it are
-    what these measured."""
+    what these measured; `ahead` is what the edge's drafts came to."""
     edge, replica = asdict(result.edge_timings), asdict(result.replica_timings)
     return {
         "prompt": prompt,
@@ -59,6 +71,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "ids": list(result.ids),
         "lossy": list(result.lossy),
         "finish_reason": result.finish_reason,
+        "ahead": asdict(result.ahead),
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
     }
 

@@ -19,7 +19,10 @@ from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import MalformedFrameError, OutriderError, OverloadedError, UnavailableError
 from services.edge.chat import Chat
+from services.edge.prefill.typist import Typist
+from services.edge.resumption.reception import StreamOwner
 from services.edge.session.inputs import ClientFailed, ClientGone
+from services.edge.wire.client import DESCRIBE, DESCRIBE_STREAM, describe, is_typed_text
 
 if TYPE_CHECKING:
     from services.edge.quic.listener import Listener
@@ -38,6 +41,10 @@ class EdgeConnection(QuicConnectionProtocol):
         self.listener = listener
         self._chats: dict[int, ChatStream] = {}
         self._counted = False
+        # What came before the handshake was complete, in 0-RTT. It may be a recording that somebody
+        # sends again (RFC 8470), so nothing is done about it yet. None: the handshake is complete.
+        self._early: list[tuple[int, bytes, bool]] | None = []
+        self._early_bytes = 0
 
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
         """A datagram came. What it made the chats ask of a region goes out before the answer to
@@ -62,13 +69,22 @@ class EdgeConnection(QuicConnectionProtocol):
                 self.forget(stream_id)
             case StopSendingReceived(stream_id=stream_id):
                 self._gone(stream_id)
-            case ConnectionTerminated():
-                self._terminated()
+            case ConnectionTerminated(error_code, frame_type):
+                # An application's close, unless it says that the client will be back; anything
+                # else is a loss that the client may not even know of yet.
+                said_so = frame_type is None and error_code != CloseCode.COMING_BACK
+                self._terminated(gave_up=said_so)
 
     def fail_chats(self, error: OutriderError) -> None:
         """End every chat with an error, and send it."""
         for stream in list(self._chats.values()):
             stream.chat.feed(ClientFailed(error))
+
+    def stop_typists(self) -> None:
+        """What was typed is sent: nothing needs to be computed ahead of it any more."""
+        for stream in list(self._chats.values()):
+            if isinstance(stream.chat, Typist):
+                stream.chat.feed(ClientGone())
 
     def transmit_soon(self) -> None:
         """Send what is queued once this turn of the loop is over: frames share datagrams."""
@@ -82,16 +98,42 @@ class EdgeConnection(QuicConnectionProtocol):
         return 0 if stream is None else len(stream.sender._buffer)
 
     def _admit(self) -> None:
-        if self.listener.admit(self):
-            self._counted = True
-        else:
+        early, self._early = self._early or [], None
+        if not self.listener.admit(self):
             self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
+            return
+        self._counted = True
+        for stream_id, data, end_stream in early:
+            self._received(stream_id, data, end_stream)
 
     def _gone(self, stream_id: int, *, client_ended: bool = False) -> None:
+        if self._early is not None:
+            self._early = [early for early in self._early if early[0] != stream_id]
         if (stream := self._chats.get(stream_id)) is not None:
             stream.gone(client_ended=client_ended)
 
+    def _received_early(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        assert self._early is not None
+        is_whole = stream_id % 4 == 0 and all(early[0] != stream_id for early in self._early)
+        if is_whole and data == DESCRIBE_STREAM:
+            self._quic.send_stream_data(stream_id, encode_frame(self.description()), True)
+            return
+        self._early.append((stream_id, data, end_stream))
+        self._early_bytes += len(data)
+        self.listener.parts.telemetry.early_data(len(data))
+        if self._early_bytes > self.listener.limits.max_frame_bytes:
+            self.close(CloseCode.OVERLOADED, "too much data before the handshake was complete")
+
+    def description(self) -> bytes:
+        """The frame that says what this edge is."""
+        parts = self.listener.parts
+        digest, window_s = parts.policy.vocabulary_digest, parts.reception.window_s
+        return describe(parts.name, parts.region, parts.offer, digest, window_s)
+
     def _received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        if self._early is not None:
+            self._received_early(stream_id, data, end_stream)
+            return
         if not self._counted:
             return
         if stream_id % 4 != 0:  # RFC 9000, section 2.1: opened by the client, bidirectional
@@ -118,10 +160,10 @@ class EdgeConnection(QuicConnectionProtocol):
         """Both sides of the stream are done."""
         self._chats.pop(stream_id, None)
 
-    def _terminated(self) -> None:
+    def _terminated(self, *, gave_up: bool) -> None:
         streams, self._chats = self._chats, {}
         for stream in streams.values():
-            stream.lost()
+            stream.lost(gave_up=gave_up)
         if self._counted:
             self._counted = False
             self.listener.dismiss(self)
@@ -139,16 +181,17 @@ class ChatStream:
         self._client_ended = False
         self._gone = False
         self._stalled = False
-        self.chat = Chat(self, connection.listener.parts)
+        self._ended = False
+        self.chat: StreamOwner = Chat(self, connection.listener.parts)
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Bytes from the client; `end_stream`: no more will follow."""
         self._client_ended = end_stream
-        if self.chat.closed:
+        if self._ended or self.chat.closed:
             return
         try:
             for payload in self._decoder.feed(data):
-                self.chat.receive(payload)
+                self._frame(payload)
             if end_stream and not self._decoder.at_boundary:
                 raise MalformedFrameError("the stream ended inside a frame")
             if end_stream and self.chat.awaits_request:
@@ -156,22 +199,43 @@ class ChatStream:
         except OutriderError as error:
             self.chat.feed(ClientFailed(error))
 
-    def lost(self) -> None:
-        """The connection is no more."""
+    def _frame(self, payload: bytes) -> None:
+        if payload == DESCRIBE and self.chat.awaits_request:
+            self.send(self._connection.description())
+            self.chat.feed(ClientGone())  # there never was one
+            return
+        if not is_typed_text(payload):
+            self._connection.stop_typists()
+        elif self.chat.awaits_request:
+            chat, self.chat = self.chat, Typist(self, self._connection.listener.parts)
+            chat.client_lost()
+        self.chat.receive(payload)
+
+    def follow(self, owner: StreamOwner) -> None:
+        """The stream belongs to another one from now on."""
+        self.chat = owner
+
+    def lost(self, *, gave_up: bool) -> None:
+        """The connection is no more; `gave_up`: the client said that it wants nothing further."""
         self._gone = True
-        self.chat.feed(ClientGone())
+        if self._ended:
+            return
+        if gave_up:
+            self.chat.feed(ClientGone())
+        else:
+            self.chat.client_lost()
 
     def gone(self, *, client_ended: bool) -> None:
         """The client gave one direction up, and so the chat; the other one ends too, or the stream
         would stay. `client_ended`: nothing more will come."""
         self._client_ended |= client_ended
-        if not self.chat.closed:
+        if not (self._ended or self.chat.closed):
             self._connection._quic.reset_stream(self._stream_id, CloseCode.DONE)
         if self._client_ended:
             self._connection.forget(self._stream_id)
         else:
             self._connection._quic.stop_stream(self._stream_id, CloseCode.DONE)
-        self.lost()
+        self.lost(gave_up=True)
         self._connection.transmit_soon()
 
     def send(self, payload: bytes) -> None:
@@ -185,6 +249,7 @@ class ChatStream:
 
     def end(self) -> None:
         """End the stream: after what was sent, or at once if the client does not read."""
+        self._ended = True
         if self._gone:
             return
         quic = self._connection._quic

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from aioquic.asyncio.server import QuicServer, serve
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.tls import SessionTicket
 
 from outrider.client.protocol import ALPN, CloseCode
 from outrider.errors import ConfigError, UnavailableError
-from services.edge.chat import EdgeParts
+from services.edge.parts import EdgeParts
 from services.edge.quic.connection import EdgeConnection
+from services.edge.quic.tickets import TicketStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,12 @@ class ListenerLimits:
     validate_addresses: bool
     """Answer first packets with a Retry (RFC 9000, section 8.1.2): one round trip more, and no
     state for spoofed addresses."""
+    early_data: bool
+    """Give out session tickets, with which clients may send in 0-RTT."""
+
+
+_MAX_TICKETS = 10_000
+_TICKET_AGE_S = 3600.0
 
 
 class Listener:
@@ -41,6 +50,7 @@ class Listener:
         self.draining = False
         self._connections: set[EdgeConnection] = set()
         self._server: QuicServer | None = None
+        self._tickets = TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
         """Listen and return the bound port. Raises ConfigError."""
@@ -55,6 +65,7 @@ class Listener:
             raise ConfigError(
                 f"cannot read certificate {certificate} with private_key {key}: {error}"
             ) from error
+        tickets = self._tickets if self.limits.early_data else None
         try:
             self._server = await serve(
                 host,
@@ -62,6 +73,8 @@ class Listener:
                 configuration=configuration,
                 create_protocol=partial(EdgeConnection, listener=self),
                 retry=self.limits.validate_addresses,
+                session_ticket_fetcher=None if tickets is None else tickets.take,
+                session_ticket_handler=None if tickets is None else tickets.add,
             )
         except OSError as error:
             raise ConfigError(
@@ -86,6 +99,7 @@ class Listener:
     async def stop(self, drain_s: float) -> None:
         """Refuse new chats, give those under way `drain_s`, then end them and close."""
         self.draining = True
+        self.parts.reception.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.parts.telemetry.idle.wait(), drain_s)
         error = UnavailableError("this edge is shutting down; send the chat to another")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
+from outrider.codec.frames import encode_frame
 from outrider.errors import (
     InvalidRequestError,
     InvalidSamplingError,
     MalformedFrameError,
+    PromptTooLongError,
     UnknownModelError,
 )
 from outrider.models.chat import Message, check_messages
@@ -32,6 +35,7 @@ from services.edge.session.inputs import (
     CancelAsked,
     ChatAsked,
     ChatRequest,
+    ResumePoint,
     Speculation,
     Timings,
     Usage,
@@ -40,6 +44,12 @@ from services.edge.session.inputs import (
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
 MAX_TRACE_CHARS = 512
+MAX_TOKEN_CHARS = 64
+DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
+"""The one frame that is answered before the handshake is complete."""
+DESCRIBE_STREAM = encode_frame(DESCRIBE)
+_TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
+"""Protocol Buffers, encoding: field number and wire type LEN."""
 _PRIORITIES = frozenset(common_pb2.Priority.values())
 _SPECULATIONS = frozenset(common_pb2.Speculation.values())
 
@@ -50,6 +60,7 @@ class Offer:
 
     model: str
     vocabulary_size: int
+    max_context_tokens: int
 
 
 def read(payload: bytes, offer: Offer) -> ChatAsked | CancelAsked:
@@ -69,19 +80,61 @@ def read(payload: bytes, offer: Offer) -> ChatAsked | CancelAsked:
     raise MalformedFrameError("a frame holds neither a chat nor a cancel")
 
 
-def write(event: ClientEvent, edge: str) -> bytes:
-    """The EdgeFrame of an event; `edge` is this edge's name."""
-    return _frame(event, edge).SerializeToString()
+@dataclass(frozen=True, slots=True)
+class TypedText:
+    """What a user has typed so far."""
+
+    before: tuple[Message, ...]
+    """The conversation before it; empty if it came earlier."""
+    text: str
+
+
+def is_typed_text(payload: bytes) -> bool:
+    """Whether a ClientFrame holds typed text, by the tag that such a frame begins with."""
+    return payload[:1] == _TYPED_TAG
+
+
+def read_typed_text(payload: bytes) -> TypedText:
+    """Raises MalformedFrameError and InvalidRequestError."""
+    try:
+        typed = edge_pb2.ClientFrame.FromString(payload).typed
+    except DecodeError as error:
+        raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
+    before = tuple(Message(message.role, message.content) for message in typed.before)
+    return TypedText(before, typed.text)
+
+
+def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
+    """The EdgeFrame of an event; `edge` is this edge's name, `token` the chat's resume token."""
+    frame = _frame(event, edge)
+    if isinstance(event, Accepted):
+        frame.accepted.resume_token = token
+    return frame.SerializeToString()
+
+
+def describe(
+    edge: str, region: str, offer: Offer, vocabulary_digest: bytes, resume_window_s: float
+) -> bytes:
+    """The EdgeFrame that answers DESCRIBE."""
+    description = edge_pb2.EdgeDescription(
+        edge=edge,
+        region=region,
+        model=offer.model,
+        vocabulary_digest=vocabulary_digest,
+        max_context_tokens=offer.max_context_tokens,
+        resume_window_s=resume_window_s,
+    )
+    return edge_pb2.EdgeFrame(description=description).SerializeToString()
 
 
 def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
-    if chat.HasField("resume"):
-        raise InvalidRequestError("this edge cannot resume a chat; send the whole chat anew")
     model = chat.model or offer.model
     if model != offer.model:
         raise UnknownModelError(f"there is no model {model[:100]!r} here; there is {offer.model}")
     messages = tuple(Message(message.role, message.content) for message in chat.messages)
-    check_messages(messages)
+    resume = _resume(chat, offer)
+    if messages or not resume.token:
+        check_messages(messages)
     return ChatRequest(
         request_id=_request_id(chat.idempotency_key),
         model=model,
@@ -94,7 +147,37 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         thin=chat.thin,
         residency=_residency(chat.residency),
         trace=_trace(chat.trace),
+        resume=resume,
+        digest=_digest(chat),
     )
+
+
+def _resume(chat: edge_pb2.ChatRequest, offer: Offer) -> ResumePoint:
+    point = chat.resume
+    if len(point.resume_token) > MAX_TOKEN_CHARS:
+        raise InvalidRequestError(f"a resume token has at most {MAX_TOKEN_CHARS} characters")
+    if len(point.ids) not in (0, point.upto):
+        raise InvalidRequestError(
+            f"resume has {len(point.ids)} ids, but upto is {point.upto}; send all of them or none"
+        )
+    if len(point.ids) >= offer.max_context_tokens:
+        raise PromptTooLongError(
+            f"resume has {len(point.ids)} ids, the context has {offer.max_context_tokens}"
+        )
+    if point.ids and max(point.ids) >= offer.vocabulary_size:
+        raise InvalidRequestError(
+            f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
+        )
+    return ResumePoint(point.resume_token, point.upto, point.num_chars, tuple(point.ids))
+
+
+def _digest(chat: edge_pb2.ChatRequest) -> bytes:
+    """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again."""
+    bare = edge_pb2.ChatRequest()
+    bare.CopyFrom(chat)
+    for field in ("resume", "trace", "deadline_ms", "provisional"):
+        bare.ClearField(field)
+    return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
 
 
 def _request_id(key: str) -> str:

@@ -58,6 +58,7 @@ class RegionSession:
     drafts: list[int] = field(default_factory=list)
     num_accepted: int = 0
     num_frames: int = 0
+    echo: int = 0
     task: asyncio.Task[None] | None = None
 
 
@@ -135,12 +136,17 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             self._send(outbox, inference_pb2.SessionDown(session=number, error=detail))
             return
         session = RegionSession(opening, self.reply, TokenCodec(opening.codecs[-1]))
+        if opening.resume.count:
+            had = self.coder.decode(token_wire.from_proto(opening.resume), max_count=100_000)
+            assert had == self.reply[: len(had)], "the ids of the run before"
+            session.committed = session.begin = len(had)
         self.live[number] = session
         session.task = asyncio.create_task(self._run(number, session, outbox))
 
     def _draft(self, session: RegionSession, draft: inference_pb2.Draft) -> None:
         ids = self.coder.decode(token_wire.from_proto(draft.ids), max_count=1000)
         session.num_frames += 1
+        session.echo = draft.echo
         if draft.epoch != session.epoch:
             assert draft.epoch > session.epoch
             session.epoch, session.begin, session.drafts = draft.epoch, draft.base, []
@@ -175,6 +181,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             region="test-region",
             vocabulary_digest=self.digest,
             codec=common_pb2.TokenCodec.ValueType(session.codec),
+            echo=session.open.echo,
         )
 
     def _commit(self, session: RegionSession) -> inference_pb2.Commit:
@@ -192,13 +199,14 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         ids = truth[base + accepted : base + accepted + self.block_tokens]
         session.committed += accepted + len(ids)
         session.num_accepted += accepted
+        echo, session.echo = session.echo, 0
         return inference_pb2.Commit(
             epoch=session.epoch,
             base=base,
             accepted=accepted,
             ids=token_wire.to_proto(self.coder.encode(ids, session.codec)),
             upto=session.committed,
-            pace=inference_pb2.Pace(max_lead=16),
+            pace=inference_pb2.Pace(max_lead=16, echo=echo),
         )
 
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:

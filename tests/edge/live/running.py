@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from services.edge.config import EdgeConfig
 from tests.edge.live.region import Region, serving
 
 
+class Mute:
+    """A socket that sends nothing."""
+
+    def sendto(self, data: bytes, addr: object = None) -> None:
+        """Does not."""
+
+
 @dataclass
 class Running:
     """An edge, the region behind it, and where to reach it."""
@@ -29,9 +36,25 @@ class Running:
     metrics: Metrics
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        async with connect("127.0.0.1", self.ports.main, ca=self.ca) as client:
+    async def client(self, port: int | None = None, **options: Any) -> AsyncIterator[Client]:
+        """A client of the edge, by way of another port of this machine if one is given."""
+        where = self.ports.main if port is None else port
+        async with connect("127.0.0.1", where, ca=self.ca, **options) as client:
             yield client
+
+    async def restart(self) -> None:
+        """Another edge in place of this one, which is gone without a word to anybody."""
+        for connection in self.edge.listener._connections:
+            connection._transport = Mute()  # type: ignore[assignment]
+        await self.edge.stop()
+        config = replace(self.edge._config, port=self.ports.main)
+        self.edge = Edge(config, "small", self.region.vocabulary, self.metrics)
+        await self.edge.start()
+        await eventually(lambda: self.edge.upstream.ready)
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric of the edge; 0 if there is none yet."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     @property
     def num_region_sessions(self) -> int:
@@ -62,15 +85,17 @@ async def running(
             routers=(f"127.0.0.1:{region_port}",),
             state_dir=state_dir,
             drain_s=config.pop("drain_s", 0.0),
+            draft_model=config.pop("draft_model", "none"),
             **config,
         )
-        edge = Edge(settings, "small", vocabulary, metrics)
+        edge = Edge(settings, settings.model or "small", vocabulary, metrics)
         ports = await edge.start()
+        mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:
             await eventually(lambda: edge.upstream.ready and bool(region.calls))
-            yield Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
-            await eventually(lambda: edge.telemetry.num_connections == 0)
+            yield mesh
+            await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
         finally:
-            await edge.stop()
+            await mesh.edge.stop()
             metrics.close()
-        assert edge.telemetry.num_chats == 0
+        assert mesh.edge.telemetry.num_chats == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,8 +67,8 @@ async def test_what_cannot_be_served_is_refused_without_the_region(
         await mesh.settled()
 
 
-def resuming() -> bytes:
-    chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(upto=3))
+def resuming(**point: Any) -> bytes:
+    chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(**point))
     return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
 
 
@@ -83,7 +84,9 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "a frame of no kind": (encode_frame(b"\x9a\x06\x00"), errors.MalformedFrameError),
     "a cancel before a request": (CANCEL, errors.MalformedFrameError),
     "a second request": (chat_frame() * 2, errors.MalformedFrameError),
-    "resuming": (resuming(), errors.InvalidRequestError),
+    "resuming without a request": (resuming(upto=3), errors.EmptyPromptError),
+    "resuming what is not known": (resuming(resume_token="x"), errors.UnknownChatError),
+    "resuming after some of the ids": (resuming(upto=3, ids=[1, 2]), errors.InvalidRequestError),
     "temperature NaN": (chat_frame(temperature=float("nan")), errors.InvalidSamplingError),
     "temperature infinite": (chat_frame(temperature=float("inf")), errors.InvalidSamplingError),
     "temperature negative": (chat_frame(temperature=-1.0), errors.InvalidSamplingError),

@@ -129,7 +129,10 @@ async def test_a_thin_client_leaves_tokenization_to_the_region(
         opened = mesh.region.opened[0]
         assert [m.content for m in opened.messages.messages] == [ASK[0].content]
         assert opened.vocabulary_digest == b""
-        assert events[0] == Accepted(opened.request_id, "small", len(ASK[0].content), "edge")
+        accepted = events[0]
+        assert isinstance(accepted, Accepted)
+        assert (accepted.request_id, accepted.edge) == (opened.request_id, "edge")
+        assert (accepted.model, accepted.prompt_tokens) == ("small", len(ASK[0].content))
         await mesh.settled()
 
 

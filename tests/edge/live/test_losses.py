@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
@@ -82,8 +83,8 @@ def _open_streams(quic: QuicConnection) -> set[int]:
 class StalledQuic(QuicConnection):
     """Takes 100 bytes of a stream and never grants more: what a stalled reader looks like."""
 
-    def __init__(self, *, configuration: QuicConfiguration) -> None:
-        super().__init__(configuration=replace(configuration, max_stream_data=100))
+    def __init__(self, *, configuration: QuicConfiguration, **handlers: Any) -> None:
+        super().__init__(configuration=replace(configuration, max_stream_data=100), **handlers)
 
     def _write_stream_limits(self, *args: object, **kwargs: object) -> None:
         """Grants nothing."""
@@ -97,7 +98,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         AsyncExitStack() as stack,
     ):
         client = await stack.enter_async_context(mesh.client())
-        monkeypatch.setattr("outrider.client.connection.QuicConnection", StalledQuic)
+        monkeypatch.setattr("outrider.client.transport.dialing.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
         mesh.region.block_tokens = 20
         stream = RawStream(connection, chat_frame(max_tokens=5000))
@@ -183,7 +184,7 @@ async def test_a_region_that_breaks_the_protocol(
 async def test_a_router_that_is_lost_ends_its_chats_and_comes_back(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=None) as client:
         mesh.region.stop_after = 4
         chat = await start(client)
         mesh.region.break_streams()

@@ -55,6 +55,14 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
         assert float(lines["outrider_edge_tokens_total"]) == len(result.ids)
         assert float(lines["outrider_edge_committed_chats_total"]) == 1
         assert float(lines["outrider_edge_open_chats"]) == 0
+        assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts"}']) == 2
+        assert (
+            float(lines['outrider_edge_drafts_total{fate="drafted"}']) >= result.ahead.sent_tokens
+        )
+        assert float(lines['outrider_edge_rounds_total{drafts="sent"}']) >= 1
+        assert float(lines["outrider_edge_shown_tokens_total"]) == result.ahead.shown_tokens
+        assert float(lines["outrider_edge_erased_tokens_total"]) == result.ahead.erased_tokens
+        assert float(lines["outrider_edge_region_rtt_ms"]) == result.ahead.rtt_ms > 0
         assert "ttft_ms_count" in page
 
 

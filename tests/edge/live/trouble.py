@@ -9,7 +9,8 @@ from typing import Any
 
 from outrider.client import Client, Committed, Message
 from outrider.client.chat import Chat
-from outrider.client.connection import ClientConnection, EdgeAddress, dial
+from outrider.client.connection import ClientConnection
+from outrider.client.transport.dialing import EdgeAddress, dial
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.v1 import edge_pb2
@@ -75,9 +76,9 @@ async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
     assert (await chat.result()).text == REPLY
 
 
-async def start(client: Client) -> Chat:
+async def start(client: Client, **options: Any) -> Chat:
     """A chat under way: its first tokens have come."""
-    chat = client.chat(ASK)
+    chat = client.chat(ASK, **options)
     await chat.__aenter__()
     async for event in chat:
         if isinstance(event, Committed):

@@ -72,7 +72,8 @@ def test_every_state_and_input(state: State, event: Input) -> None:
 
 def test_a_lost_chat_waits_for_the_window_and_is_cancelled() -> None:
     table, held = table_with(State.DETACHED)
-    assert table.next_expiry == 30.0
+    at = table.next_expiry
+    assert at == 30.0
     assert table.expire(29.9) == []
     assert table.expire(30.0) == ["a"]
     assert held.state is State.GONE

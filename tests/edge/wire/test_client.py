@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client.wire import ChatOptions, request_frame
+from outrider.client.events import Accepted, EdgeInfo
+from outrider.client.wire import (
+    DESCRIBE,
+    ChatOptions,
+    Progress,
+    read_description,
+    request_frame,
+)
 from outrider.client.wire import read as read_edge_frame
 from outrider.codec.frames import FrameDecoder
-from outrider.errors import OutriderError, UnknownModelError
+from outrider.errors import (
+    InvalidRequestError,
+    MalformedFrameError,
+    OutriderError,
+    UnknownModelError,
+)
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2, edge_pb2
 from services.edge.session import actions
-from services.edge.session.inputs import ChatAsked, FinishReason, Speculation, Timings, Usage
+from services.edge.session.inputs import (
+    ChatAsked,
+    ChatRequest,
+    FinishReason,
+    ResumePoint,
+    Speculation,
+    Timings,
+    Usage,
+)
 from services.edge.wire import client as wire
 
-OFFER = wire.Offer("m", 100)
+OFFER = wire.Offer("m", 100, 64)
 
 
 def payload(messages: list[Message], **options: object) -> bytes:
@@ -107,3 +130,68 @@ def test_events_arrive_at_the_client(event: actions.ClientEvent) -> None:
             assert value == ("length" if name == "finish_reason" else mine[name])
     usage = getattr(arrived, "usage", None)
     assert usage is None or usage.accepted_tokens == 5
+
+
+def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
+    chat = ChatOptions(**options)  # type: ignore[arg-type]
+    messages = [Message("user", "hello")]
+    (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), progress))
+    item = wire.read(only, OFFER)
+    assert isinstance(item, ChatAsked)
+    return item.request
+
+
+def test_what_a_client_has_arrives() -> None:
+    assert asked().resume == ResumePoint()
+    assert asked(Progress("t", [1, 2], 5)).resume == ResumePoint("t", 2, 5, (1, 2))
+
+
+def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None:
+    first = asked(idempotency_key="k").digest
+    assert asked(Progress("t", [1], 5), idempotency_key="k").digest == first
+    assert asked(idempotency_key="k", provisional=False, deadline_ms=7).digest == first
+    others = ({"sampling": SamplingParams(seed=1)}, {"residency": ("eu",)}, {"thin": True})
+    assert all(asked(idempotency_key="k", **other).digest != first for other in others)
+
+
+@pytest.mark.parametrize(
+    ("point", "says"),
+    [
+        ({"upto": 2, "ids": [1]}, "all of them or none"),
+        ({"upto": 1, "ids": [100]}, "vocabulary"),
+        ({"upto": 64, "ids": [1] * 64}, "context"),
+        ({"resume_token": "x" * 65}, "token"),
+    ],
+)
+def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
+    chat = edge_pb2.ChatRequest(
+        messages=[common_pb2.ChatMessage(role="user", content="x")],
+        resume=edge_pb2.ResumePoint(**point),
+    )
+    with pytest.raises(InvalidRequestError, match=says):
+        wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString(), OFFER)
+
+
+def test_a_token_stands_for_the_messages() -> None:
+    for token, good in (("", False), ("t", True)):
+        chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(resume_token=token))
+        frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
+        if good:
+            assert isinstance(wire.read(frame, OFFER), ChatAsked)
+        else:
+            with pytest.raises(InvalidRequestError):
+                wire.read(frame, OFFER)
+
+
+def test_an_edge_says_what_it_is() -> None:
+    info = read_description(wire.describe("e", "r", OFFER, b"digest", 30.0))
+    assert info == EdgeInfo("e", "r", "m", b"digest", 64, 30.0)
+    assert DESCRIBE == wire.DESCRIBE_STREAM
+    for payload_ in (b"\xff", wire.write(actions.Retract(1), "e")):
+        with pytest.raises(MalformedFrameError):
+            read_description(payload_)
+
+
+def test_a_resume_token_comes_with_the_acceptance() -> None:
+    accepted = read_edge_frame(wire.write(actions.Accepted("r", "m", 3), "edge-1", "secret"))
+    assert accepted == Accepted("r", "m", 3, "edge-1", "secret")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
@@ -17,6 +19,7 @@ from services.edge.session.inputs import (
     RegionDone,
     RegionFailed,
     RegionOpened,
+    ResumePoint,
     Timings,
     Usage,
 )
@@ -41,6 +44,14 @@ def test_a_prompt_goes_up_as_a_block_every_peer_reads() -> None:
     assert (opening.request_id, opening.deadline_ms, opening.origin_region) == ("r-1", 250, "here")
     assert (opening.trace.traceparent, opening.trace.tracestate) == ("tp", "ts")
     assert list(opening.codecs) == [int(codec) for codec in CODER.supported]
+
+
+def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:
+    for prompt in ((1, 2), None):
+        asked = replace(request(thin=prompt is None), resume=ResumePoint(upto=2, ids=(7, 999)))
+        opening = fresh().open(OpenRegion(asked, prompt, 0), ("", "")).open
+        assert CODER.decode(token_wire.from_proto(opening.resume), max_count=2) == (7, 999)
+    assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("resume")
 
 
 def test_a_session_is_opened_in_its_tenants_name() -> None:

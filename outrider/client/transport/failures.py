@@ -1,0 +1,35 @@
+"""Why a stream or a connection ended, as errors that say what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aioquic.quic.events import ConnectionTerminated
+
+from outrider.client.protocol import ALPN, CloseCode
+from outrider.errors import OutriderError, OverloadedError, UnavailableError
+
+_NO_ALPN: Final = 0x178  # RFC 9001, section 4.8: 0x100 + TLS alert no_application_protocol
+_CERTIFICATE_ALERTS: Final = range(0x12A, 0x131)  # bad_certificate .. unknown_ca
+
+
+def stream_error(error_code: int) -> OutriderError:
+    """The edge reset a stream."""
+    if error_code == CloseCode.SLOW_READER:
+        return OverloadedError("the edge dropped the chat: its events were not read in time")
+    return UnavailableError(f"the edge cut the chat off (stream error {error_code:#x})")
+
+
+def connection_error(event: ConnectionTerminated, edge: str) -> OutriderError:
+    """The connection to `edge` ended."""
+    reason = event.reason_phrase or f"error {event.error_code:#x}"
+    if event.frame_type is None and event.error_code == CloseCode.OVERLOADED:
+        return OverloadedError(f"{edge} refused: {reason}", retry_delay_ms=1000)
+    if event.frame_type is not None and event.error_code == _NO_ALPN:
+        return UnavailableError(f"{edge} does not speak {ALPN}; check that it is an edge")
+    if event.frame_type is not None and event.error_code in _CERTIFICATE_ALERTS:
+        return UnavailableError(
+            f"the certificate of {edge} is not trusted ({reason}); give its file as `ca`, "
+            "or the name it is for as `server_name`"
+        )
+    return UnavailableError(f"the connection to {edge} ended: {reason}; connect again")

@@ -1,0 +1,97 @@
+"""The way to an edge, through one connection after another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from outrider.client.connection import ClientConnection
+from outrider.client.protocol import CloseCode
+from outrider.client.transport.backoff import Backoff, ReconnectPolicy
+from outrider.client.transport.dialing import EdgeAddress, dial
+from outrider.client.transport.tickets import SessionTickets
+from outrider.errors import OutriderError, UnavailableError
+
+_LEAST_SPREAD = 0.5
+
+
+def spread() -> float:
+    """How much of a wait is waited, at random: clients lost together do not come together."""
+    return random.uniform(_LEAST_SPREAD, 1.0)
+
+
+class Link:
+    """Connects, and connects again when somebody needs it after a loss. `open` makes one."""
+
+    def __init__(
+        self,
+        address: EdgeAddress,
+        connection: ClientConnection,
+        tickets: SessionTickets,
+        policy: ReconnectPolicy | None,
+    ) -> None:
+        self._address = address
+        self._connection = connection
+        self._tickets = tickets
+        self._redialling: asyncio.Task[ClientConnection] | None = None
+        self.policy = policy
+        """None: what is lost stays lost."""
+        self.is_closed = False
+
+    @property
+    def connection(self) -> ClientConnection:
+        """The present connection; it may be lost."""
+        return self._connection
+
+    async def usable(self) -> ClientConnection:
+        """A connection that is not lost, another one if need be. Raises why there is none."""
+        if self.is_closed:
+            raise UnavailableError("the client is closed")
+        if self._connection.lost is None:
+            return self._connection
+        if self.policy is None:
+            raise self._connection.lost
+        if self._redialling is None or self._redialling.done():
+            self._redialling = asyncio.create_task(self._redial(self.policy))
+            self._redialling.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._redialling)
+
+    async def migrate(self) -> None:
+        """Go on from another socket. Raises UnavailableError when there is no way now."""
+        await self._connection.migrate()
+
+    def close(self) -> None:
+        """Give every chat up."""
+        self.is_closed = True
+        if self._redialling is not None:
+            self._redialling.cancel()
+        self._connection.shut()
+
+    async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
+        backoff, loop = Backoff(policy), asyncio.get_running_loop()
+        # The edge keeps the chats: it may not have noticed yet, and this is no farewell.
+        self._connection.shut(CloseCode.COMING_BACK)
+        while True:
+            try:
+                self._connection = await dial(
+                    self._address, policy.attempt_timeout_s, self._tickets, early=True
+                )
+                return self._connection
+            except OutriderError as error:
+                delay_s = backoff.next_delay(loop.time(), spread())
+                if delay_s is None:
+                    raise error
+                await asyncio.sleep(delay_s)
+
+
+async def open_link(
+    address: EdgeAddress,
+    timeout_s: float,
+    tickets: SessionTickets,
+    policy: ReconnectPolicy | None,
+    *,
+    early: bool,
+) -> Link:
+    """Connect for the first time. Raises as `dial` does."""
+    connection = await dial(address, timeout_s, tickets, early=early)
+    return Link(address, connection, tickets, policy)

@@ -1,0 +1,98 @@
+"""TLS session tickets: with one, a client that was here before sends its first frames in 0-RTT."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from aioquic.tls import CipherSuite, SessionTicket
+
+MAX_EDGES = 64
+
+
+class SessionTickets:
+    """The newest ticket of each edge, in memory and, if wanted, in a file for the next process.
+
+    A ticket is used once: who watches the network could tell by it that two connections are of the
+    same client (RFC 8446, appendix C.4). The file holds secrets; it is readable by its owner alone.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        """A file that cannot be read, or holds no tickets, counts as empty: they only save time."""
+        self._file = file
+        self._tickets: dict[str, SessionTicket] = {} if file is None else _load(file)
+
+    def put(self, edge: str, ticket: SessionTicket) -> None:
+        """A ticket from `edge`; the oldest edge's goes when there are too many."""
+        self._tickets.pop(edge, None)
+        self._tickets[edge] = ticket
+        while len(self._tickets) > MAX_EDGES:
+            del self._tickets[next(iter(self._tickets))]
+        self._save()
+
+    def take(self, edge: str) -> SessionTicket | None:
+        """The ticket for `edge`, if there is one that still holds; it is gone from here then."""
+        ticket = self._tickets.pop(edge, None)
+        if ticket is None:
+            return None
+        self._save()
+        return ticket if ticket.is_valid else None
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({edge: _to_json(ticket) for edge, ticket in self._tickets.items()})
+        descriptor, name = tempfile.mkstemp(dir=self._file.parent)  # readable by its owner alone
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).replace(self._file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _load(file: Path) -> dict[str, SessionTicket]:
+    try:
+        tickets = json.loads(file.read_text(encoding="utf-8"))
+        return {str(edge): _from_json(fields) for edge, fields in tickets.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _to_json(ticket: SessionTicket) -> dict[str, Any]:
+    fields = asdict(ticket)
+    for name in ("resumption_secret", "ticket"):
+        fields[name] = _text(fields[name])
+    for name in ("not_valid_after", "not_valid_before"):
+        fields[name] = fields[name].isoformat()
+    fields["cipher_suite"] = int(ticket.cipher_suite)
+    fields["other_extensions"] = [[kind, _text(data)] for kind, data in ticket.other_extensions]
+    return fields
+
+
+def _from_json(fields: dict[str, Any]) -> SessionTicket:
+    return SessionTicket(
+        age_add=int(fields["age_add"]),
+        cipher_suite=CipherSuite(fields["cipher_suite"]),
+        not_valid_after=datetime.fromisoformat(fields["not_valid_after"]),
+        not_valid_before=datetime.fromisoformat(fields["not_valid_before"]),
+        resumption_secret=base64.b64decode(fields["resumption_secret"]),
+        server_name=str(fields["server_name"]),
+        ticket=base64.b64decode(fields["ticket"]),
+        max_early_data_size=fields["max_early_data_size"],
+        other_extensions=[
+            (int(kind), base64.b64decode(data)) for kind, data in fields["other_extensions"]
+        ],
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,38 @@
+"""What all chats of an edge share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.codec.tokens import TokenCoder
+from services.edge.drafter.link import DrafterLink
+from services.edge.prefill.plan import PrefillPolicy
+from services.edge.resumption.reception import Reception
+from services.edge.session.policy import SessionPolicy
+from services.edge.session.reply import ReplyTools
+from services.edge.telemetry import EdgeTelemetry
+from services.edge.tokenization import Tokenization
+from services.edge.upstream import Upstream
+from services.edge.wire.client import Offer
+from services.edge.wire.identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeParts:
+    """What all chats of an edge share."""
+
+    name: str
+    region: str
+    identity: Callable[[], Identity]
+    """Whose chat the next one is."""
+    offer: Offer
+    policy: SessionPolicy
+    tools: ReplyTools
+    coder: TokenCoder
+    tokenization: Tokenization
+    upstream: Upstream
+    drafter: DrafterLink
+    telemetry: EdgeTelemetry
+    reception: Reception
+    prefill: PrefillPolicy

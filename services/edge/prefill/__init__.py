@@ -1,0 +1,1 @@
+"""Prompts that are computed while their users still type them."""

@@ -1,0 +1,135 @@
+"""Has a region compute what a user has typed so far, so that the chat finds it done."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import structlog
+
+from outrider.errors import EmptyPromptError, OutriderError
+from outrider.models.chat import Message, check_messages
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2, inference_pb2
+from services.edge.parts import EdgeParts
+from services.edge.prefill.plan import PrefillPlan
+from services.edge.resumption.audience import ClientStream
+from services.edge.session.actions import OpenRegion
+from services.edge.session.inputs import ChatRequest, Input, Speculation
+from services.edge.tokenization import Job, Outcome
+from services.edge.upstream import RouterLink
+from services.edge.wire.client import read_typed_text
+from services.edge.wire.region import RegionWire, cancel
+
+log = structlog.get_logger()
+
+
+class Typist:
+    """One prompt that is being typed. Whatever fails here costs the chat nothing but its head
+    start, so it is logged and no more.
+
+    A prefill is a session of one token at LOW priority: what it leaves in the replica's prefix
+    cache is what it is for.
+    """
+
+    awaits_request = False
+
+    def __init__(self, stream: ClientStream, parts: EdgeParts) -> None:
+        self._stream = stream
+        self._parts = parts
+        self._plan = PrefillPlan(parts.prefill)
+        self.closed = False
+        self._before: tuple[Message, ...] = ()
+        self._job: Job | None = None
+        self._link: RouterLink | None = None
+        self._number = 0
+
+    def receive(self, payload: bytes) -> None:
+        """The text changed."""
+        if self.closed:
+            return
+        try:
+            typed = read_typed_text(payload)
+            self._before = typed.before or self._before
+            messages = (*self._before, Message("user", typed.text))
+            check_messages(messages)
+        except EmptyPromptError:
+            return  # all of it was deleted
+        except OutriderError as error:
+            log.debug("typed text refused", reason=error.reason)
+            self._close()
+            return
+        self._tokenize(self._plan.typed(messages))
+
+    def feed(self, item: Input) -> None:
+        """The user sent the prompt or left, or the edge ends: all the same here."""
+        self._close()
+
+    def client_lost(self) -> None:
+        """The client's connection is no more."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._stream.end()
+        if self._job is not None:
+            self._parts.tokenization.cancel(self._job)
+        if self._plan.close() and self._link is not None:
+            self._link.cancel(self._number, cancel("the prompt is not being typed any more"))
+            self._link.forget(self._number)
+
+    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
+        """A frame from the region; only the end of the session matters."""
+        kind = frame.WhichOneof("kind")
+        if kind in ("done", "error"):
+            self._ended(well=kind == "done")
+
+    def region_lost(self, error: OutriderError) -> None:
+        """The stream to the region broke."""
+        self._ended(well=False)
+
+    def _tokenize(self, messages: tuple[Message, ...] | None) -> None:
+        if messages is None:
+            return
+        try:
+            self._job = self._parts.tokenization.submit(messages, self._tokenized)
+        except OutriderError as error:
+            log.debug("typed text not tokenized", reason=error.reason)
+            self._plan.tokenized(None)
+
+    def _tokenized(self, outcome: Outcome) -> None:
+        self._job = None
+        self._tokenize(
+            self._plan.tokenized(None if isinstance(outcome, OutriderError) else outcome)
+        )
+        self._prefill()
+
+    def _prefill(self) -> None:
+        ids = self._plan.next_prefill()
+        if ids is None:
+            return
+        parts, identity = self._parts, self._parts.identity()
+        wire = RegionWire(parts.coder, parts.policy.vocabulary_digest, parts.region, identity)
+        request = ChatRequest(
+            request_id=uuid4().hex,
+            model=parts.offer.model,
+            messages=(),
+            sampling=SamplingParams(max_tokens=1),
+            priority=common_pb2.PRIORITY_LOW,
+            speculation=Speculation.OFF,
+        )
+        try:
+            link = parts.upstream.pick()
+            self._number = link.open(self, wire.open(OpenRegion(request, ids, 0), ("", "")))
+            self._link = link
+            parts.telemetry.prefilled(len(ids))
+        except OutriderError as error:
+            log.debug("typed text not prefilled", reason=error.reason)
+            self._plan.ended(well=False)
+
+    def _ended(self, *, well: bool) -> None:
+        if self._link is not None:
+            self._link.forget(self._number)
+        self._plan.ended(well=well)
+        self._prefill()

@@ -1,0 +1,72 @@
+"""Life signs: every state and input, and how soon a silent edge is given up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.client.transport.liveness import Liveness, LivenessLimits, State, Verdict
+
+LIMITS = LivenessLimits(busy_s=3, idle_s=10, answer_s=2)
+
+
+def in_state(state: State) -> Liveness:
+    liveness = Liveness(LIMITS, 0.0)
+    now = 0.0
+    while liveness.state is not state:
+        at = liveness.next_check(busy=True)
+        assert at is not None
+        liveness.check(at, busy=True)
+        now = at
+    liveness._since = 0.0
+    assert now <= 7.0
+    return liveness
+
+
+# state: after silence (and what to do), after a sign of life, after a move of its own
+EXPECTED = {
+    State.HEARD: (State.ASKED, Verdict.PING, State.HEARD, State.MOVED),
+    State.ASKED: (State.MOVED, Verdict.MIGRATE, State.HEARD, State.MOVED),
+    State.MOVED: (State.DEAD, Verdict.GIVE_UP, State.HEARD, State.MOVED),
+    State.DEAD: (State.DEAD, Verdict.WAIT, State.DEAD, State.DEAD),
+}
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
+@pytest.mark.parametrize("busy", [True, False])
+def test_every_state_and_input(state: State, busy: bool) -> None:
+    after_silence, verdict, after_sign, after_move = EXPECTED[state]
+    silent = in_state(state)
+    due = silent.next_check(busy)
+    waits = {State.HEARD: 3.0 if busy else 10.0, State.DEAD: None}.get(state, 2.0)
+    assert due == waits
+    if due is not None:
+        assert silent.check(due - 0.001, busy) is Verdict.WAIT
+        assert silent.state is state
+    assert silent.check(100.0, busy) is verdict
+    assert silent.state is after_silence
+    heard = in_state(state)
+    heard.heard(1.0)
+    assert heard.state is after_sign
+    moved = in_state(state)
+    moved.moved(1.0)
+    assert moved.state is after_move
+
+
+def test_a_silent_edge_is_given_up_within_seven_seconds() -> None:
+    liveness = Liveness(LIMITS, 0.0)
+    history = []
+    while (at := liveness.next_check(busy=True)) is not None:
+        history.append((at, liveness.check(at, busy=True)))
+    assert history == [(3.0, Verdict.PING), (5.0, Verdict.MIGRATE), (7.0, Verdict.GIVE_UP)]
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1.9), st.booleans()), max_size=50))
+def test_an_edge_that_is_heard_in_time_is_never_left(steps: list[tuple[float, bool]]) -> None:
+    liveness, now = Liveness(LIMITS, 0.0), 0.0
+    for pause, busy in steps:
+        now += pause
+        assert liveness.check(now, busy) in (Verdict.WAIT, Verdict.PING)
+        liveness.heard(now)
+        assert liveness.state is State.HEARD

@@ -1,0 +1,324 @@
+"""Connections and edges lost in the middle of a chat: it goes on, nothing is lost or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from outrider.client import (
+    Accepted,
+    ChatResult,
+    Client,
+    Done,
+    Event,
+    Interrupted,
+    ReconnectPolicy,
+    Resumed,
+    SamplingParams,
+)
+from outrider.client.chat import Chat
+from outrider.client.protocol import CloseCode
+from outrider.errors import NoReplicaError, OutriderError, UnavailableError, UnknownChatError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from tests.edge.live.running import Running, running
+from tests.edge.live.trouble import ASK, REPLY, start
+
+LONG = SamplingParams(max_tokens=5000)
+
+
+def cut(client: Client) -> None:
+    """The connection is no more, and neither side was told why."""
+    client._link.connection._lose(UnavailableError("cut by the test"))
+
+
+async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
+    """All events still to come; the reply has to be whole."""
+    events = [event async for event in chat]
+    result = await chat.result()
+    assert result.text == reply
+    assert len(result.ids) == len(reply) + 1, "a byte a token, and the end"
+    return events
+
+
+def kinds(events: list[Event]) -> list[type]:
+    return [type(event) for event in events]
+
+
+@pytest.mark.parametrize("provisional", [True, False])
+async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
+    provisional: bool, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client, provisional=provisional)
+        cut(client)
+        await eventually(
+            lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
+        )
+        mesh.region.gate.set()
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        (resumed,) = (event for event in events if isinstance(event, Resumed))
+        assert resumed.edge == "edge"
+        assert 0 < resumed.pause_ms < 5000
+        assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
+        assert mesh.region.cancelled == []
+        await mesh.settled()
+
+
+async def test_a_chat_cut_off_before_the_edge_answered_runs_once(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            cut(client)
+            events = await whole(chat)
+        assert kinds(events).count(Accepted) == 1
+        assert kinds(events)[-1] is Done
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        connection = client._link.connection
+        connection._transport.close()  # type: ignore[union-attr]  # it hears no more
+        mesh.region.gate.set()
+        await eventually(lambda: bool(mesh.region.finished))
+        cut(client)
+        await whole(chat)
+        assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
+        assert len(mesh.region.opened) == 1
+        for served in mesh.edge.listener._connections:
+            served.close()  # the silent one
+
+
+async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        await mesh.restart()
+        had = len(chat._transcript.ids)
+        mesh.region.gate.set()
+        cut(client)
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        first, second = mesh.region.opened
+        assert first.request_id == second.request_id
+        assert second.resume.count == had > 0, "nothing is computed twice"
+        await mesh.settled()
+
+
+async def test_a_router_that_is_lost_mid_reply_costs_a_pause(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        mesh.region.break_streams()
+        mesh.region.gate.set()
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        assert mesh.region.opened[-1].resume.count >= 3
+        await mesh.settled()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_cuts_never_change_the_text(
+    seed: int, words: Vocabulary, tmp_path: Path
+) -> None:
+    """Cuts of the connection, restarts of the edge, losses of the router, at random events."""
+    rng, reply = random.Random(seed), REPLY * 12
+    async with running(words, tmp_path, reply) as mesh, mesh.client() as client:
+        mesh.region.block_tokens = 1
+        done = False
+        async with client.chat(ASK, sampling=LONG, provisional=bool(seed % 2)) as chat:
+            async for event in chat:
+                done = isinstance(event, Done)
+                if chat._transcript.ids and rng.random() < 0.03:
+                    await trouble(rng, mesh, client)
+        assert done
+        assert (await chat.result()).text == reply
+        await mesh.settled()
+
+
+async def trouble(rng: random.Random, mesh: Running, client: Client) -> None:
+    match rng.choice(["cut", "cut", "restart", "router"]):
+        case "cut":
+            cut(client)
+        case "restart":
+            await mesh.restart()
+            cut(client)
+        case "router":
+            mesh.region.break_streams()
+
+
+async def test_nobody_comes_back(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, resume_window_s=1.0) as mesh:
+        mesh.region.stop_after = 4
+        async with mesh.client(reconnect=None) as client:
+            await start(client)
+            client._link.connection.shut(CloseCode.COMING_BACK)
+            await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+            assert mesh.region.cancelled == [], "it goes on for a while"
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+        assert mesh.sample("outrider_edge_detached_chats") == 0
+
+
+async def test_an_edge_that_keeps_nothing_cancels_at_once(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh:
+        mesh.region.stop_after = 4
+        async with mesh.client(reconnect=None) as client:
+            await start(client)
+            client._link.connection.shut(CloseCode.COMING_BACK)
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+
+
+async def test_only_so_many_go_on_alone(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, max_detached_chats=2) as mesh:
+        mesh.region.stop_after = 4
+        async with mesh.client(reconnect=None) as client:
+            for _ in range(3):
+                await start(client)
+            client._link.connection.shut(CloseCode.COMING_BACK)
+            await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+            await eventually(lambda: mesh.edge.telemetry.num_chats == 2)
+        await mesh.edge.stop()
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * 3)
+
+
+async def ask(client: Client, key: str, question: str = "hello") -> ChatResult:
+    messages = [{"role": "user", "content": question}]
+    async with client.chat(messages, idempotency_key=key) as chat:
+        return await chat.result()
+
+
+async def test_the_same_request_with_the_same_key_has_one_reply(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        first = await ask(client, "k")
+        async with mesh.client() as other:
+            second = await ask(other, "k")
+        assert (second.text, second.ids, second.usage) == (first.text, first.ids, first.usage)
+        assert second.text == REPLY
+        assert len(mesh.region.opened) == 1
+        assert (await ask(client, "another")).text == REPLY
+        assert len(mesh.region.opened) == 2
+
+
+async def test_a_key_is_for_one_request(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        await ask(client, "k")
+        with pytest.raises(OutriderError, match="new key") as caught:
+            await ask(client, "k", "something else")
+        assert caught.value.reason == "KEY_REUSED"
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_the_same_request_while_it_runs_moves_to_the_newer_stream(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        older = await start(client, idempotency_key="k")
+        newer = await start(client, idempotency_key="k")
+        with pytest.raises(OutriderError, match="another stream") as caught:
+            await older.result()
+        assert caught.value.reason == "DUPLICATE_SESSION"
+        mesh.region.gate.set()
+        await whole(newer)
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_what_failed_or_was_cancelled_may_run_again(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.error = NoReplicaError("none")
+        with pytest.raises(NoReplicaError):
+            await ask(client, "k")
+        mesh.region.error = None
+        mesh.region.stop_after = 4
+        chat = await start(client, idempotency_key="k")
+        chat.cancel()
+        assert (await chat.result()).finish_reason == "cancelled"
+        mesh.region.stop_after = None
+        assert (await ask(client, "k")).text == REPLY
+        assert len(mesh.region.opened) == 3
+
+
+async def test_another_client_takes_a_chat_up_by_its_token(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        async with mesh.client(reconnect=None) as client:
+            chat = client.chat(ASK)
+            await chat.__aenter__()
+            accepted = await anext(chat)
+            assert isinstance(accepted, Accepted)
+            client._link.connection.shut(CloseCode.COMING_BACK)
+        async with mesh.client() as other, other.resume(accepted.resume_token) as resumed:
+            mesh.region.gate.set()
+            await whole(resumed)
+        async with mesh.client() as third:
+            async with third.resume(accepted.resume_token) as again:
+                await whole(again)
+            with pytest.raises(UnknownChatError, match="whole request"):
+                async with third.resume("no such token") as nothing:
+                    await nothing.result()
+        assert len(mesh.region.opened) == 1
+
+
+async def test_a_chat_without_an_edge_is_given_up_in_time(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    policy = ReconnectPolicy(give_up_after_s=0.5, attempt_timeout_s=0.2)
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=policy) as client:
+        mesh.region.gate.clear()
+        chat = client.chat(ASK)
+        await chat.__aenter__()
+        await anext(chat)
+        await mesh.edge.stop()
+        cut(client)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(UnavailableError):
+            await chat.result()
+        assert loop.time() - began < 3
+
+
+async def test_a_cancel_while_the_chat_is_cut_off_is_heard_later(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        cut(client)
+        chat.cancel()
+        assert (await chat.result()).finish_reason == "cancelled"
+        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+        await mesh.settled()
