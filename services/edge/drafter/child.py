@@ -104,12 +104,16 @@ class Child:
         return cls(process, pipe)
 
     async def end(self) -> int:
-        """Have it ended, whatever it does: it has nothing to save. Returns its exit status."""
+        """Have it ended; one that closed the connection itself may end in its own way. Returns
+        its exit status."""
         if self.pipe.closed.is_set():
-            # It closed the connection itself, and has a status of its own to tell.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     return await self._process.wait()
+        return await self.kill()
+
+    async def kill(self) -> int:
+        """End it at once, whatever it does: it has nothing to save."""
         self.pipe.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()

@@ -90,6 +90,9 @@ class DrafterLink:
         """Sessions that are over, which the process has not been told."""
         self._last_number = 0
         self._child: Child | None = None
+        """The process that can be talked to."""
+        self._ending: Child | None = None
+        """The process that has to be seen off."""
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._task: asyncio.Task[None] | None = None
         self._error: OutriderError | None = None
@@ -152,6 +155,8 @@ class DrafterLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self._ending is not None:
+            await self._ending.kill()
 
     async def _run(self) -> None:
         backoff_s, loop = FIRST_BACKOFF_S, asyncio.get_running_loop()
@@ -181,12 +186,13 @@ class DrafterLink:
         except OSError as error:
             log.warning("drafter cannot be started", error=str(error))
             return
-        self._child = child
+        self._child = self._ending = child
         try:
             await self._until_gone(child)
         finally:
             self._forget_child()
             status = await child.end()
+        self._ending = None
         if self.state is not DrafterState.UNFIT:
             log.warning("drafter ended", status=status, error=str(self._error or ""))
 

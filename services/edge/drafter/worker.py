@@ -73,7 +73,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         channel.say([Unfit(error.message)])
         channel.flush(wait=True)
         return 0
-    log.info("draft model loaded", draft=draft.name, pool=draft.engine.info.pool_reason)
+    log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
     spec, store = lookup(settings.model), _store(settings)
     prior = shipped_prior(load_vocabulary(spec, store).digest)
     calibration = Calibration(draft.calibration_greedy, draft.calibration_sampled)
