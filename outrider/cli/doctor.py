@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
-from outrider.errors import ModelStoreError
+from outrider.errors import ModelStoreError, OutriderError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 
@@ -52,6 +52,7 @@ def _findings(state_dir: Path) -> Iterator[Finding]:
         _memory,
         _disk,
         _model,
+        _draft,
         _udp,
         lambda: _mesh(state_dir),
     )
@@ -127,6 +128,22 @@ def _model() -> Finding:
             f"outrider models pull {DEFAULT_MODEL.name}",
         )
     return Finding(True, f"model {DEFAULT_MODEL.name} is in the store and intact")
+
+
+def _draft() -> Finding:
+    # Imported here: the reader of model files takes a while.
+    from outrider.engines.draft.card import read_card
+    from outrider.engines.draft.loading import shipped_draft
+
+    path = shipped_draft(DEFAULT_MODEL)
+    if path is None:
+        return Finding(True, "draft model: none is shipped; edges draft from what texts repeat")
+    try:
+        card = read_card(path)
+    except OutriderError as error:
+        return Finding(False, f"draft model: {error.message}", "install the package again")
+    rows = 0 if card is None else len(card.head_ids)
+    return Finding(True, f"draft model for {DEFAULT_MODEL.name}: {rows} of its ids can be drafted")
 
 
 def _udp() -> Finding:

@@ -39,6 +39,15 @@ def test_every_config_file_is_read_by_its_service(tmp_path: Path) -> None:
         assert config.host == "127.0.0.1"
 
 
+def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_path: Path) -> None:
+    for options, expected in (
+        (MeshOptions(), ""),
+        (MeshOptions(draft_model="d.gguf"), "d.gguf"),
+        (MeshOptions(draft_model="d.gguf", engine="fake"), "none"),
+    ):
+        assert mesh.edge(options, 7200, tmp_path).values["draft_model"] == expected
+
+
 def test_router_config_names_every_replica() -> None:
     options = MeshOptions(regions=("a", "b", "c"))
     spec = mesh.router(options, {"a-0": 1, "b-0": 2, "c-0": 3}, 9)

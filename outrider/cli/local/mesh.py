@@ -31,6 +31,8 @@ class MeshOptions:
     host: str = "127.0.0.1"
     port: int = 4433
     """The edge's UDP port; 0 takes any free one."""
+    draft_model: str = ""
+    """What the edge drafts with: "" is what is shipped for the model."""
     settings: tuple[str, ...] = ()
     """ROLE.KEY=VALUE, passed on to every service of the role."""
 
@@ -128,6 +130,8 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "model": options.model,
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
+        # A fake model says nothing that a real draft could guess.
+        "draft_model": "none" if options.engine == "fake" else options.draft_model,
     }
     return ProcessSpec(name="edge", role="edge", values=values)
 

@@ -41,6 +41,12 @@ _Replicas = Annotated[int, typer.Option(help="Inference replicas per region.")]
 _Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
 _Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
 _Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
+_Draft = Annotated[
+    str,
+    typer.Option(
+        help='What the edge drafts with: a GGUF file, a model name, "none"; "": what is shipped.'
+    ),
+]
 _Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
@@ -57,6 +63,7 @@ def up(
     threads: _Threads = 0,
     engine: _Engine = "openvino",
     port: _Port = 4433,
+    draft_model: _Draft = "",
     settings: _Settings = None,
     state_dir: StateDir = None,
     detach: _Detached = False,
@@ -78,6 +85,7 @@ def up(
         threads=threads or _fair_share(len(names) * replicas),
         engine=engine,
         port=port,
+        draft_model=draft_model,
         settings=tuple(settings or ()),
     )
     if not any(".model_store=" in setting for setting in options.settings):
