@@ -72,6 +72,20 @@ class DraftLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What became of one call of `advance`."""
+
+    is_behind: bool = False
+    """Not all that is final was learned yet."""
+    num_made: int = 0
+    """Drafts that the drafter came up with..."""
+    took_s: float = 0.0
+    """...in this time..."""
+    num_kept: int = 0
+    """...and how many are likely enough to be in the chain now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """A commit in plain ids, and what it says of the drafts."""
 
@@ -186,9 +200,8 @@ class DraftChain:
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
 
-    def advance(self, lead: int) -> tuple[Guess | None, bool]:
-        """Learn what became final, then draft on, up to `lead` ahead. What the drafter gave, if it
-        was asked, and whether learning is not yet done."""
+    def advance(self, lead: int) -> Progress:
+        """Learn what became final, then draft on, up to `lead` ahead."""
         slice_, self._unlearnt = (
             self._unlearnt[: self._limits.absorb_tokens],
             self._unlearnt[self._limits.absorb_tokens :],
@@ -196,11 +209,14 @@ class DraftChain:
         if slice_:
             self._drafter.extend(slice_)
         if self._unlearnt:
-            return None, True
+            return Progress(is_behind=True)
         room = min(lead, self._max_lead, self._max_tokens - self.committed) - len(self._drafts)
         if room <= 0 or self.ends_reply:
-            return None, False
-        return self._grow(room), False
+            return Progress()
+        num_before = len(self._drafts)
+        guess = self._grow(room)
+        num_kept = len(self._drafts) - num_before
+        return Progress(False, len(guess.ids), guess.took_s, num_kept)
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""

@@ -177,12 +177,11 @@ class ReplyFlow:
     def refresh(self, now: float) -> list[Action]:
         """Draft on, send what is new, show what is likely."""
         self.refresh_at = None
-        guess, is_behind = self.chain.advance(self.controller.lead)
-        if is_behind:
+        progress = self.chain.advance(self.controller.lead)
+        if progress.is_behind:
             self.refresh_at = now
             return []
-        if guess is not None:
-            self.controller.drafted(len(guess.ids), guess.took_s)
+        self.controller.drafted(progress)
         draft = self._take_unsent(now) if self.controller.sends else None
         shown = self._show(now) if self._shows else None
         return [action for action in (draft, shown) if action is not None]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
 from services.edge.session.actions import SendDraft
-from services.edge.session.drafting import DraftChain, DraftLimits
+from services.edge.session.drafting import DraftChain, DraftLimits, Progress
 from tests.edge.session.toolkit import EOS, ScriptedDrafter
 
 LEAD = 100
@@ -38,6 +38,41 @@ def test_drafts_up_to_the_lead_and_sends_them_once() -> None:
     assert drafts.take_unsent() == SendDraft(0, 0, (1, 2, 3, 4))
     drafts.advance(LEAD)
     assert drafts.take_unsent() is None
+
+
+def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
+    drafts = chain(confidence=0.5, max_lead=8)
+    assert drafts.advance(LEAD) == Progress(False, num_made=8, took_s=0.0, num_kept=2)
+    assert drafts.advance(2) == Progress()
+
+
+def test_what_a_commit_says_of_drafts() -> None:
+    drafts = chain()
+    drafts.advance(LEAD)
+    drafts.take_unsent()
+    right = drafts.commit(0, 0, 2, [])
+    assert [(o.depth, o.right, o.decides) for o in right.outcomes] == [
+        (0, True, True),
+        (1, True, True),
+    ]
+    assert not right.on_its_own
+    wrong = drafts.commit(0, 2, 0, [9])
+    assert [(o.depth, o.right, o.decides) for o in wrong.outcomes] == [
+        (2, False, True),
+        (3, False, False),
+    ]
+    assert not wrong.on_its_own, "a draft of ours was in that call, and wrong"
+    assert drafts.commit(0, 3, 0, [4]).on_its_own, "the chain was gone"
+
+
+def test_where_the_drafter_had_no_more_to_say_is_told() -> None:
+    drafts = chain([1, 2], max_lead=8)
+    drafts.advance(LEAD)
+    assert drafts.commit(0, 0, 0, [1]).ended_at is None
+    assert drafts.commit(0, 1, 0, [2, 3]).ended_at == 2
+    assert drafts.commit(0, 3, 0, [4]).ended_at is None, "nobody was asked since"
+    drafts.advance(LEAD)
+    assert drafts.commit(0, 4, 0, [5]).ended_at == 0
 
 
 def test_a_right_chain_goes_on_in_its_epoch() -> None:
@@ -118,7 +153,7 @@ def test_a_long_prompt_is_learnt_in_slices() -> None:
     limits = DraftLimits(max_lead=4, absorb_tokens=16)
     drafts = DraftChain(drafter, limits, frozenset({EOS}), 100)
     drafts.learn(range(40))
-    assert [drafts.advance(LEAD)[1] for _ in range(3)] == [True, True, False]
+    assert [drafts.advance(LEAD).is_behind for _ in range(3)] == [True, True, False]
     assert drafter.learnt == list(range(40))
     assert drafts.ids == (1, 2, 3, 4)
 

@@ -19,6 +19,7 @@ from services.edge.session.control.model import (
 )
 from services.edge.session.control.pace import Pace, PaceBook
 from services.edge.session.control.round_trip import RoundTrip
+from services.edge.session.drafting import Progress
 
 NO_DRAFTS: Final = 1
 """Level of overload from which the region takes drafts only where they cost nothing."""
@@ -156,10 +157,11 @@ class Controller:
         self.round_trip.returned(echo, held_s, now)
         self._max_drafts = max_drafts
 
-    def drafted(self, count: int, took_s: float) -> None:
-        """The edge made so many drafts in this time."""
-        self.tally.drafted += count
-        self.pace.drafted(count, took_s)
+    def drafted(self, progress: Progress) -> None:
+        """The chain was drafted on."""
+        self.tally.drafted += progress.num_kept
+        if progress.num_made:
+            self.pace.drafted(progress.num_made, progress.took_s)
 
     def sent(self, count: int) -> None:
         """So many drafts went up."""

@@ -12,6 +12,7 @@ from services.edge.session.control.controller import (
     Uploads,
 )
 from services.edge.session.control.pace import Pace, PaceBook
+from services.edge.session.drafting import Progress
 
 RIGHT = Outcome("model", 0, 0.8, True)
 WRONG = Outcome("model", 0, 0.8, False, first_wrong=True)
@@ -33,7 +34,7 @@ class Chat:
             policy or ControlPolicy(), Averages(), max_lead=32, sends=sends, shows=shows
         )
         self.controller.opened(self.controller.number(0.0), 0.0, 8, rtt_s)
-        self.controller.drafted(100, 0.5)
+        self.controller.drafted(Progress(False, 100, 0.5, 100))
 
     def commit(self, *outcomes: Outcome, interval_s: float = 0.03, overload_level: int = 0) -> None:
         """A commit that answers drafts sent a round trip before."""
