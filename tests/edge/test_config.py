@@ -9,6 +9,7 @@ import pytest
 from outrider.config import load
 from outrider.errors import ConfigError
 from services.edge.config import EdgeConfig, default_state_dir
+from services.edge.session.control.controller import ControlPolicy, Uploads
 
 
 def test_defaults_listen_on_loopback() -> None:
@@ -16,6 +17,11 @@ def test_defaults_listen_on_loopback() -> None:
     assert config.host == config.admin_host == "127.0.0.1"
     assert config.reply_policy().display.theta == 0.5
     assert config.reply_policy().display.rewrite_interval_s == 0.15
+    assert config.reply_policy().control == ControlPolicy()
+
+
+def test_who_decides_on_uploads_can_be_set() -> None:
+    assert EdgeConfig(uploads="never").reply_policy().control.uploads is Uploads.NEVER
 
 
 def test_environment_and_file(tmp_path: Path) -> None:
@@ -40,6 +46,8 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
         ({"theta": 0.0}, "theta"),
+        ({"line_theta": 2.0}, "line_theta"),
+        ({"uploads": "sometimes"}, "uploads"),
         ({"min_survival": 1.5}, "min_survival"),
         ({"max_connections": 0}, "max_connections"),
         ({"drain_s": -1.0}, "drain_s"),

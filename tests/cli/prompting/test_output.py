@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from outrider.cli.prompting.output import report
-from outrider.client import ChatResult, ServerTimings, Timings, Usage
+from outrider.client import ChatResult, RidingAhead, ServerTimings, Timings, Usage
 
 RESULT = ChatResult(
     text="blue",
     ids=(4, 9),
     finish_reason="stop",
     usage=Usage(3, 0, 2, 0, 0),
-    timings=Timings(12.4, 30.6, 80.0, 21.0),
+    timings=Timings(12.4, 30.6, 12.4, 80.0, 21.0),
     replica_timings=ServerTimings(1.0, 2.0, 3.0, 4.0),
     edge_timings=ServerTimings(5.0, 0.0, 6.0, 7.0),
     num_retractions=0,
@@ -35,10 +35,16 @@ def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    ahead = RidingAhead(shown_tokens=7, erased_tokens=2)
+    report("why?", replace(RESULT, ahead=ahead), as_json=False, shown=True)
+    assert "2 tokens · 7 shown early · 2 taken back · stop" in capsys.readouterr().err
+
+
 def test_a_reply_stopped_before_its_first_token_has_no_times(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    nothing = Timings(None, None, 80.0, 0.0)
+    nothing = Timings(None, None, None, 80.0, 0.0)
     stopped = replace(RESULT, text="", ids=(), finish_reason="cancelled", timings=nothing)
     report("why?", stopped, as_json=False, shown=True)
     assert capsys.readouterr().err == (
@@ -53,5 +59,7 @@ def test_json_tells_the_timings_of_client_edge_and_replica(
     told = json.loads(capsys.readouterr().out)
     assert (told["prompt"], told["text"], told["ids"]) == ("why?", "blue", [4, 9])
     assert told["timings"]["committed_ttft_ms"] == 30.6
+    assert told["timings"]["stable_ttft_ms"] == 12.4
+    assert told["ahead"]["shown_tokens"] == 0
     assert told["timings"]["edge"]["ttft_ms"] == 6.0
     assert told["timings"]["replica"]["prefill_ms"] == 2.0
