@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from services.edge.drafter.settings import DrafterSettings
 
@@ -33,9 +33,9 @@ class Pipe(asyncio.Protocol):
         """Set when one of the two was."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=self._max_unsent_bytes, low=0)
+        # Not isinstance: uvloop's transports are of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._max_unsent_bytes, low=0)
 
     def data_received(self, data: bytes) -> None:
         self._on_data(data)

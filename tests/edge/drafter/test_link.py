@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
@@ -82,6 +83,19 @@ async def test_guesses_come_back_to_whoever_asked() -> None:
         mesh.link.close(second)
         mesh.link.commit(second, (9,), 4)
         assert mesh.link.num_sessions == 0
+
+
+def test_on_the_loop_that_edges_run_on() -> None:
+    async def ask() -> None:
+        async with linked(*odd("well")) as mesh:
+            mesh.open(10, 20)
+            await eventually(lambda: bool(mesh.heard))
+            assert mesh.link.pid is not None
+            os.kill(mesh.link.pid, signal.SIGKILL)
+            await eventually(lambda: mesh.sample(RESTARTS) == 1)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
 
 
 async def test_ids_outside_the_vocabulary_are_not_passed_on() -> None:
