@@ -101,6 +101,25 @@ async def test_provisional_text_comes_before_the_region_says_anything(
         await mesh.settled()
 
 
+async def test_what_riding_ahead_came_to_is_told(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat(AGAIN) as chat:
+            await eventually(lambda: any(s.num_frames for s in mesh.region.live.values()))
+            mesh.region.gate.set()
+            result = await chat.result()
+        ahead, times = result.ahead, result.timings
+        assert 0 < ahead.shown_tokens <= len(result.ids)
+        assert ahead.drafted_tokens >= ahead.sent_tokens >= mesh.region.finished[0].num_accepted > 0
+        assert ahead.checked_tokens >= ahead.right_tokens >= ahead.shown_tokens
+        assert ahead.sending_rounds > 0
+        assert ahead.rtt_ms > 0
+        assert times.provisional_ttft_ms is not None
+        assert times.stable_ttft_ms is not None and times.committed_ttft_ms is not None
+        assert times.provisional_ttft_ms <= times.stable_ttft_ms <= times.committed_ttft_ms
+        await mesh.settled()
+
+
 @pytest.mark.parametrize("speculation", ["off", "region_only"])
 async def test_without_speculation_no_draft_is_sent(
     words: Vocabulary, tmp_path: Path, speculation: str

@@ -94,6 +94,34 @@ def test_commits_with_and_without_ids() -> None:
     assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2)
 
 
+def test_numbers_go_up_and_come_back() -> None:
+    wire = fresh()
+    assert wire.open(OpenRegion(request(), (1,), 0, echo=3), ("", "")).open.echo == 3
+    assert wire.draft(SendDraft(0, 0, (7,), echo=4)).draft.echo == 4
+    opened = inference_pb2.SessionOpened(echo=3, held_ms=250, max_drafts=8)
+    got = wire.read(inference_pb2.SessionDown(opened=opened))
+    assert isinstance(got, RegionOpened)
+    assert (got.echo, got.held_s, got.max_drafts) == (3, 0.25, 8)
+    pace = inference_pb2.Pace(
+        commit_interval_ms=30, row_ms=2, ready_sessions=5, echo=4, held_ms=12.5, overload_level=2
+    )
+    commit = inference_pb2.Commit(accepted=1, upto=1, pace=pace)
+    assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
+        0, 0, 1, (), 1, Pace(0.03, 0.002, 5, 0, 2, 4, 0.0125)
+    )
+
+
+@pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "held_ms"])
+def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
+    commit = inference_pb2.Commit(accepted=1, upto=1, pace=inference_pb2.Pace(**{field: ms}))
+    with pytest.raises(MalformedFrameError, match="time"):
+        fresh().read(inference_pb2.SessionDown(commit=commit))
+    opened = inference_pb2.SessionOpened(held_ms=ms)
+    with pytest.raises(MalformedFrameError, match="time"):
+        fresh().read(inference_pb2.SessionDown(opened=opened))
+
+
 def test_a_commit_of_absurd_length_is_refused() -> None:
     ids = (1,) * (MAX_COMMIT_TOKENS + 1)
     commit = inference_pb2.Commit(ids=token_wire.to_proto(CODER.encode(ids)), upto=len(ids))
