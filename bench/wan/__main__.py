@@ -12,7 +12,7 @@ from bench.contenders.reference import reference
 from bench.contenders.work import Request, Work
 from bench.harness.figures import Run, parser, start
 from bench.wan.asking import messages_of, sampling_of
-from bench.wan.machines.bed import running_bed
+from bench.wan.machines.bed import RegionEngine, running_bed
 from bench.wan.measure import Measured, Rough, measure
 from bench.wan.plan import FULL, QUICK, SCHEMES, Size
 from bench.wan.report.figures import figures_of, model_of
@@ -62,7 +62,8 @@ async def _measure(arguments: argparse.Namespace, vocabulary: Vocabulary, size: 
         for role in _ROLES
     }
     rough = Rough(arguments.jitter_ms, arguments.loss)
-    async with running_bed(arguments.threads, settings) as bed:
+    engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
+    async with running_bed(engine, settings) as bed:
         return await measure(bed, vocabulary, size, rough)
 
 

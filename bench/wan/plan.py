@@ -63,6 +63,8 @@ class Size:
     """Chats one after the other, where one runs at a time."""
     max_tokens: int
     temperatures: tuple[float, ...] = (0.0, 0.8)
+    max_fixed_rows: int = 64
+    """Of the region's engines: fewer are compiled sooner."""
 
     @property
     def num_prompts(self) -> int:
@@ -100,4 +102,5 @@ QUICK = Size(
     crowds=((4, (50.0,)),),
     num_alone=2,
     max_tokens=24,
+    max_fixed_rows=12,
 )

@@ -23,6 +23,15 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class RegionEngine:
+    """What replica and waiting verifier run, each for itself."""
+
+    name: str = "openvino"
+    threads: int = 1
+    max_fixed_rows: int = 64
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """A started service."""
 
@@ -58,7 +67,7 @@ class Bed:
 
 @contextlib.asynccontextmanager
 async def running_bed(
-    threads: int, settings: Mapping[str, Sequence[str]], engine: str = "openvino"
+    engine: RegionEngine, settings: Mapping[str, Sequence[str]]
 ) -> AsyncIterator[Bed]:
     """Start everything, pinned; `settings` are KEY=VALUE by role. This process moves to the edge's
     cores. Raises RuntimeError if a process does not come up."""
@@ -69,8 +78,8 @@ async def running_bed(
         start = _Starter(stack, folder, settings)
         link = await stack.enter_async_context(relay(edge))
         # One after the other: both compile models on the same cores.
-        replica = await start.service("replica", "inference", _replica(threads, engine), region)
-        verifier, port = await start.verifier(threads, engine, region)
+        replica = await start.service("replica", "inference", _replica(engine), region)
+        verifier, port = await start.verifier(engine, region)
         router = await start.service("router", "router", _router(replica.ports.main), region)
         direct = (HOST, router.ports.main)
         near = await start.edge("near", link, direct, edge)
@@ -125,25 +134,28 @@ class _Starter:
         return Edge(service.pid, port, state_dir / "tls" / "cert.pem")
 
     async def verifier(
-        self, threads: int, engine: str, cores: Collection[int]
+        self, engine: RegionEngine, cores: Collection[int]
     ) -> tuple[asyncio.subprocess.Process, int]:
         """The waiting verifier and its port."""
         command = (sys.executable, "-m", "bench.wan.waiting")
-        flags = ("--threads", str(threads), "--engine", engine)
+        flags = (
+            *("--engine", engine.name, "--threads", str(engine.threads)),
+            *("--max-fixed-rows", str(engine.max_fixed_rows)),
+        )
         process = await self._stack.enter_async_context(child(*command, *flags, cores=cores))
         return process, (await read_json(process))["port"]
 
 
-def _replica(threads: int, engine: str) -> dict[str, object]:
+def _replica(engine: RegionEngine) -> dict[str, object]:
     return {
         "replica": "replica",
         "region": "region",
-        "engine": engine,
-        "threads": threads,
+        "engine": engine.name,
+        "threads": engine.threads,
         "max_sessions": 32,
         "kv_bytes": 1 << 30,
         # Nothing compiles beside what is measured.
-        "max_fixed_rows": 64,
+        "max_fixed_rows": engine.max_fixed_rows,
         "prepare_first": True,
     }
 

@@ -20,7 +20,8 @@ class TcpLink:
         self._target, self._seed = target, seed
         self._conditions = (Conditions(), Conditions())
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[_Connection] = set()
         self._closed_traffic = (Traffic(), Traffic())
 
     async def start(self) -> int:
@@ -34,13 +35,13 @@ class TcpLink:
         if up.loss or down.loss:
             raise ValueError("TCP loss cannot be emulated: the relay sees no segments")
         self._conditions = up, down
-        for connection in self._connections.values():
+        for connection in self._connections:
             connection.set(*self._conditions)
 
     def take_traffic(self) -> tuple[Traffic, Traffic]:
         """Up and down since the last time."""
         taken, self._closed_traffic = self._closed_traffic, (Traffic(), Traffic())
-        for connection in self._connections.values():
+        for connection in self._connections:
             _add(taken, connection)
         return taken
 
@@ -48,25 +49,29 @@ class TcpLink:
         """Cut every connection."""
         if self._server is not None:
             self._server.close()
-        for task in self._connections:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve((reader, writer)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, front: Halves) -> None:
         try:
             back = await asyncio.open_connection(*self._target)
         except OSError:
-            writer.close()
+            front[1].close()
             return
-        connection = _Connection((reader, writer), back, self._seed)
+        connection = _Connection(front, back, self._seed)
         connection.set(*self._conditions)
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections[task] = connection
+        self._connections.add(connection)
         try:
             await connection.run()
         finally:
-            del self._connections[task]
+            self._connections.discard(connection)
             _add(self._closed_traffic, connection)
 
 

@@ -37,6 +37,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
@@ -228,7 +229,9 @@ def main() -> None:
     flags = argparse.ArgumentParser(prog="python -m bench.wan.waiting", description=__doc__)
     flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
     flags.add_argument("--engine", choices=("openvino", "fake"), default="openvino")
+    flags.add_argument("--max-fixed-rows", type=int, default=64, help="as a replica's")
     arguments = flags.parse_args()
+    configure_logging("waiting", "error")  # its output is for answers
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     engine = create_engine(_engine_config(arguments, vocabulary))
     try:
@@ -244,7 +247,7 @@ def _engine_config(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Eng
         engine=arguments.engine,
         threads=arguments.threads,
         kv_bytes=1 << 29,
-        max_fixed_rows=64,
+        max_fixed_rows=arguments.max_fixed_rows,
         prepare_first=True,
         fake=FakeOptions(vocabulary_size=vocabulary.size),
     )

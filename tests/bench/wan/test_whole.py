@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from bench.wan.machines.bed import running_bed
+from bench.wan.machines.bed import RegionEngine, running_bed
 from bench.wan.machines.cpu import tree
 from bench.wan.measure import Rough, measure
 from bench.wan.plan import OURS, PLAIN, ROUNDS, SCHEMES, Size
@@ -32,7 +32,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
 ) -> None:
     cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
     try:
-        async with running_bed(1, {}, "fake") as bed:
+        async with running_bed(RegionEngine("fake"), {}) as bed:
             started = set(tree(os.getpid())) - before
             measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0))
     finally:
