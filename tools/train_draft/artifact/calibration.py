@@ -28,7 +28,8 @@ def fit(confidences: Floats, agreed: Bools) -> Floats:
     centres = (edges[:-1] + edges[1:]) / 2
     counts = np.bincount(which, minlength=_BINS) + _PRIOR_WEIGHT
     hits = np.bincount(which, agreed, minlength=_BINS) + _PRIOR_WEIGHT * centres
-    return np.clip(np.interp(GRID, centres, _isotonic(hits / counts, counts)), 0.0, 1.0)
+    chances = np.asarray(hits / counts, np.float64)
+    return np.clip(np.interp(GRID, centres, _isotonic(chances, counts)), 0.0, 1.0)
 
 
 def calibrated(calibration: Floats, confidences: Floats) -> Floats:

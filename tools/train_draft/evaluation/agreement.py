@@ -57,7 +57,7 @@ def acceptance_by_draft_position(traces: Sequence[Trace]) -> list[float]:
             reached[j] += alive.sum()
             alive = alive & now
             right[j] += alive.sum()
-    return (right / np.maximum(1, reached)).tolist()
+    return [float(share) for share in right / np.maximum(1, reached)]
 
 
 def acceptance_by_reply_position(traces: Sequence[Trace]) -> list[float]:

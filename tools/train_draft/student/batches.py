@@ -53,7 +53,7 @@ class Batch:
 def position_weights(num: int) -> Floats:
     """[num] of reply positions 0, 1, ...: the first count three times as much as late ones."""
     at = np.arange(num, dtype=np.float32)
-    return (1 + _FIRST_WEIGHT * np.exp(-at / _WEIGHT_DECAY)).astype(np.float32)
+    return np.asarray(1 + _FIRST_WEIGHT * np.exp(-at / _WEIGHT_DECAY), np.float32)
 
 
 def rows_of_ids(head_ids: npt.NDArray[np.uint32], vocabulary_size: int) -> npt.NDArray[np.int32]:

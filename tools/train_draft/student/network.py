@@ -67,15 +67,12 @@ class Layer(nn.Module):
         query = layout.split(turned[:, :queries])
         key = layout.split(turned[:, queries:].repeat_interleave(queries // keys, 1))
         value = layout.split(heads[:, queries + keys :].repeat_interleave(queries // keys, 1))
-        own = F.scaled_dot_product_attention(
-            query[1],
-            layout.behind_prefix(key),
-            layout.behind_prefix(value),
-            attn_mask=layout.mask,
+        own = _attended(
+            query[1], layout.behind_prefix(key), layout.behind_prefix(value), layout.mask
         )
         mixed = own.transpose(1, 2).reshape(-1, queries * geometry.rope_dimension_count)
         if layout.num_prefix:
-            prefix = F.scaled_dot_product_attention(query[0], key[0], value[0], is_causal=True)
+            prefix = _attended(query[0], key[0], value[0], layout.prefix_mask)
             mixed = torch.cat((prefix[0].transpose(0, 1).flatten(1), mixed))
         return F.linear(mixed, self.attn_output)
 
@@ -95,7 +92,8 @@ class Layout:
         self.cosines, self.sines = angles.cos()[:, None], angles.sin()[:, None]
         """[P + B * T, 1, head size / 2]."""
         # Padding stands behind every sequence, so a causal mask is all that is needed.
-        self.mask = torch.ones(length, num_prefix + length, dtype=torch.bool).tril(num_prefix)
+        self.mask = _causal(length, num_prefix)
+        self.prefix_mask = _causal(num_prefix, 0)
 
     def split(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """[P + B * T, H, size] as [1, H, P, size] and [B, H, T, size]."""
@@ -144,6 +142,19 @@ class Student(nn.Module):
             name: np.ascontiguousarray(tensor.detach().float().numpy())
             for name, tensor in named.items()
         }
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Softmax attention. Written out: on a CPU, the fused kernel's gradient is slower for
+    sequences as short as these."""
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+    return F.softmax(scores + mask, -1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def _causal(length: int, num_before: int) -> Tensor:
+    """[length, num_before + length], to be added to scores."""
+    mask = torch.full((length, num_before + length), -1e9)
+    return mask.triu(num_before + 1)
 
 
 def _parameter(values: Floats) -> nn.Parameter:
