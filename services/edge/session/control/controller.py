@@ -23,6 +23,8 @@ from services.edge.session.drafting import Progress
 
 NO_DRAFTS: Final = 1
 """Level of overload from which the region takes drafts only where they cost nothing."""
+_REVIEW_EVERY = 4
+"""Commits per prediction, which costs as much as all else that a commit does here."""
 _REACH = 64
 """Tokens of a chain that a prediction looks at."""
 
@@ -99,7 +101,7 @@ class Controller:
         self.pace = PaceBook()
         self.acceptance = Acceptance(averages.acceptance)
         self.tally = Tally()
-        self._lead = max_lead
+        self._lead = self._useful_lead = max_lead
         self.predicted_s: tuple[float, float] | None = None
         """Seconds per token without drafts from the edge and with them."""
 
@@ -192,20 +194,24 @@ class Controller:
 
     def _review(self) -> None:
         self._since_change += 1
-        conditions = self.conditions
-        if conditions is None:
-            return
-        survival = self.acceptance.survival(_REACH)
-        self.predicted_s = alone_s(conditions), with_drafts_s(conditions, survival)
         is_new_path = self.round_trip.regime != self._regime
         self._regime = self.round_trip.regime
-        self._move_lead(useful_lead(conditions), at_once=is_new_path)
+        if is_new_path or self._since_change % _REVIEW_EVERY == 0:
+            self._predict()
+        self._move_lead(at_once=is_new_path)
         if is_new_path or self._since_change >= self._policy.dwell_rounds:
             self._decide(self.predicted_gain)
 
+    def _predict(self) -> None:
+        conditions = self.conditions
+        if conditions is not None:
+            survival = self.acceptance.survival(_REACH)
+            self.predicted_s = alone_s(conditions), with_drafts_s(conditions, survival)
+            self._useful_lead = useful_lead(conditions)
+
     def _decide(self, gain: float) -> None:
         policy = self._policy
-        if policy.uploads is not Uploads.AUTO:
+        if policy.uploads is not Uploads.AUTO or self.predicted_s is None:
             return
         least = policy.leave_gain if self._pays else policy.enter_gain
         if (gain >= least) != self._pays:
@@ -213,9 +219,9 @@ class Controller:
             self._since_change = self._since_probe = 0
             self.tally.switches += self._may_send
 
-    def _move_lead(self, target: int, *, at_once: bool) -> None:
+    def _move_lead(self, *, at_once: bool) -> None:
         step = self._max_lead if at_once else self._policy.max_step
-        self._lead += max(-step, min(step, target - self._lead))
+        self._lead += max(-step, min(step, self._useful_lead - self._lead))
 
     def _probe(self) -> None:
         """A probe lasts from one commit to the next."""
