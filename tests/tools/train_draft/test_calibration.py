@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tools.train_draft.test_artifact import small_draft
 from tools.train_draft.artifact.calibration import (
     GRID,
     _isotonic,
@@ -14,6 +15,8 @@ from tools.train_draft.artifact.calibration import (
     fit,
     reliability,
 )
+from tools.train_draft.artifact.export import _calibrated
+from tools.train_draft.evaluation.agreement import Trace
 
 
 def test_an_overconfident_draft_is_corrected() -> None:
@@ -60,3 +63,12 @@ def test_reliability_counts_every_observation_once() -> None:
     assert [each["count"] for each in bins] == [2, 1, 2]
     assert bins[0]["agreed"] == 0.5
     assert bins[-1]["chance"] == 0.975
+
+
+def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
+    right, wrong = np.ones(400, bool), np.zeros(400, bool)
+    sure = np.linspace(0.8, 0.99, 400)
+    seen = [Trace("k", 0, 0.0, right, right, sure), Trace("k", 1, 0.8, wrong, wrong, sure)]
+    draft = _calibrated(small_draft(), seen)
+    assert draft.calibration_greedy[18] > 0.9
+    assert draft.calibration_sampled[18] < 0.4

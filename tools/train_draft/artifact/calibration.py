@@ -26,10 +26,9 @@ def fit(confidences: Floats, agreed: Bools) -> Floats:
     edges = np.linspace(0.0, 1.0, _BINS + 1)
     which = np.clip(np.digitize(confidences, edges) - 1, 0, _BINS - 1)
     centres = (edges[:-1] + edges[1:]) / 2
-    counts = np.bincount(which, minlength=_BINS) + _PRIOR_WEIGHT
+    counts: Floats = np.bincount(which, minlength=_BINS).astype(np.float64) + _PRIOR_WEIGHT
     hits = np.bincount(which, agreed, minlength=_BINS) + _PRIOR_WEIGHT * centres
-    chances = np.asarray(hits / counts, np.float64)
-    return np.clip(np.interp(GRID, centres, _isotonic(chances, counts)), 0.0, 1.0)
+    return np.clip(np.interp(GRID, centres, _isotonic(hits / counts, counts)), 0.0, 1.0)
 
 
 def calibrated(calibration: Floats, confidences: Floats) -> Floats:

@@ -60,4 +60,6 @@ def time(arguments: argparse.Namespace) -> None:
         "target": create_engine(config),
     }
     found = step_ms(engines)
+    for engine in engines.values():
+        engine.close()
     print(json.dumps({**found, "ratio": found["target"] / found["draft"]}))
