@@ -24,6 +24,8 @@ from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
+_PATIENCE_S = 120.0
+"""A person sees that it is interrupted, and has Ctrl-C."""
 _HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
 
 
@@ -142,10 +144,12 @@ class ChatCommand:
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
         # Imported here: the other roles' images run `outrider serve` without the client's packages.
-        from outrider.client import connect
+        from outrider.client import ReconnectPolicy, connect
 
-        where = self.address
-        async with connect(where.host, where.port, ca=where.ca, insecure=where.insecure) as client:
+        where, patient = self.address, ReconnectPolicy(give_up_after_s=_PATIENCE_S)
+        async with connect(
+            where.host, where.port, ca=where.ca, insecure=where.insecure, reconnect=patient
+        ) as client:
             yield client
 
     async def answer(self, prompts: list[str], *, as_json: bool, parallel: int) -> None:

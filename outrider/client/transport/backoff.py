@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class ReconnectPolicy:
     """How a client gets over a lost connection. Delays double from the first to the longest."""
 
-    give_up_after_s: float = 20.0
-    """From the loss on. An edge keeps chats for longer than that, 30 s by default."""
+    give_up_after_s: float = 30.0
+    """From the loss on. As long as an edge keeps a chat for its client, unless it is set up
+    otherwise; after that the chat is run on from what the client has."""
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
     attempt_timeout_s: float = 3.0
