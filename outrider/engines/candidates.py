@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 
 def num_candidates(params: SamplingParams) -> int:
     """Candidates that a row needs for these choices; 0: no number is known to be enough."""
-    if _rescores(params):
+    if rescores(params):
         return 0
     greedy = params.temperature == 0.0 and params.acceptance_threshold == 0.0
     return 1 if greedy else params.top_k
@@ -24,7 +24,7 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
     """Raises InvalidSamplingError for what this engine's candidates cannot decide."""
     if info.num_candidates == 0:
         return
-    if _rescores(params):
+    if rescores(params):
         raise InvalidSamplingError(
             f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: "
             "penalties and logit_bias could choose another; leave them out"
@@ -36,7 +36,7 @@ def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
         )
 
 
-def _rescores(params: SamplingParams) -> bool:
+def rescores(params: SamplingParams) -> bool:
     """Whether the order of scores may change, so that an id outside the candidates wins."""
     return bool(
         params.repetition_penalty != 1.0

@@ -6,19 +6,26 @@ the two models' distributions are close, so are their choices, at any temperatur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.engines.candidates import rescores
+from outrider.errors import EngineError
 from outrider.sampling.noise import Ids
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
 Logits = npt.NDArray[np.float32]
+Columns = npt.NDArray[np.intp]
 _CERTAIN = 0.85
 """No second guess is looked for where the first is this likely."""
+_DEPTH = 8.0
+"""How far below the best, in units of the temperature, a candidate for sampling may lie."""
+_MOST_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,8 @@ class Chooser:
         """Raises InvalidSamplingError for ids outside the vocabulary."""
         self._sampler = Sampler(params, vocabulary_size, prompt)
         self._calibration = calibration
-        self._sampled = params.temperature > 0.0
+        self._temperature = params.temperature
+        self._rescores = rescores(params)
 
     def observe(self, ids: Sequence[int]) -> None:
         """These became final."""
@@ -77,22 +85,60 @@ class Chooser:
     ) -> Proposal:
         """The guess for absolute `position`, from a row [c] of `ids` [c] (None: column j is id j);
         `ahead` are the tokens before it that are not final. Raises EngineError for a bad row."""
+        top = float(logits.max())
+        if not math.isfinite(top):
+            raise EngineError("the draft model's scores are not finite")
+        total = float(np.exp(logits - np.float32(top)).sum())
+        chance = self._calibration.chance(1.0 / total, sampled=self._temperature > 0.0)
         sampler = self._sampler.after(ahead)
-        token = sampler.choose(logits, position, ids)
-        mass = np.exp(logits - logits.max())
-        mass /= mass.sum()
-        column = _column(token, ids)
-        chance = self._calibration.chance(float(mass.max()), sampled=self._sampled)
-        best = Opinion(token, chance)
-        if chance >= _CERTAIN:
+        columns = self._shortlist(logits, top)
+        column = self._choose(sampler, logits, ids, columns, position)
+        best = Opinion(_token(column, ids), chance)
+        if chance >= _CERTAIN or len(logits) < 2:
             return Proposal(best)
         rest = logits.copy()
         rest[column] = -np.inf
-        if not np.isfinite(rest.max()):
+        other = self._choose(sampler, rest, ids, columns, position)
+        if other == column:
             return Proposal(best)
-        other = sampler.choose(rest, position, ids)
-        share = float(mass[_column(other, ids)]) / max(1e-6, 1.0 - float(mass[column]))
-        return Proposal(best, Opinion(other, (1.0 - chance) * min(1.0, share)))
+        first, second = (math.exp(float(logits[at]) - top) / total for at in (column, other))
+        share = min(1.0, second / max(1e-6, 1.0 - first))
+        return Proposal(best, Opinion(_token(other, ids), (1.0 - chance) * share))
+
+    def _shortlist(self, logits: Logits, top: float) -> Columns | None:
+        """The columns that noise may lift to the top, but for a percent or so of all cases; None:
+        all, where scores are changed before the choice."""
+        if self._rescores or self._temperature == 0.0:
+            return None
+        columns = np.flatnonzero(logits >= top - _DEPTH * self._temperature)
+        if len(columns) > _MOST_CANDIDATES:
+            best = np.argpartition(logits[columns], -_MOST_CANDIDATES)[-_MOST_CANDIDATES:]
+            columns = np.sort(columns[best])
+        return columns
+
+    def _choose(
+        self,
+        sampler: Sampler,
+        logits: Logits,
+        ids: Ids | None,
+        columns: Columns | None,
+        position: int,
+    ) -> int:
+        """The column of the choice."""
+        if columns is None and not self._rescores:
+            return int(logits.argmax())
+        if columns is None:
+            return _column(sampler.choose(logits, position, ids), ids)
+        tokens = columns.astype(np.int32) if ids is None else ids[columns]
+        scores = logits[columns]
+        if not np.isfinite(scores.max()):
+            return int(columns[0])
+        token = sampler.choose(scores, position, tokens)
+        return int(columns[np.flatnonzero(tokens == token)[0]])
+
+
+def _token(column: int, ids: Ids | None) -> int:
+    return column if ids is None else int(ids[column])
 
 
 def _column(token: int, ids: Ids | None) -> int:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engines.fake import FakeEngine
@@ -191,6 +191,7 @@ def test_an_engine_that_needs_two_rows_is_refused() -> None:
         Drafter(engine.info, DrafterLimits(), Calibration())
 
 
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32), target=st.integers(0, 1), num_blocks=st.sampled_from([10, 24, 96])
 )
