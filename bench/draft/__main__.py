@@ -77,6 +77,13 @@ class Drafting:
         assert num_sessions == self._count
         return (time.process_time() - begin) * 1000
 
+    def close(self) -> None:
+        """Leave the engine to the next drafter, which numbers its sequences from 1 again, too."""
+        for number in range(self._count):
+            self._drafter.close(number)
+        for sequence in range(1, self._count + 1):
+            self._engine.close_sequence(sequence)
+
     def _step(self) -> int:
         """Sessions that were part of it."""
         call = self._drafter.decide(0.0)
@@ -88,7 +95,7 @@ class Drafting:
         return len(call.parts)
 
 
-def measure(result: Run, variants: dict[str, Variant], repeats: int) -> dict[str, list[float]]:
+def measure(variants: dict[str, Variant], repeats: int) -> dict[str, list[float]]:
     """CPU milliseconds by variant."""
     samples: dict[str, list[float]] = {name: [] for name in variants}
     rng = random.Random(1)
@@ -132,7 +139,7 @@ def main() -> int:
     flags.add_argument("--threads", type=int, default=1, help="threads of a call")
     arguments: argparse.Namespace = flags.parse_args()
     result = start("draft", arguments)
-    store = ModelStore(default_root())
+    store, repeats = ModelStore(default_root()), 3 if result.quick else 30
     config = EngineConfig(
         threads=arguments.threads, pin_threads=False, max_fixed_rows=16, prepare_first=True
     )
@@ -146,14 +153,15 @@ def main() -> int:
         for count in COUNTS:
             variants[f"target {count}"] = steps(target, count)
             variants[f"draft {count}"] = steps(draft.engine, count)
-        samples = measure(result, variants, 3 if result.quick else 30)
+        samples = measure(variants, repeats)
         for engine in (target, draft.engine):
             for sequence in range(max(COUNTS)):
                 engine.close_sequence(sequence)
         for count in COUNTS:
             for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
                 drafting = Drafting(draft.engine, count, temperature)
-                samples |= measure(result, {f"{name} {count}": drafting}, 3 if result.quick else 30)
+                samples |= measure({f"{name} {count}": drafting}, repeats)
+                drafting.close()
         report(result, samples)
     result.figures["draft"] = draft.name
     result.finish()

@@ -1,0 +1,71 @@
+"""From a row of the draft model to a guess."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.errors import EngineError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
+from services.edge.drafter.core.chooser import Calibration, Chooser, Proposal
+
+SIZE = 512
+HEAD = np.arange(0, SIZE, 2, dtype=np.int32)
+MAP = Calibration(greedy=(0.0, 0.4, 0.8), sampled=(0.1, 0.1, 0.1))
+
+
+def rows(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, (count, len(HEAD))).astype(np.float32)
+
+
+def propose(params: SamplingParams, row: np.ndarray, position: int = 7) -> Proposal:
+    return Chooser(params, SIZE, (), MAP).propose(row, HEAD, position, ())
+
+
+def test_greedy_takes_the_best_two_and_calibrates_the_chance() -> None:
+    row = np.zeros(len(HEAD), np.float32)
+    row[10], row[20] = 5.0, 4.0
+    mass = np.exp(row) / np.exp(row).sum()
+    proposal = propose(SamplingParams(), row)
+    chance = 0.8 * mass[10]
+    assert proposal.best.token == 20 and proposal.best.chance == pytest.approx(chance, rel=1e-5)
+    assert proposal.second is not None and proposal.second.token == 40
+    share = mass[20] / (1 - mass[10])
+    assert proposal.second.chance == pytest.approx((1 - chance) * share, rel=1e-4)
+
+
+def test_sampled_choices_are_the_samplers_but_for_the_tail() -> None:
+    params = SamplingParams(temperature=0.8, seed=5)
+    sampler, same = Sampler(params, SIZE, ()), 0
+    for position, row in enumerate(rows(300)):
+        same += propose(params, row, position).best.token == sampler.choose(row, position, HEAD)
+    assert same >= 291
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(repetition_penalty=1.5),
+        SamplingParams(logit_bias={500: 90.0}),
+        SamplingParams(temperature=0.9, seed=1, presence_penalty=1.0),
+    ],
+)
+def test_changed_scores_are_chosen_from_in_full(params: SamplingParams) -> None:
+    sampler = Sampler(params, SIZE, ())
+    for position, row in enumerate(rows(20)):
+        proposal = propose(params, row, position)
+        assert proposal.best.token == sampler.choose(row, position, HEAD)
+        assert proposal.second is None or proposal.second.token != proposal.best.token
+
+
+def test_a_certain_row_needs_no_second_guess() -> None:
+    row = np.zeros(len(HEAD), np.float32)
+    row[3] = 50.0
+    sure = Chooser(SamplingParams(), SIZE, (), Calibration())
+    assert sure.propose(row, HEAD, 0, ()).second is None
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(EngineError, match="not finite"):
+        propose(SamplingParams(), np.full(len(HEAD), np.nan, np.float32))
