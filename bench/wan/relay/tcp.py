@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TypeAlias
 
 from bench.wan.relay.lane import Conditions, Traffic
@@ -96,8 +97,9 @@ class _Connection:
                 return
             if data:
                 writer.write(data)
-            else:  # the sender has closed its direction
-                writer.write_eof()
+            else:
+                with contextlib.suppress(OSError):  # the receiver may be gone by then
+                    writer.write_eof()
 
         return Pump(deliver, seed=seed, ordered=True)
 
