@@ -114,7 +114,8 @@ def test_numbers_go_up_and_come_back() -> None:
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "held_ms"])
 def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
-    commit = inference_pb2.Commit(accepted=1, upto=1, pace=inference_pb2.Pace(**{field: ms}))
+    commit = inference_pb2.Commit(accepted=1, upto=1)
+    setattr(commit.pace, field, ms)
     with pytest.raises(MalformedFrameError, match="time"):
         fresh().read(inference_pb2.SessionDown(commit=commit))
     opened = inference_pb2.SessionOpened(held_ms=ms)
