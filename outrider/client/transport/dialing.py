@@ -49,15 +49,10 @@ async def dial(
     With `early`, and a ticket of an earlier connection, it returns before anybody has answered:
     what is sent at once goes in 0-RTT, and the connection is lost if the handshake fails.
     """
-    loop = asyncio.get_running_loop()
     configuration = _configuration(address)
-    try:
-        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
-    except OSError as error:
-        raise UnavailableError(f"{address.host} cannot be resolved ({error}); check it") from error
     failure: OutriderError = UnavailableError(f"{address.host} has no address")
     tickets = tickets or SessionTickets()
-    for *_, peer in found:
+    for peer in await _resolve(address):
         try:
             connection = await _connect(address, configuration, peer, tickets)
             await _shake_hands(connection, timeout_s, early=early)
@@ -65,6 +60,15 @@ async def dial(
         except OutriderError as error:
             failure = error
     raise failure
+
+
+async def _resolve(address: EdgeAddress) -> list[Peer]:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UnavailableError(f"{address.host} cannot be resolved ({error}); check it") from error
+    return [peer for *_, peer in found]
 
 
 async def _connect(

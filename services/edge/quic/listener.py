@@ -54,17 +54,7 @@ class Listener:
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
         """Listen and return the bound port. Raises ConfigError."""
-        configuration = QuicConfiguration(
-            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.limits.idle_timeout_s
-        )
-        try:
-            configuration.load_cert_chain(certificate, key)
-            if configuration.private_key.public_key() != configuration.certificate.public_key():
-                raise ValueError("they are no pair")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot read certificate {certificate} with private_key {key}: {error}"
-            ) from error
+        configuration = self._configuration(certificate, key)
         tickets = self._tickets if self.limits.early_data else None
         try:
             self._server = await serve(
@@ -82,6 +72,20 @@ class Listener:
             ) from error
         assert self._server._transport is not None
         return int(self._server._transport.get_extra_info("sockname")[1])
+
+    def _configuration(self, certificate: Path, key: Path) -> QuicConfiguration:
+        configuration = QuicConfiguration(
+            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.limits.idle_timeout_s
+        )
+        try:
+            configuration.load_cert_chain(certificate, key)
+            if configuration.private_key.public_key() != configuration.certificate.public_key():
+                raise ValueError("they are no pair")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot read certificate {certificate} with private_key {key}: {error}"
+            ) from error
+        return configuration
 
     def admit(self, connection: EdgeConnection) -> bool:
         """Whether the edge takes one connection more; counts it if so."""

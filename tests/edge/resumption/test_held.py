@@ -149,6 +149,13 @@ steps = st.lists(
 )
 
 
+def begin(table: HeldChats[str], held: dict[int, Held[str]], which: int, name: str) -> None:
+    """A chat of one of eight keys begins, if the key is free."""
+    key = Key("xy"[which % 2], str(which))
+    if table.find(key, DIGEST) is None:
+        held[which] = table.enter(key, DIGEST, name, Journal(), name)
+
+
 @given(steps)
 def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, int]]) -> None:
     limits = ResumeLimits(
@@ -156,14 +163,10 @@ def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, i
     )
     table = HeldChats[str](limits)
     held: dict[int, Held[str]] = {}
-    now, ended, begun = 0.0, set[str](), 0
-    for step, which, amount in history:
+    now, ended = 0.0, set[str]()
+    for number, (step, which, amount) in enumerate(history):
         if step == "enter" or which not in held:
-            key = Key("xy"[which % 2], str(which))
-            if table.find(key, DIGEST) is None:
-                name = f"{which}#{begun}"
-                begun += 1
-                held[which] = table.enter(key, DIGEST, name, Journal(), name)
+            begin(table, held, which, f"{which}#{number}")
         elif step == "grow":
             if held[which].chat is not None:
                 write(held[which], amount)

@@ -13,9 +13,9 @@ from outrider.errors import UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.quic.tickets import TicketStore
-from tests.edge.live.nat import nat
 from tests.edge.live.running import Running, running
 from tests.edge.live.trouble import ASK, REPLY, RawStream, raw
+from tests.edge.network.nat import nat
 
 EARLY = "outrider_edge_early_bytes_total"
 

@@ -15,9 +15,9 @@ from outrider.client.transport.liveness import LivenessLimits
 from outrider.errors import UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from tests.edge.live.nat import nat
 from tests.edge.live.running import Running, running
 from tests.edge.live.trouble import ASK, REPLY
+from tests.edge.network.nat import nat
 
 HELD_AT = 6
 

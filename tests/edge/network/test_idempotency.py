@@ -1,0 +1,77 @@
+"""Requests sent twice with the same key: one run, one reply, and one stream that has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.client import ChatResult, Client
+from outrider.errors import NoReplicaError, OutriderError
+from outrider.models.vocabulary import Vocabulary
+from tests.edge.live.running import running
+from tests.edge.live.trouble import REPLY, start
+
+
+async def ask(client: Client, key: str, question: str = "hello") -> ChatResult:
+    messages = [{"role": "user", "content": question}]
+    async with client.chat(messages, idempotency_key=key) as chat:
+        return await chat.result()
+
+
+async def test_the_same_request_with_the_same_key_has_one_reply(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        first = await ask(client, "k")
+        async with mesh.client() as other:
+            second = await ask(other, "k")
+        assert (second.text, second.ids, second.usage) == (first.text, first.ids, first.usage)
+        assert second.text == REPLY
+        assert len(mesh.region.opened) == 1
+        assert (await ask(client, "another")).text == REPLY
+        assert len(mesh.region.opened) == 2
+
+
+async def test_a_key_is_for_one_request(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        await ask(client, "k")
+        with pytest.raises(OutriderError, match="new key") as caught:
+            await ask(client, "k", "something else")
+        assert caught.value.reason == "KEY_REUSED"
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_the_same_request_while_it_runs_moves_to_the_newer_stream(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        older = await start(client, idempotency_key="k")
+        newer = await start(client, idempotency_key="k")
+        with pytest.raises(OutriderError, match="another stream") as caught:
+            await older.result()
+        assert caught.value.reason == "DUPLICATE_SESSION"
+        mesh.region.gate.set()
+        assert (await newer.result()).text == REPLY
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_what_failed_or_was_cancelled_may_run_again(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.error = NoReplicaError("none")
+        with pytest.raises(NoReplicaError):
+            await ask(client, "k")
+        mesh.region.error = None
+        mesh.region.stop_after = 4
+        chat = await start(client, idempotency_key="k")
+        chat.cancel()
+        assert (await chat.result()).finish_reason == "cancelled"
+        mesh.region.stop_after = None
+        assert (await ask(client, "k")).text == REPLY
+        assert len(mesh.region.opened) == 3
