@@ -1,8 +1,8 @@
 """Milliseconds of one step of the draft model against one of its target, for 1 to 16 sessions.
 
 Both engines run through the engine seam, in turn, as replica and drafter set them up: the target
-exact, the draft not, whose rows choose nothing. Every variant is called once unmeasured, then all
-are measured in random order within a round; process CPU time. "all told" is what the drafter's
+exact, the draft not, whose rows choose nothing. All variants are measured in random order within a
+round, after unmeasured calls of their own; process CPU time. "all told" is what the drafter's
 process takes for one more guess of every session: deciding, the step, and the choice of a token.
 """
 
@@ -35,6 +35,10 @@ COUNTS = (1, 4, 16)
 """Sessions in a call."""
 BLOCKS_EACH = 8
 CONTEXT = 100
+CHAIN = 8
+"""Guesses after which a chain becomes final."""
+WARMING = 3
+"""Calls of a variant before the one measured: an edge's drafter has the caches to itself."""
 ALONG = Calibration((1.0, 1.0), (1.0, 1.0))
 """Every guess is believed: chains go on."""
 
@@ -53,7 +57,7 @@ class Drafting:
 
     def __init__(self, engine: Engine, count: int, temperature: float) -> None:
         limits = DrafterLimits(
-            min_survival=0.0, min_branch=1.0, sure=1.1, max_lead=64, chunk_tokens=128
+            min_survival=0.0, min_branch=1.0, sure=1.1, max_lead=64, chunk_tokens=CONTEXT
         )
         self._drafter = Drafter(engine.info, limits, ALONG)
         self._engine, self._count = engine, count
@@ -68,7 +72,7 @@ class Drafting:
 
     def __call__(self) -> float:
         """One more guess for all."""
-        if any(len(chain.ids) >= 60 for chain in self._chains.values()):
+        if any(len(chain.ids) >= CHAIN for chain in self._chains.values()):
             for chain in self._chains.values():
                 self._drafter.commit(Commit(chain.session, chain.ids), 0.0)
             self._chains.clear()
@@ -103,7 +107,8 @@ def measure(variants: dict[str, Variant], repeats: int) -> dict[str, list[float]
         variants[name]()
     for _ in range(repeats):
         for name in rng.sample(list(variants), len(variants)):
-            variants[name]()
+            for _ in range(WARMING):
+                variants[name]()
             samples[name].append(variants[name]())
     return samples
 
