@@ -39,6 +39,8 @@ class Measured:
     relay: Traffic = field(default_factory=Traffic)
     """All that the long links held back, to know what the relay itself adds."""
     relay_cpu_s: float = 0.0
+    drafter: str = ""
+    """State of the near edge's: whether a model drafted."""
     seconds: float = 0.0
 
 
@@ -59,7 +61,7 @@ class Rough:
 async def measure(bed: Bed, vocabulary: Vocabulary, size: Size, rough: Rough) -> Measured:
     """Round by round; within one, RTT by RTT; at each, condition by condition, all schemes."""
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
-    measured, began = Measured(), monotonic()
+    measured, began = Measured(drafter=bed.near.drafter.name.lower()), monotonic()
     for turn in range(size.rounds):
         prompts = size.prompts(turn)
         for rtt_ms in _rotated(size.rtts_ms, turn):

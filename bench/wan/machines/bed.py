@@ -13,9 +13,11 @@ from pathlib import Path
 
 from bench.contenders.processes import child, read_json
 from bench.wan.machines.cpu import split_cores
+from bench.wan.machines.drafters import settled
 from bench.wan.relay.control import RelayControl, relay
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.process import Ports, read_ports
+from services.edge.drafter.metrics import DrafterState
 
 HOST = "127.0.0.1"
 _START_LIMIT_S = 240.0
@@ -46,6 +48,8 @@ class Edge:
     pid: int
     port: int
     ca: Path
+    drafter: DrafterState
+    """Whether a model drafts there beside the suffix automaton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,8 @@ class _Starter:
         }
         service = await self.service(name, "edge", values, cores)
         port = await link.add(f"{name} client", "udp", (HOST, service.ports.main), seed=31)
-        return Edge(service.pid, port, state_dir / "tls" / "cert.pem")
+        drafter = await settled(HOST, service.ports.admin)
+        return Edge(service.pid, port, state_dir / "tls" / "cert.pem", drafter)
 
     async def verifier(
         self, engine: RegionEngine, cores: Collection[int]

@@ -139,6 +139,7 @@ def figures_of(
         "wire_bytes_per_token_up": round(sent["up wire"], 1),
         "wire_bytes_per_token_down": round(sent["down wire"], 1),
         "exact": dict(exact),
+        "drafter": measured.drafter,
         "step_ms": round(model.t_s, 2),
         "draft_ms": round(model.t_d, 3),
         "miss_share": round(model.miss_share, 3),

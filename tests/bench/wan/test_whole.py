@@ -32,7 +32,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
 ) -> None:
     cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
     try:
-        async with running_bed(RegionEngine("fake"), {}) as bed:
+        async with running_bed(RegionEngine("fake"), {"edge": ["draft_model=none"]}) as bed:
             started = set(tree(os.getpid())) - before
             measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0))
     finally:
