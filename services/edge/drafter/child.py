@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -69,7 +70,7 @@ class Pipe(asyncio.Protocol):
 class Child:
     """A running drafter."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], pipe: Pipe) -> None:
         self._process = process
         self.pipe = pipe
 
@@ -87,15 +88,14 @@ class Child:
     ) -> Child:
         """Start the process; `command` is followed by what __main__ takes. Raises OSError."""
         ours, theirs = socket.socketpair()
+        arguments = (*command, settings.to_json(), str(theirs.fileno()), str(os.getpid()))
+        starting = asyncio.create_task(asyncio.to_thread(_start, arguments, theirs))
         try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *(*command, settings.to_json(), str(theirs.fileno()), str(os.getpid())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                )
+            process = await asyncio.shield(starting)
         except BaseException:
             ours.close()
+            with contextlib.suppress(OSError):
+                _kill(await starting)
             raise
         ours.setblocking(False)
         _, pipe = await asyncio.get_running_loop().create_unix_connection(
@@ -107,14 +107,23 @@ class Child:
         """Have it ended; one that closed the connection itself may end in its own way. Returns
         its exit status."""
         if self.pipe.closed.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
-                    return await self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return await asyncio.to_thread(self._process.wait, _LEAVE_S)
         return await self.kill()
 
     async def kill(self) -> int:
         """End it at once, whatever it does: it has nothing to save."""
         self.pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        return await self._process.wait()
+        return await asyncio.to_thread(_kill, self._process)
+
+
+def _start(arguments: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are
+    in gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers."""
+    with theirs:
+        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    return process.wait()
