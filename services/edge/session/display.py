@@ -28,6 +28,9 @@ class DisplayPolicy:
     """How many tokens are the first."""
     line_theta: float = 0.7
     """Least estimated survival of a line break."""
+    max_risk: float = 1.0
+    """Most tokens to be expected to fall of all that is shown behind the first ones: long chains of
+    likely tokens would be shown whole, and fall together."""
     rewrite_interval_s: float = 0.15
     """Least time between two erasures of shown text."""
     erasure: float = 0.15
@@ -131,12 +134,13 @@ class Display:
         return Retract(kept)
 
     def _likely(self, outlook: Outlook) -> tuple[int, float]:
-        limit, stability = 0, 1.0
+        limit, stability, risk = 0, 1.0, 0.0
         for number, (end, survival) in enumerate(
             zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
         ):
             breaks_line = "\n" in outlook.text[max(limit, len(self._shown)) : end]
-            if survival < self._least(number, breaks_line):
+            risk += 1 - survival if number >= self._policy.eager_tokens else 0.0
+            if survival < self._least(number, breaks_line) or risk > self._policy.max_risk:
                 break
             limit, stability = end, survival
         return limit, stability

@@ -95,7 +95,7 @@ class Resolved:
     outcomes: tuple[Outcome, ...] = ()
     """Of the drafts that are decided now: confirmed, or fallen with the chain."""
     ended_at: int | None = None
-    """Depth at which the chain had ended for want of a guess, if the commit went past it."""
+    """Depth at which a chain had ended for want of a guess, if the commit went past it."""
     on_its_own: bool = True
     """Nothing that the edge sent had a part in the region's call."""
 
@@ -183,9 +183,7 @@ class DraftChain:
             final,
             diverged,
             self._outcomes(final, diverged),
-            self._num_confirmed + len(drafts)
-            if self._has_ended and not diverged and len(final) > len(drafts)
-            else None,
+            self._ended_at(final, diverged),
             on_its_own=not accepted and not (diverged and had_some),
         )
         self.committed += len(final)
@@ -254,6 +252,12 @@ class DraftChain:
             )
             alive = right
         return tuple(outcomes)
+
+    def _ended_at(self, final: Sequence[int], diverged: bool) -> int | None:
+        """Not where there was no chain: who has nothing to send sends nothing in vain."""
+        if not self._has_ended or not self._drafts or diverged or len(final) <= len(self._drafts):
+            return None
+        return self._num_confirmed + len(self._drafts)
 
     def _grow(self, room: int) -> Guess:
         survival = self._drafts[-1].survival if self._drafts else 1.0

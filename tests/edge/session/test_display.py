@@ -65,13 +65,23 @@ def test_a_blank_before_a_word_to_come_is_not_shown() -> None:
 
 def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
     pieces = ((" end.", 0.95), ("\n", 0.65), ("Then", 0.6), (" we", 0.55), (".", 0.3))
-    display = Display(PLAIN)
+    display = Display(DisplayPolicy(eager_tokens=0, max_risk=9.0))
     assert display.show(outlook(*pieces), 0.0) == Provisional(10, 0, " end.", 0.95)
     sure = tuple((text, 0.72 if text == "\n" else p) for text, p in pieces)
     assert display.show(outlook(*sure), 0.0) == Provisional(10, 5, "\nThen we", 0.55)
     assert display.show(outlook(*pieces[:1], ("\n", 0.6), *pieces[2:4], (".", 0.5)), 0.0) == (
         Provisional(10, 13, ".", 0.5)
     ), "one that is shown does not hold up the rest"
+
+
+def test_long_chains_are_shown_as_far_as_the_risk_is_borne() -> None:
+    pieces = tuple((f" w{n}", 0.97**n) for n in range(1, 20))
+    bold = Display(DisplayPolicy(eager_tokens=0, max_risk=1e9))
+    shown = bold.show(outlook(*pieces), 0.0)
+    assert shown is not None and shown.text.count(" w") == 18
+    shown = Display(PLAIN).show(outlook(*pieces), 0.0)
+    assert shown is not None
+    assert shown.text.count(" w") == 7, "of which one is expected to fall"
 
 
 def test_tokens_shown_and_taken_back_are_counted() -> None:
