@@ -162,7 +162,7 @@ class Timings:
     """To the first final token; None if there was none."""
     stable_ttft_ms: float | None
     """To the moment from which on the first word stood there as it stayed, whether final by then or
-    not: between the other two. None if there was no text."""
+    not: no later than it was final. None if there was no text."""
     total_ms: float
     tokens_per_s: float
     """Final tokens after the first over the time since the first; 0 with fewer than two."""

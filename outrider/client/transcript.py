@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from outrider.client.events import (
     Committed,
@@ -14,31 +15,35 @@ from outrider.client.events import (
 )
 from outrider.errors import MalformedFrameError
 
-_FIRST_WORD = re.compile(r"\s*\S*")
+_FIRST_WORD = re.compile(r"\s*\S+")
+_HEAD_CHARS = 64
+_MAX_LOOKS = 256
 
 
 class FirstWord:
-    """Since when the reply's first word has stood there: a correction of it begins anew, what only
-    makes it longer does not."""
+    """Since when the reply's first word has stood there as it was committed. Where words are not
+    divided by blanks, the text of the first commit counts as one."""
 
     def __init__(self) -> None:
-        self._word = ""
-        self._is_settled = False
+        self._looks: deque[tuple[float, str]] = deque(maxlen=_MAX_LOOKS)
+        self._is_final = False
         self.since: float | None = None
-        """None while there is none."""
+        """None before it is final."""
 
     def see(self, committed: str, provisional: str, now: float) -> None:
         """This is the text now."""
-        if self._is_settled:
+        if self._is_final:
             return
-        found = _FIRST_WORD.match(committed + provisional)
-        word = found.group() if found else ""
-        if not word.strip():
-            self.since = None
-        elif self.since is None or not word.startswith(self._word):
-            self.since = now
-        self._word = word
-        self._is_settled = bool(word.strip()) and len(committed) > len(word)
+        self._looks.append((now, (committed + provisional)[:_HEAD_CHARS]))
+        word = _FIRST_WORD.match(committed)
+        if word is None:
+            return
+        self._is_final = True
+        for at, head in reversed(self._looks):
+            if not head.startswith(word.group()[:_HEAD_CHARS]):
+                break
+            self.since = at
+        self._looks.clear()
 
 
 class Transcript:

@@ -103,13 +103,20 @@ def since(*texts: tuple[str, str]) -> float | None:
 
 def test_the_first_word_is_stable_since_it_was_shown_as_it_stayed() -> None:
     assert since(("", "")) is None
+    assert since(("", " the")) is None, "not final, so nobody knows"
     assert since(("", " "), ("", " the"), (" the", ""), (" the cat", "")) == 1.0
     assert since(("", "the cat"), ("", ""), ("a", ""), ("a dog", "")) == 2.0
+    assert since(("", "a"), ("", ""), ("", "a"), ("a", "")) == 2.0
     assert since(("", "the"), ("", "this"), ("this", " is")) == 1.0
-    assert since(("", "hel"), ("hel", ""), ("hello", "")) == 0.0, "a word may grow"
+    assert since((" ", ""), (" the", "")) == 1.0, "a blank is no word"
+    assert since(("", "hel"), ("hel", "lo"), ("hello", "")) == 0.0
 
 
-def test_a_first_word_that_is_final_whole_is_not_looked_at_again() -> None:
+def test_words_without_blanks_between_them_are_told_apart_by_the_commit() -> None:
+    assert since(("", "猫が好き"), ("", "猫が"), ("猫", "が"), ("猫は", "")) == 0.0
+
+
+def test_what_follows_the_first_word_is_not_looked_at() -> None:
     first = FirstWord()
     first.see("the ", "", 1.0)
     first.see("", "", 2.0)
