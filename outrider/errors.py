@@ -18,6 +18,7 @@ OutriderError                    INTERNAL            500
 ├── CancelledError               CANCELLED           499
 ├── DeadlineError                DEADLINE_EXCEEDED   504
 ├── UnavailableError             UNAVAILABLE         503
+│   ├── DrainingError            UNAVAILABLE         503
 │   ├── NoReplicaError           UNAVAILABLE         503
 │   └── ReplicaLostError         UNAVAILABLE         503
 ├── EngineError                  INTERNAL            500
@@ -179,6 +180,12 @@ class UnavailableError(OutriderError):
     grpc_code = "UNAVAILABLE"
     http_status = 503
     reason = "UNAVAILABLE"
+
+
+class DrainingError(UnavailableError):
+    """The process is being stopped; another one, or its successor, takes the request."""
+
+    reason = "DRAINING"
 
 
 class NoReplicaError(UnavailableError):

@@ -16,6 +16,8 @@ from aioquic.quic.events import (
     StreamDataReceived,
     StreamReset,
 )
+from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.recovery import QuicPacketSpace
 
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.client.transport.failures import connection_error, stream_error
@@ -153,6 +155,28 @@ class ClientConnection(QuicConnectionProtocol):
                 handle.cancel()
         if self._transport is not None:
             self._transport.close()
+
+    def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
+        """A datagram came from the edge."""
+        if self._established.done() or not self.has_ticket:
+            super().datagram_received(data, addr)
+            return
+        spaces, num_retries = list(self._quic._spaces.values()), self._quic._retry_count
+        super().datagram_received(data, addr)
+        if self._quic._retry_count != num_retries:
+            self._send_early_data_again(spaces)
+
+    def _send_early_data_again(self, spaces: list[QuicPacketSpace]) -> None:
+        """The edge wants to see that this address is ours (Retry) and has dropped what came in
+        0-RTT. aioquic forgets it then, together with its packet spaces, and would never repeat it
+        nor take it out of the bytes in flight."""
+        for space in spaces:
+            packets = list(space.sent_packets.values())
+            in_flight = [packet for packet in packets if packet.in_flight]
+            self._quic._loss._cc.on_packets_expired(packets=in_flight)
+            for handler, arguments in (h for packet in packets for h in packet.delivery_handlers):
+                handler(QuicDeliveryState.LOST, *arguments)
+        self.transmit()
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from outrider.client.transport.backoff import Backoff, ReconnectPolicy
-from outrider.errors import DuplicateSessionError, OutriderError, UnavailableError
+from outrider.errors import DrainingError, DuplicateSessionError, OutriderError, UnavailableError
 
 
 class State(Enum):
@@ -43,8 +43,9 @@ class Recovery:
         many seconds to try again, None if the chat is over.
 
         A chat that has final tokens is worth going on with if its region was lost. One that has
-        none is the caller's to send again, who may want to ask elsewhere. A region that still runs
-        the request for a client it believes alive refuses it for as long as it takes to notice.
+        none is the caller's to send again, who may want to ask elsewhere; but an edge that is being
+        stopped has a successor, as a rule. A region that still runs the request for a client it
+        believes alive refuses it for as long as it takes to notice.
         """
         if self.state is State.OVER or self._backoff is None:
             self.state = State.OVER
@@ -53,7 +54,7 @@ class Recovery:
         if self.state is not State.RUNNING:
             kinds = UnavailableError, DuplicateSessionError
         elif not (cut_off or has_tokens):
-            kinds = ()
+            kinds = (DrainingError,)
         delay_s = self._backoff.next_delay(now, spread) if isinstance(error, kinds) else None
         self.state = State.OVER if delay_s is None else State.WAITING
         return delay_s

@@ -7,6 +7,7 @@ import pytest
 from outrider.client.recovery import Recovery, State
 from outrider.client.transport.backoff import ReconnectPolicy
 from outrider.errors import (
+    DrainingError,
     DuplicateSessionError,
     EmptyPromptError,
     OutriderError,
@@ -50,6 +51,7 @@ def test_every_state_and_failure(state: State, cut_off: bool, has_tokens: bool) 
     is_over, is_first = state is State.OVER, state is State.RUNNING
     for error in (GONE, ReplicaLostError("gone")):
         assert over(error) == (is_over or (is_first and not cut_off and not has_tokens))
+    assert over(DrainingError("stopping")) == is_over
     assert over(TWICE) == (is_over or is_first)
     assert over(EmptyPromptError("none"))
     assert over(OverloadedError("slow reader"))

@@ -17,7 +17,7 @@ from aioquic.quic.events import (
 
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
-from outrider.errors import MalformedFrameError, OutriderError, OverloadedError, UnavailableError
+from outrider.errors import DrainingError, MalformedFrameError, OutriderError, OverloadedError
 from services.edge.chat import Chat
 from services.edge.prefill.typist import Typist
 from services.edge.resumption.reception import StreamOwner
@@ -151,7 +151,7 @@ class EdgeConnection(QuicConnectionProtocol):
     def _refusal(self) -> OutriderError | None:
         limit = self.listener.limits.max_chats_per_connection
         if self.listener.draining:
-            return UnavailableError("this edge is shutting down; connect to another")
+            return DrainingError("this edge is shutting down; connect to another")
         if len(self._chats) > limit:
             return OverloadedError(f"a connection has at most {limit} chats at a time")
         return None

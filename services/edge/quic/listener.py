@@ -14,7 +14,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
 
 from outrider.client.protocol import ALPN, CloseCode
-from outrider.errors import ConfigError, UnavailableError
+from outrider.errors import ConfigError, DrainingError
 from services.edge.parts import EdgeParts
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.tickets import TicketStore
@@ -106,7 +106,7 @@ class Listener:
         self.parts.reception.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.parts.telemetry.idle.wait(), drain_s)
-        error = UnavailableError("this edge is shutting down; send the chat to another")
+        error = DrainingError("this edge is shutting down; send the chat to another")
         for connection in list(self._connections):
             connection.fail_chats(error)
             connection.transmit()

@@ -42,9 +42,10 @@ class Running:
         async with connect("127.0.0.1", where, ca=self.ca, **options) as client:
             yield client
 
-    async def restart(self) -> None:
-        """Another edge in place of this one, which is gone without a word to anybody."""
-        for connection in self.edge.listener._connections:
+    async def restart(self, *, in_order: bool = False) -> None:
+        """Another edge in place of this one, which is gone without a word to anybody, or says so
+        if it goes `in_order`."""
+        for connection in () if in_order else self.edge.listener._connections:
             connection._transport = Mute()  # type: ignore[assignment]
         await self.edge.stop()
         config = replace(self.edge._config, port=self.ports.main)

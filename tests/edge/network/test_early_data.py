@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client import SessionTickets
+from outrider.client import Message, SessionTickets
 from outrider.client.wire import DESCRIBE
-from outrider.errors import UnavailableError
+from outrider.errors import FrameTooLargeError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.quic.tickets import TicketStore
@@ -144,4 +144,29 @@ async def test_a_question_that_comes_byte_by_byte_is_answered(
         await asyncio.wait_for(stream.ended.wait(), 5)
         (frame,) = stream.frames
         assert frame.description.edge == "edge"
+        await mesh.settled()
+
+
+async def test_an_edge_that_validates_addresses_takes_0_rtt_too(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, validate_addresses=True) as mesh:
+        tickets = await visit(mesh, mesh.ports.main)
+        async with (
+            mesh.client(tickets=tickets, early_data=True) as client,
+            client.chat(ASK) as chat,
+        ):
+            assert (await chat.result()).text == REPLY
+        assert len(mesh.region.opened) == 1
+
+
+async def test_more_than_a_frame_in_0_rtt_is_not_kept(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, max_frame_bytes=4000) as mesh:
+        tickets = await visit(mesh, mesh.ports.main)
+        async with mesh.client(tickets=tickets, early_data=True) as client:
+            with pytest.raises(FrameTooLargeError):
+                async with client.chat([Message("user", "x" * 7000)]) as chat:
+                    await chat.result()
+        assert mesh.sample(EARLY) > 4000
+        assert mesh.region.opened == []
         await mesh.settled()

@@ -121,6 +121,20 @@ async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
         await mesh.settled()
 
 
+async def test_an_edge_that_is_stopped_in_order_hands_its_chats_on(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat(ASK) as chat:
+            assert isinstance(await anext(chat), Accepted)
+            await mesh.restart(in_order=True)
+            mesh.region.gate.set()
+            events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        await mesh.settled()
+
+
 async def test_a_router_that_is_lost_mid_reply_costs_a_pause(
     words: Vocabulary, tmp_path: Path
 ) -> None:
