@@ -98,7 +98,8 @@ def test_what_one_chat_learned_serves_the_next() -> None:
     where = at(0.25, 0.3, call_s=0.01, draft_s=0.002, num_tokens=200)
     averages = Averages()
     Mesh(where, averages=averages).run(provisional=True)
-    assert averages.acceptance.rate(0) == pytest.approx(0.3, abs=0.1)
+    # Somewhat more: drafts that are hardly likely are not made, and not counted.
+    assert 0.25 < averages.acceptance.rate(0) < 0.5
     assert averages.acceptance.sources == ("model",)
 
 
