@@ -22,6 +22,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.logs import configure_logging
 
 _ROLES = ("edge", "router", "inference")
 
@@ -29,6 +30,7 @@ _ROLES = ("edge", "router", "inference")
 def main() -> int:
     arguments = _flags().parse_args()
     run = start("wan", arguments)
+    configure_logging("bench", "error")  # the reference's engine would log between the tables
     cores = os.sched_getaffinity(0)
     size = QUICK if run.quick else FULL
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
