@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 ASK = "Write the numbers from one to thirty, each on a line of its own, like this: Number 1."
 SAMPLING = SamplingParams(max_tokens=96)
-TOLERANCE = 1.25
+TOLERANCE = 1.4
 """What a draft must promise depends on how long calls take, so their number varies a little."""
 
 
