@@ -18,6 +18,7 @@ choice then differs only at a tie to within 1e-13, or of 1e-7 at the edge of top
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,6 +149,7 @@ def _check_row(logits: npt.NDArray[np.float32], ids: Ids | None, vocabulary_size
 def _checked(top: np.floating[Any]) -> float:
     """The best score of a row. One NaN is enough to be it; -inf elsewhere is an id that cannot
     be chosen."""
-    if not np.isfinite(top):
+    score = float(top)
+    if not math.isfinite(score):
         raise EngineError("the engine gave logits that are not finite")
-    return float(top)
+    return score
