@@ -103,9 +103,8 @@ async def _cell(
             Batch(scheme, cell, turn, samples, region_s, edge_s, up, down, costs)
         )
         measured.relay_cpu_s = passage.cpu_s
-        if cell.rtt_ms:
-            measured.relay.add(up)
-            measured.relay.add(down)
+        for way in (up, down) if cell.rtt_ms else ():
+            measured.relay.add(way)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,23 +121,14 @@ def figures_of(
     results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
 ) -> dict[str, Figure]:
     """Everything a run is judged by."""
-    busy = Where(sessions=results.crowds()[-1])
-    sent = results.bytes_per_token(OURS)
     ours = results.samples(OURS)
-    chars = sum(sample.num_chars for sample in ours)
-    gain = median(results.capacity_ratios(OURS, REGION_DRAFTER, busy) or [0.0])
-    over_plain = median(results.capacity_ratios(OURS, PLAIN, busy) or [0.0])
+    chars = max(1, sum(sample.num_chars for sample in ours))
     return {
         **_by_rtt(results),
         "erasure": round(sum(sample.erased_chars for sample in ours) / chars, 4),
         "shown_early": round(sum(sample.early_chars for sample in ours) / chars, 4),
-        "capacity_gain": round(gain, 3),
+        **_costs(results),
         "capacity_predicted": round(model.capacity_predicted, 3),
-        "capacity_over_plain": round(over_plain, 3),
-        "bytes_per_token_up": round(sent["up"], 2),
-        "bytes_per_token_down": round(sent["down"], 2),
-        "wire_bytes_per_token_up": round(sent["up wire"], 1),
-        "wire_bytes_per_token_down": round(sent["down wire"], 1),
         "exact": dict(exact),
         "drafter": measured.drafter,
         "step_ms": round(model.t_s, 2),
@@ -146,6 +137,22 @@ def figures_of(
         "relay_added_ms_p50": round(measured.relay.lateness_ms(0.5), 2),
         "relay_added_ms_p99": round(measured.relay.lateness_ms(0.99), 2),
         "seconds": round(measured.seconds),
+    }
+
+
+def _costs(results: Results) -> dict[str, Figure]:
+    """The region's CPU and the long link's bytes, for a final token."""
+    busy = Where(sessions=results.crowds()[-1])
+    sent = results.bytes_per_token(OURS)
+    gain = median(results.capacity_ratios(OURS, REGION_DRAFTER, busy) or [0.0])
+    over_plain = median(results.capacity_ratios(OURS, PLAIN, busy) or [0.0])
+    return {
+        "capacity_gain": round(gain, 3),
+        "capacity_over_plain": round(over_plain, 3),
+        "bytes_per_token_up": round(sent["up"], 2),
+        "bytes_per_token_down": round(sent["down"], 2),
+        "wire_bytes_per_token_up": round(sent["up wire"], 1),
+        "wire_bytes_per_token_down": round(sent["down wire"], 1),
     }
 
 

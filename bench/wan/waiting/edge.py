@@ -70,6 +70,11 @@ class WaitingReply:
     """Drafts that the region verified."""
     num_accepted: int = 0
 
+    def add(self, ids: Sequence[int], at: float) -> None:
+        """These became final."""
+        self.ids.extend(ids)
+        self.commits.append((at, len(self.ids)))
+
 
 class WaitingChain:
     """What was committed, what was sent ahead of it, and whether the region owes an answer
@@ -137,28 +142,29 @@ async def converse(
     chain, reply = WaitingChain(policy), WaitingReply(opened_at=talk.opened_at)
     await source.extend(prompt)
     while True:
-        wanted = None if talk.waiting else chain.wanted()
-        if wanted is not None:
+        if not talk.waiting and (wanted := chain.wanted()) is not None:
             ids = await source.draft_after(chain.pending, wanted)
-            where = chain.frame(ids)
-            if where is not None:
-                block = token_wire.to_proto(coder.encode(ids))
-                epoch, base, continues = where
-                talk.draft(
-                    inference_pb2.Draft(epoch=epoch, base=base, ids=block, continues=continues)
-                )
+            _send(talk, chain.frame(ids), ids, coder)
             continue
         frame = await talk.receive()
         match frame.WhichOneof("kind"):
             case "commit":
                 final = _apply(chain, frame.commit, coder)
-                reply.ids.extend(final)
-                reply.commits.append((time.perf_counter(), len(reply.ids)))
+                reply.add(final, time.perf_counter())
                 await source.extend(final)
             case "done":
-                reply.num_drafts = frame.done.usage.draft_tokens
-                reply.num_accepted = frame.done.usage.accepted_tokens
+                usage = frame.done.usage
+                reply.num_drafts, reply.num_accepted = usage.draft_tokens, usage.accepted_tokens
                 return reply
+
+
+def _send(
+    talk: Conversation, where: tuple[int, int, bool] | None, ids: Sequence[int], coder: TokenCoder
+) -> None:
+    if where is not None:
+        epoch, base, continues = where
+        block = token_wire.to_proto(coder.encode(ids))
+        talk.draft(inference_pb2.Draft(epoch=epoch, base=base, ids=block, continues=continues))
 
 
 def _apply(chain: WaitingChain, commit: inference_pb2.Commit, coder: TokenCoder) -> tuple[int, ...]:

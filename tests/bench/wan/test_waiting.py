@@ -129,14 +129,15 @@ def test_an_edge_never_stands_still_and_joins_every_commit(
             continue
         assert owed, "the edge waits for a region that was not asked"
         right = tokens[chain.committed :]
-        agreed = 0
-        while agreed < min(len(chain.pending), len(right)) and (
-            chain.pending[agreed] == right[agreed]
-        ):
-            agreed += 1
+        agreed = num_agreeing(chain.pending, right)
         told += chain.commit(agreed, right[agreed : agreed + 1])
         owed = bool(chain.pending)
     assert told == tokens
+
+
+def num_agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 async def reply(
