@@ -75,6 +75,10 @@ class WaitingReply:
         self.ids.extend(ids)
         self.commits.append((at, len(self.ids)))
 
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """What the region says of the drafts."""
+        self.num_drafts, self.num_accepted = num_drafts, num_accepted
+
 
 class WaitingChain:
     """What was committed, what was sent ahead of it, and whether the region owes an answer
@@ -153,8 +157,7 @@ async def converse(
                 reply.add(final, time.perf_counter())
                 await source.extend(final)
             case "done":
-                usage = frame.done.usage
-                reply.num_drafts, reply.num_accepted = usage.draft_tokens, usage.accepted_tokens
+                reply.count(frame.done.usage.draft_tokens, frame.done.usage.accepted_tokens)
                 return reply
 
 
