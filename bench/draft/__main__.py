@@ -138,6 +138,29 @@ def report(result: Run, samples: dict[str, list[float]]) -> None:
     result.figures["step"] = figures
 
 
+def by_engine(target: Engine, draft: Engine, repeats: int) -> dict[str, list[float]]:
+    """One step of either."""
+    variants: dict[str, Variant] = {}
+    for name, engine in (("target", target), ("draft", draft)):
+        Sessions(engine, BLOCKS_EACH).prefill(max(COUNTS))
+        variants |= {f"{name} {count}": steps(engine, count) for count in COUNTS}
+    samples = measure(variants, repeats)
+    for sequence in range(max(COUNTS)):
+        draft.close_sequence(sequence)
+    return samples
+
+
+def all_told(draft: Engine, repeats: int) -> dict[str, list[float]]:
+    """One more guess for every session of a drafter."""
+    samples: dict[str, list[float]] = {}
+    for count in COUNTS:
+        for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+            drafting = Drafting(draft, count, temperature)
+            samples |= measure({f"{name} {count}": drafting}, repeats)
+            drafting.close()
+    return samples
+
+
 def main() -> int:
     flags = parser("draft", __doc__ or "")
     flags.add_argument("--draft-model", default=SHIPPED, help="as edge.draft_model")
@@ -152,22 +175,8 @@ def main() -> int:
         target = stack.enter_context(closing(create_engine(config)))
         draft = load_draft(arguments.draft_model, DEFAULT_MODEL, store, config)
         stack.enter_context(closing(draft.engine))
-        for engine in (target, draft.engine):
-            Sessions(engine, BLOCKS_EACH).prefill(max(COUNTS))
-        variants: dict[str, Variant] = {}
-        for count in COUNTS:
-            variants[f"target {count}"] = steps(target, count)
-            variants[f"draft {count}"] = steps(draft.engine, count)
-        samples = measure(variants, repeats)
-        for engine in (target, draft.engine):
-            for sequence in range(max(COUNTS)):
-                engine.close_sequence(sequence)
-        for count in COUNTS:
-            for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
-                drafting = Drafting(draft.engine, count, temperature)
-                samples |= measure({f"{name} {count}": drafting}, repeats)
-                drafting.close()
-        report(result, samples)
+        samples = by_engine(target, draft.engine, repeats)
+        report(result, samples | all_told(draft.engine, repeats))
     result.figures["draft"] = draft.name
     result.finish()
     return 0

@@ -54,7 +54,6 @@ class Bench:
         """Final ids by session."""
         self.guesses: dict[int, Guess] = {}
         self.now = 0.0
-        self.num_opened = 0
 
     def open(
         self, number: int, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int] = ()

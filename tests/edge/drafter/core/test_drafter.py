@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engines.fake import FakeEngine
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 from services.edge.drafter.core.chooser import Calibration
@@ -191,6 +191,44 @@ def test_an_engine_that_needs_two_rows_is_refused() -> None:
         Drafter(engine.info, DrafterLimits(), Calibration())
 
 
+class Chaos:
+    """Opens, commits and closes by chance; what is final is what `says` would say."""
+
+    def __init__(self, bench: Bench, says: FakeOptions, seed: int) -> None:
+        self.replies: dict[int, list[int]] = {}
+        self.chance = random.Random(seed)
+        self._bench, self._says = bench, says
+        self._last_number = 0
+
+    def event(self) -> None:
+        if len(self.replies) < 3 and self.chance.random() < 0.4:
+            self._open()
+        elif self.replies:
+            number = self.chance.choice(list(self.replies))
+            reply, count = self.replies[number], self.chance.randrange(1, 6)
+            if self.chance.random() < 0.1 or len(reply) <= count:
+                self._bench.close(number)
+                del self.replies[number]
+            else:
+                self._bench.commit(number, reply[:count])
+                del reply[:count]
+
+    def perhaps(self) -> None:
+        """While a call is under way."""
+        if self.chance.random() < 0.5:
+            self.event()
+
+    def _open(self) -> None:
+        chance, number = self.chance, self._last_number + 1
+        self._last_number = number
+        params = chance.choice([GREEDY, SAMPLED])
+        params = replace(params, seed=chance.randrange(9), max_tokens=24)
+        prompt = [chance.randrange(8) for _ in range(chance.randrange(1, 20))]
+        reply, begun = reply_of(self._says, prompt, params), chance.randrange(3)
+        self._bench.open(number, prompt, params, reply[:begun])
+        self.replies[number] = reply[begun:]
+
+
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32), target=st.integers(0, 1), num_blocks=st.sampled_from([10, 24, 96])
@@ -198,51 +236,23 @@ def test_an_engine_that_needs_two_rows_is_refused() -> None:
 def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: int) -> None:
     """Commits, opens and closes at any moment, in flight or not: every row that any call gives
     equals that of an engine that never saw anything but this text; no block is lost."""
-    chance = random.Random(seed)
     limits = DrafterLimits(
         max_sessions=4,
-        max_lead=chance.choice([2, 8]),
+        max_lead=2 + 6 * (seed % 2),
         min_survival=0.05,
-        catch_up_tokens=chance.choice([2, 16]),
+        catch_up_tokens=2 + 14 * (seed // 2 % 2),
         chunk_tokens=5,
         idle_chunk_tokens=9,
         evict_idle_s=0.01,
     )
     options = replace(OPTIONS, num_blocks=num_blocks)
     bench = Bench(options, limits=limits, calibration=Calibration((0.4, 0.9), (0.4, 0.9)))
-    says = replace(options, seed=target)
-    replies: dict[int, list[int]] = {}
-
-    def event() -> None:
-        if len(replies) < 3 and chance.random() < 0.4:
-            number = bench_number(bench)
-            params = replace(chance.choice([GREEDY, SAMPLED]), seed=seed, max_tokens=24)
-            prompt = [chance.randrange(8) for _ in range(chance.randrange(1, 20))]
-            replies[number] = reply_of(says, prompt, params)
-            begun = chance.randrange(3)
-            bench.open(number, prompt, params, replies[number][:begun])
-            del replies[number][:begun]
-        elif replies:
-            number = chance.choice(list(replies))
-            count = chance.randrange(1, 6)
-            if chance.random() < 0.1 or len(replies[number]) <= count:
-                bench.close(number)
-                del replies[number]
-            else:
-                bench.commit(number, replies[number][:count])
-                del replies[number][:count]
-
+    chaos = Chaos(bench, replace(options, seed=target), seed)
     for _ in range(40):
-        event()
-        for _ in range(chance.randrange(4)):
-            bench.turn(lambda: event() if chance.random() < 0.5 else None)
-    for number in list(replies):
+        chaos.event()
+        for _ in range(chaos.chance.randrange(4)):
+            bench.turn(chaos.perhaps)
+    for number in chaos.replies:
         bench.close(number)
     assert bench.turn() is None
     assert bench.drafter.num_free_blocks == num_blocks
-
-
-def bench_number(bench: Bench) -> int:
-    """A number never used before."""
-    bench.num_opened += 1
-    return bench.num_opened
