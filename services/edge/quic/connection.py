@@ -247,8 +247,9 @@ class ChatStream:
             self._stalled = True
             self.chat.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
-    def end(self) -> None:
-        """End the stream: after what was sent, or at once if the client does not read."""
+    def end(self, last: bytes = b"") -> None:
+        """End the stream: after what was sent and the frame `last`, if there is one, or at once if
+        the client does not read."""
         self._ended = True
         if self._gone:
             return
@@ -256,7 +257,7 @@ class ChatStream:
         if self._stalled:
             quic.reset_stream(self._stream_id, CloseCode.SLOW_READER)
         else:
-            self._write(b"", True)
+            self._write(encode_frame(last) if last else b"", True)
         if self._client_ended:
             self._connection.forget(self._stream_id)
         else:

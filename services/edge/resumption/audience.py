@@ -17,8 +17,8 @@ class ClientStream(Protocol):
         """Send one EdgeFrame."""
         ...
 
-    def end(self) -> None:
-        """Nothing more follows."""
+    def end(self, last: bytes = b"") -> None:
+        """Nothing more follows, but `last`, if that is a frame."""
         ...
 
 
@@ -69,8 +69,7 @@ class Audience:
         that it is not meant any more."""
         if self._stream is not None:
             error = DuplicateSessionError("another stream goes on with this chat; read that one")
-            self._stream.send(self._encode(Failed(error)))
-            self._stream.end()
+            self._stream.end(self._encode(Failed(error)))
         self._stream, self._listener, self._is_muted = stream, listener, False
         for event in self.journal.replay(listener):
             stream.send(self._encode(event))

@@ -60,6 +60,23 @@ async def test_the_same_request_while_it_runs_moves_to_the_newer_stream(
         await mesh.settled()
 
 
+async def test_an_older_stream_that_is_not_read_costs_the_newer_one_nothing(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        await start(client, idempotency_key="k")
+        for connection in mesh.edge.listener._connections:
+            for stream in connection._chats.values():
+                stream._max_unsent_bytes = 0  # whatever is sent now is too much
+        newer = await start(client, idempotency_key="k")
+        mesh.region.gate.set()
+        assert (await newer.result()).text == REPLY
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
 async def test_what_failed_or_was_cancelled_may_run_again(
     words: Vocabulary, tmp_path: Path
 ) -> None:

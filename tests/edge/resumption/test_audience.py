@@ -27,8 +27,10 @@ class Stream:
         assert not self.ended
         self.sent.append(payload.decode())
 
-    def end(self) -> None:
+    def end(self, last: bytes = b"") -> None:
         assert not self.ended
+        if last:
+            self.send(last)
         self.ended = True
 
 
