@@ -176,12 +176,14 @@ class DraftSources:
         return Proposal(edge + more.ids, survival + tail)
 
     def learn(self, num_guessed: int, verdict: Verdict) -> None:
-        """A round with num_guessed drafts of the last proposal committed this. What is believed of
-        the edge is learned from all that it had offered by then, verified or not."""
-        if self._drafter is not None and self._drafted:
+        """A round with num_guessed drafts of its proposal, if it had one, committed this. What is
+        believed of the edge is learned from all that it had offered by then, verified or not."""
+        offered, drafted = self._offered, self._drafted
+        self._offered, self._drafted = (), False  # the next round may go without a proposal
+        if self._drafter is not None and drafted:
             self._drafter.observe(num_guessed, verdict.accepted)
         tried = right = 0
-        for guess, token in zip(self._offered, verdict.ids, strict=False):
+        for guess, token in zip(offered, verdict.ids, strict=False):
             tried, right = tried + 1, right + (guess == token)
             if guess != token:
                 break

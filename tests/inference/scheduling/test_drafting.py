@@ -223,6 +223,16 @@ def test_what_the_edge_guessed_is_learned_whether_it_was_verified_or_not() -> No
     assert average.rate == rate, "who had nothing to say was not wrong"
 
 
+def test_a_round_without_a_proposal_says_nothing_of_the_edge() -> None:
+    """As beside the end of another session's prompt."""
+    average = Acceptance(0.9)
+    made = DraftSources(chain(), None, average)
+    offered(made, (8, 9), (8,))
+    rate = average.rate
+    made.learn(0, Verdict((5,), 0, ()))
+    assert average.rate == rate, "what was offered before it was not for this place"
+
+
 def test_the_region_drafts_when_no_edge_draft_is_ahead() -> None:
     proposal = sources(chain(), SuffixDrafter()).propose(2)
     assert proposal.ids == (3, 4)
