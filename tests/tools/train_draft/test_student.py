@@ -23,7 +23,7 @@ from tools.train_draft.student.losses import loss
 from tools.train_draft.student.network import Student
 from tools.train_draft.student.schedule import LossWeights, Schedule
 from tools.train_draft.student.training import Recipe, Trainer
-from tools.train_draft.student.weights import StudentWeights
+from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
 
 EMBEDDING = np.random.default_rng(9).normal(0, 1, (50, 64)).astype(np.float32)
 
@@ -125,7 +125,7 @@ def test_training_makes_the_draft_agree(tmp_path: Path) -> None:
         )
     trainer = _trainer(tmp_path, 120)
     trainer.run(replies)
-    trained = StudentWeights.load(tmp_path / "student.npz")
+    trained = StudentWeights.load(tmp_path / STUDENT_FILE)
     assert trained.history["state"]["step"] == 120
     assert _agreement(trained.tensors, replies) > 0.95 > _agreement(small_tensors(), replies)
 

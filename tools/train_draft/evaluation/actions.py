@@ -16,7 +16,7 @@ from tools.train_draft.corpus.records import load
 from tools.train_draft.evaluation.report import report, tables
 from tools.train_draft.evaluation.scoring import traces
 from tools.train_draft.evaluation.timing import step_ms
-from tools.train_draft.student.weights import StudentWeights
+from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
 
 _TIMED_BLOCKS = 16
 
@@ -24,7 +24,7 @@ _TIMED_BLOCKS = 16
 def export(arguments: argparse.Namespace) -> None:
     """Write and calibrate the file."""
     draft = export_draft(
-        StudentWeights.load(arguments.run / "student.npz"),
+        StudentWeights.load(arguments.run / STUDENT_FILE),
         arguments.out,
         lookup(arguments.model),
         ModelStore(default_root()),

@@ -16,6 +16,7 @@ from tools.train_draft.corpus.records import load
 from tools.train_draft.student.network import Student
 from tools.train_draft.student.schedule import Schedule
 from tools.train_draft.student.training import Recipe, Trainer
+from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -27,7 +28,13 @@ def train(arguments: argparse.Namespace) -> None:
     target = TargetFile(store.ensure(spec.source, sha256=spec.sha256).path)
     vocabulary = load_vocabulary(spec, store)
     replies = [reply for folder in arguments.replies for reply in load(folder)]
-    ids = head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
+    begun = arguments.run / STUDENT_FILE
+    # A run that is taken up keeps its head, whatever replies have come since.
+    ids = (
+        StudentWeights.load(begun).head_ids
+        if begun.exists()
+        else head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
+    )
     print(f"{len(replies)} replies, the head says {coverage(replies, ids):.2%} of their tokens")
     geometry = replace(target.geometry, block_count=len(arguments.layers))
     tensors = target.student_tensors(arguments.layers, ids)

@@ -18,7 +18,7 @@ from tools.train_draft.student.batches import Batch, epoch, make_batch, rows_of_
 from tools.train_draft.student.losses import loss
 from tools.train_draft.student.network import Student
 from tools.train_draft.student.schedule import Schedule, loss_weights
-from tools.train_draft.student.weights import StudentWeights
+from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
 
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
@@ -102,7 +102,7 @@ class Trainer:
         partial.replace(self._path)
         history = {"recipe": asdict(self._recipe), "state": asdict(self.state)}
         StudentWeights(self._geometry, self._student.tensors(), self._head_ids, history).save(
-            self._path.with_name("student.npz")
+            self._path.with_name(STUDENT_FILE)
         )
 
     def _resume(self) -> None:

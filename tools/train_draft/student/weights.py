@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from tools.train_draft.artifact.target import Geometry, Tensors
 
+STUDENT_FILE = "student.npz"
+"""In a run's folder."""
 _FACTS = "facts"
 _HEAD_IDS = "head_ids"
 
