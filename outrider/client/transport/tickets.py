@@ -11,7 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import structlog
 from aioquic.tls import CipherSuite, SessionTicket
+
+log = structlog.get_logger()
 
 MAX_EDGES = 64
 
@@ -24,7 +27,8 @@ class SessionTickets:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        """A file that cannot be read, or holds no tickets, counts as empty: they only save time."""
+        """A file that cannot be read, or holds no tickets, counts as empty, and one that cannot be
+        written stays as it is: they only save time."""
         self._file = file
         self._tickets: dict[str, SessionTicket] = {} if file is None else _load(file)
 
@@ -47,16 +51,23 @@ class SessionTickets:
     def _save(self) -> None:
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({edge: _to_json(ticket) for edge, ticket in self._tickets.items()})
-        descriptor, name = tempfile.mkstemp(dir=self._file.parent)  # readable by its owner alone
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).replace(self._file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            _write(self._file, text)
+        except OSError as error:
+            log.warning("session tickets not kept", file=str(self._file), error=str(error))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent)  # readable by its owner alone
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _load(file: Path) -> dict[str, SessionTicket]:

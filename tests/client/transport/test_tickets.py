@@ -61,6 +61,13 @@ def test_a_file_that_holds_none_is_empty(content: str, tmp_path: Path) -> None:
     assert SessionTickets(file).take("a") is None
 
 
+def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    tickets = SessionTickets(tmp_path / "file" / "tickets.json")
+    tickets.put("a", ticket())
+    assert tickets.take("a") is not None
+
+
 def test_their_number_is_bounded() -> None:
     tickets = SessionTickets()
     for number in range(MAX_EDGES + 3):
