@@ -9,7 +9,13 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from outrider.client.transport.backoff import Backoff, ReconnectPolicy
-from outrider.errors import DrainingError, DuplicateSessionError, OutriderError, UnavailableError
+from outrider.errors import (
+    DrainingError,
+    DuplicateSessionError,
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+)
 
 
 class State(Enum):
@@ -45,17 +51,20 @@ class Recovery:
         A chat that has final tokens is worth going on with if its region was lost. One that has
         none is the caller's to send again, who may want to ask elsewhere; but an edge that is being
         stopped has a successor, as a rule. A region that still runs the request for a client it
-        believes alive refuses it for as long as it takes to notice.
+        believes alive refuses it for as long as it takes to notice, and where many clients were cut
+        off, the edge or region that they all come to has no room at first.
         """
         if self.state is State.OVER or self._backoff is None:
             self.state = State.OVER
             return None
         kinds: tuple[type[OutriderError], ...] = (UnavailableError,)
         if self.state is not State.RUNNING:
-            kinds = UnavailableError, DuplicateSessionError
+            kinds = UnavailableError, DuplicateSessionError, OverloadedError
         elif not (cut_off or has_tokens):
             kinds = (DrainingError,)
-        delay_s = self._backoff.next_delay(now, spread) if isinstance(error, kinds) else None
+        delay_s = None
+        if isinstance(error, kinds):
+            delay_s = self._backoff.next_delay(now, spread, error.retry_delay_ms / 1000)
         self.state = State.OVER if delay_s is None else State.WAITING
         return delay_s
 

@@ -54,7 +54,7 @@ def test_every_state_and_failure(state: State, cut_off: bool, has_tokens: bool) 
     assert over(DrainingError("stopping")) == is_over
     assert over(TWICE) == (is_over or is_first)
     assert over(EmptyPromptError("none"))
-    assert over(OverloadedError("slow reader"))
+    assert over(OverloadedError("no room")) == (is_over or is_first)
 
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
@@ -71,6 +71,14 @@ def test_without_a_policy_what_is_cut_off_is_over() -> None:
     recovery = Recovery(None)
     assert fails(recovery, GONE, cut_off=True, has_tokens=True)
     assert recovery.cut_at is None
+
+
+def test_who_has_no_room_says_when_to_come_back() -> None:
+    recovery = in_state(State.RESUMING)
+    busy = OverloadedError("no room", retry_delay_ms=3500)
+    assert recovery.failed(busy, 1.0, cut_off=True, has_tokens=True, spread=0.5) == 3.5
+    late = OverloadedError("no room", retry_delay_ms=60_000)
+    assert recovery.failed(late, 1.0, cut_off=True, has_tokens=True, spread=0.5) is None
 
 
 def test_time_runs_until_something_new_is_final() -> None:

@@ -31,15 +31,16 @@ class Backoff:
         """Since when nothing works; None while it does."""
         return self._lost_at
 
-    def next_delay(self, now: float, spread: float = 1.0) -> float | None:
+    def next_delay(self, now: float, spread: float = 1.0, least_s: float = 0.0) -> float | None:
         """A try failed, or the connection was lost: wait so long, None to give up. `spread`, in
-        (0, 1], shortens the wait, so that clients that were lost together do not come together."""
+        (0, 1], shortens the wait, so that clients that were lost together do not come together;
+        `least_s` is what the peer asked for."""
         if self._lost_at is None:
             self._lost_at = now
             self._delay_s = self._policy.first_delay_s
         else:
             self._delay_s = min(2 * self._delay_s, self._policy.max_delay_s)
-        wait_s = self._delay_s * spread
+        wait_s = max(self._delay_s * spread, least_s)
         return wait_s if now + wait_s < self._lost_at + self._policy.give_up_after_s else None
 
     def worked(self) -> None:

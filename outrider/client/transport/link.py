@@ -78,7 +78,7 @@ class Link:
                 )
                 return self._connection
             except OutriderError as error:
-                delay_s = backoff.next_delay(loop.time(), spread())
+                delay_s = backoff.next_delay(loop.time(), spread(), error.retry_delay_ms / 1000)
                 if delay_s is None:
                     raise error
                 await asyncio.sleep(delay_s)
