@@ -93,9 +93,12 @@ class Client:
 
     async def describe(self) -> EdgeInfo:
         """What the edge is. Raises UnavailableError, and what the edge answers."""
-        question = _Question()
-        (await self._link.usable()).open(question, DESCRIBE)
-        return await question.answer
+        question, connection = _Question(), await self._link.usable()
+        stream_id = connection.open(question, DESCRIBE)
+        try:
+            return await question.answer
+        finally:
+            connection.drop(stream_id)
 
 
 @asynccontextmanager

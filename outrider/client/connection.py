@@ -103,14 +103,18 @@ class ClientConnection(QuicConnectionProtocol):
     async def migrate(self) -> None:
         """Go on from another socket: streams stay as they are. Raises what lost the connection, or
         UnavailableError when there is no way to the edge at the moment, or not yet."""
-        if self.lost is not None:
-            raise self.lost
+        self._check_lost()
         if not self._established.done():  # RFC 9000, section 9: not before the handshake
             raise UnavailableError(f"the handshake with {self._edge} is not complete; try again")
         try:
             transport = await self._open_socket()
         except OSError as error:
             raise UnavailableError(f"there is no way to {self._edge} now ({error})") from error
+        try:
+            self._check_lost()  # meanwhile
+        except OutriderError:
+            transport.close()
+            raise
         old, self._transport = self._transport, transport
         if old is not None:
             old.close()
@@ -123,8 +127,7 @@ class ClientConnection(QuicConnectionProtocol):
     def open(self, reader: StreamReader, data: bytes) -> int:
         """Open a stream, send `data` on it and return its number. Raises what lost the
         connection, if it is lost."""
-        if self.lost is not None:
-            raise self.lost
+        self._check_lost()
         stream_id = self._quic.get_next_available_stream_id()
         self._readers[stream_id] = reader
         self.send(stream_id, data)
@@ -227,6 +230,10 @@ class ClientConnection(QuicConnectionProtocol):
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.failed(error)
+
+    def _check_lost(self) -> None:
+        if self.lost is not None:
+            raise self.lost
 
     async def _open_socket(self) -> asyncio.DatagramTransport:
         transport, _ = await self._loop.create_datagram_endpoint(

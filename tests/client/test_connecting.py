@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -41,6 +42,19 @@ async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> No
             assert (await chat.result()).text == REPLY
         with pytest.raises(ConfigError, match="content"):
             client.chat([{"role": "user"}])
+
+
+async def test_a_question_that_nobody_waits_for_is_given_up(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path) as mesh, mesh.client() as client:
+        asking = asyncio.create_task(client.describe())
+        await asyncio.sleep(0)
+        assert client._link.connection._readers
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert not client._link.connection._readers, "the connection would be watched as if busy"
+        assert (await client.describe()).name == "edge"
 
 
 async def failure(host: str, **options: object) -> OutriderError:

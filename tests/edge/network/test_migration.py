@@ -77,6 +77,25 @@ async def test_a_chat_survives_a_nat_that_forgets_its_binding(
         await eventually(lambda: served._quic._network_paths[0].is_validated)
 
 
+async def test_a_move_that_the_loss_overtakes_leaves_no_socket(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        connection = client._link.connection
+        open_socket, opened = connection._open_socket, list[asyncio.DatagramTransport]()
+
+        async def lost_meanwhile() -> asyncio.DatagramTransport:
+            opened.append(await open_socket())
+            connection._lose(UnavailableError("cut by the test"))
+            return opened[0]
+
+        connection._open_socket = lost_meanwhile  # type: ignore[method-assign]
+        with pytest.raises(UnavailableError, match="cut by the test"):
+            await client.migrate()
+        assert opened[0].is_closing()
+        assert not connection._transport.is_closing()  # type: ignore[union-attr]
+
+
 async def test_a_chat_survives_a_move_to_another_socket(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         chat, events = await halfway(mesh, client)
