@@ -19,15 +19,14 @@ from outrider.client.events import (
     Done,
     Event,
     Interrupted,
-    Provisional,
     Resumed,
-    Timings,
 )
 from outrider.client.recovery import Recovery, State
-from outrider.client.transcript import FirstWord, Transcript
+from outrider.client.transcript import Stopwatch, Transcript
 from outrider.client.transport.link import Link, spread
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import (
+    CancelledError,
     DeadlineError,
     InvalidRequestError,
     OutriderError,
@@ -39,6 +38,8 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 
 MAX_UNREAD_EVENTS: Final = 65_536
+_CANCEL_LIMIT_S: Final = 2.0
+"""How long a chat that is cut off tries to tell the edge that it is cancelled."""
 
 
 class Chat(AsyncIterator[Event]):
@@ -63,6 +64,7 @@ class Chat(AsyncIterator[Event]):
         self._token, self._edge = resume_token, ""
         self._recovery = Recovery(link.policy)
         self._retry: asyncio.Task[None] | None = None
+        self._limit: asyncio.Timeout | None = None
         self._connection: ClientConnection | None = None
         self._is_accepted = self._is_cancelled = False
         self._decoder = FrameDecoder()
@@ -73,10 +75,7 @@ class Chat(AsyncIterator[Event]):
         self._span: Span | None = None
         self._error: OutriderError | None = None
         self._entered = self._ended = False
-        self._sent_at = self._ended_at = 0.0
-        self._provisional_at: float | None = None
-        self._committed_at: float | None = None
-        self._first_word = FirstWord()
+        self._stopwatch = Stopwatch()
 
     async def __aenter__(self) -> Chat:
         if self._entered:
@@ -85,7 +84,7 @@ class Chat(AsyncIterator[Event]):
         span = self._span = start_span(names.SPAN_CLIENT_CHAT)
         try:
             wire.request_frame(self._messages, self._options, span.context)
-            self._sent_at = self._now()
+            self._stopwatch.sent_at = self._now()
             self._send(await self._link.usable())
         except OutriderError as error:
             self._end(error)
@@ -119,10 +118,13 @@ class Chat(AsyncIterator[Event]):
         return self._events.popleft()
 
     def cancel(self) -> None:
-        """Ask the edge to stop; the events end with a `Done` of reason "cancelled"."""
+        """Ask the edge to stop; the events end with a `Done` of reason "cancelled", or with a
+        CancelledError where the edge cannot be reached for a while."""
         self._is_cancelled = self._entered
         if self._connection is not None:
             self._connection.send(self._stream_id, wire.CANCEL)
+        elif self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(self._due())
 
     async def result(self) -> ChatResult:
         """The whole reply; events not yet read are passed over. Raises what ended the chat."""
@@ -136,7 +138,7 @@ class Chat(AsyncIterator[Event]):
             ids=tuple(self._transcript.ids),
             finish_reason=done.finish_reason,
             usage=done.usage,
-            timings=self._timings(),
+            timings=self._stopwatch.timings(len(self._transcript.ids)),
             replica_timings=done.replica_timings,
             edge_timings=done.edge_timings,
             num_retractions=self._transcript.num_retractions,
@@ -176,10 +178,8 @@ class Chat(AsyncIterator[Event]):
             return wire.request_frame(self._messages, self._options, span)
         options, has = self._options, self._transcript
         if options.deadline_ms:
-            left_ms = options.deadline_ms - round((self._now() - self._sent_at) * 1000)
-            if left_ms <= 0:
-                raise DeadlineError("the deadline passed while the chat was cut off")
-            options = replace(options, deadline_ms=left_ms)
+            left_ms = options.deadline_ms - round((self._now() - self._stopwatch.sent_at) * 1000)
+            options = replace(options, deadline_ms=max(1, left_ms))
         progress = wire.Progress(self._token, has.ids, len(has.committed))
         return wire.request_frame(self._messages, options, span, progress)
 
@@ -205,11 +205,26 @@ class Chat(AsyncIterator[Event]):
         self._retry = asyncio.create_task(self._try_again(delay_s))
 
     async def _try_again(self, delay_s: float) -> None:
-        await asyncio.sleep(delay_s)
         try:
-            self._send(await self._link.usable())
+            async with asyncio.timeout_at(self._due()) as self._limit:
+                await asyncio.sleep(delay_s)
+                connection = await self._link.usable()
+            self._send(connection)
+        except TimeoutError:
+            passed = "it was cancelled" if self._is_cancelled else "its deadline passed"
+            kind = CancelledError if self._is_cancelled else DeadlineError
+            self._over(kind(f"the chat was cut off, and {passed} before the edge was reached"))
         except OutriderError as error:
             self._over(error)
+        finally:
+            self._limit = None
+
+    def _due(self) -> float | None:
+        """When a chat that is cut off has to be over; None: no sooner than its recovery says."""
+        times = [self._stopwatch.sent_at + ms / 1000] if (ms := self._options.deadline_ms) else []
+        if self._is_cancelled:
+            times.append(self._now() + _CANCEL_LIMIT_S)
+        return min(times, default=None)
 
     def _over(self, error: OutriderError) -> None:
         self._error = error
@@ -229,6 +244,8 @@ class Chat(AsyncIterator[Event]):
         self._token, self._edge = event.resume_token, event.edge
         if not self._is_accepted:
             self._is_accepted = True
+            # Whoever goes on with it must not do so with another model.
+            self._options = replace(self._options, model=event.model)
             self._push(event)
 
     def _take(self, event: Event) -> None:
@@ -242,15 +259,10 @@ class Chat(AsyncIterator[Event]):
         if self._recovery.heard() and cut_at is not None:
             self._push(Resumed(self._edge, (now - cut_at) * 1000))
         self._push(event)
-        self._first_word.see(self._transcript.committed, self._transcript.provisional, now)
+        self._stopwatch.saw(event, self._transcript, now)
         if isinstance(event, Committed):
             self._recovery.progressed()
-        if isinstance(event, Provisional) and self._provisional_at is None:
-            self._provisional_at = now
-        if isinstance(event, Committed) and event.ids and self._committed_at is None:
-            self._committed_at = now
         if isinstance(event, Done):
-            self._ended_at = now
             self._end(None)
 
     def _now(self) -> float:
@@ -265,19 +277,3 @@ class Chat(AsyncIterator[Event]):
             self._span.end(error)
             self._span = None
         self._arrived.set()
-
-    def _timings(self) -> Timings:
-        first, num_after_first = self._committed_at, len(self._transcript.ids) - 1
-        rate = 0.0
-        if first is not None and num_after_first > 0 and self._ended_at > first:
-            rate = num_after_first / (self._ended_at - first)
-        return Timings(
-            provisional_ttft_ms=self._since_sent(self._provisional_at),
-            committed_ttft_ms=self._since_sent(first),
-            stable_ttft_ms=self._since_sent(self._first_word.since),
-            total_ms=(self._ended_at - self._sent_at) * 1000,
-            tokens_per_s=rate,
-        )
-
-    def _since_sent(self, at: float | None) -> float | None:
-        return None if at is None else (at - self._sent_at) * 1000

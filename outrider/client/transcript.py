@@ -12,6 +12,7 @@ from outrider.client.events import (
     Interrupted,
     Provisional,
     Retracted,
+    Timings,
 )
 from outrider.errors import MalformedFrameError
 
@@ -122,3 +123,40 @@ class Transcript:
         if self.provisional or event.upto != len(self.ids):
             raise MalformedFrameError("the edge ended the chat with text or tokens outstanding")
         self.done = event
+
+
+class Stopwatch:
+    """When the text of a chat came. Times in seconds on the clock of `now`."""
+
+    def __init__(self) -> None:
+        self.sent_at = 0.0
+        self._ended_at = 0.0
+        self._provisional_at: float | None = None
+        self._committed_at: float | None = None
+        self._first_word = FirstWord()
+
+    def saw(self, event: Event, transcript: Transcript, now: float) -> None:
+        """An event came, and was applied."""
+        self._first_word.see(transcript.committed, transcript.provisional, now)
+        if isinstance(event, Provisional) and self._provisional_at is None:
+            self._provisional_at = now
+        if isinstance(event, Committed) and event.ids and self._committed_at is None:
+            self._committed_at = now
+        if isinstance(event, Done):
+            self._ended_at = now
+
+    def timings(self, num_tokens: int) -> Timings:
+        """Of a chat that ended with so many tokens."""
+        first, rate = self._committed_at, 0.0
+        if first is not None and num_tokens > 1 and self._ended_at > first:
+            rate = (num_tokens - 1) / (self._ended_at - first)
+        return Timings(
+            provisional_ttft_ms=self._since_sent(self._provisional_at),
+            committed_ttft_ms=self._since_sent(first),
+            stable_ttft_ms=self._since_sent(self._first_word.since),
+            total_ms=(self._ended_at - self.sent_at) * 1000,
+            tokens_per_s=rate,
+        )
+
+    def _since_sent(self, at: float | None) -> float | None:
+        return None if at is None else (at - self.sent_at) * 1000

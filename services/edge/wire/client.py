@@ -148,7 +148,7 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         residency=_residency(chat.residency),
         trace=_trace(chat.trace),
         resume=resume,
-        digest=_digest(chat),
+        digest=_digest(chat, model),
     )
 
 
@@ -171,10 +171,12 @@ def _resume(chat: edge_pb2.ChatRequest, offer: Offer) -> ResumePoint:
     return ResumePoint(point.resume_token, point.upto, point.num_chars, tuple(point.ids))
 
 
-def _digest(chat: edge_pb2.ChatRequest) -> bytes:
-    """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again."""
+def _digest(chat: edge_pb2.ChatRequest, model: str) -> bytes:
+    """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again. A
+    client that knows by then which model it got asks for that one."""
     bare = edge_pb2.ChatRequest()
     bare.CopyFrom(chat)
+    bare.model = model
     for field in ("resume", "trace", "deadline_ms", "provisional"):
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()

@@ -42,14 +42,14 @@ class Running:
         async with connect("127.0.0.1", where, ca=self.ca, **options) as client:
             yield client
 
-    async def restart(self, *, in_order: bool = False) -> None:
+    async def restart(self, *, in_order: bool = False, model: str = "small") -> None:
         """Another edge in place of this one, which is gone without a word to anybody, or says so
-        if it goes `in_order`."""
+        if it goes `in_order`. It serves `model`."""
         for connection in () if in_order else self.edge.listener._connections:
             connection._transport = Mute()  # type: ignore[assignment]
         await self.edge.stop()
         config = replace(self.edge._config, port=self.ports.main)
-        self.edge = Edge(config, "small", self.region.vocabulary, self.metrics)
+        self.edge = Edge(config, model, self.region.vocabulary, self.metrics)
         await self.edge.start()
         await eventually(lambda: self.edge.upstream.ready)
 

@@ -12,7 +12,7 @@ from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.transport.dialing import EdgeAddress, dial
 from outrider.codec.frames import FrameDecoder, encode_frame
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, UnavailableError
 from outrider.v1 import edge_pb2
 from outrider.wire.errors import from_detail
 from tests.edge.live.running import Running
@@ -74,6 +74,11 @@ async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
     yield
     mesh.region.gate.set()
     assert (await chat.result()).text == REPLY
+
+
+def cut(client: Client) -> None:
+    """The connection is no more, and neither side was told why."""
+    client._link.connection._lose(UnavailableError("cut by the test"))
 
 
 async def start(client: Client, **options: Any) -> Chat:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -14,24 +13,18 @@ from outrider.client import (
     Done,
     Event,
     Interrupted,
-    ReconnectPolicy,
     Resumed,
     SamplingParams,
 )
 from outrider.client.chat import Chat
 from outrider.client.protocol import CloseCode
-from outrider.errors import UnavailableError, UnknownChatError
+from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from tests.edge.live.running import Running, running
-from tests.edge.live.trouble import ASK, REPLY, start
+from tests.edge.live.trouble import ASK, REPLY, cut, start
 
 LONG = SamplingParams(max_tokens=5000)
-
-
-def cut(client: Client) -> None:
-    """The connection is no more, and neither side was told why."""
-    client._link.connection._lose(UnavailableError("cut by the test"))
 
 
 async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
@@ -242,32 +235,15 @@ async def test_another_client_takes_a_chat_up_by_its_token(
         assert len(mesh.region.opened) == 1
 
 
-async def test_a_chat_without_an_edge_is_given_up_in_time(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    policy = ReconnectPolicy(give_up_after_s=0.5, attempt_timeout_s=0.2)
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=policy) as client:
-        mesh.region.gate.clear()
-        chat = client.chat(ASK)
-        await chat.__aenter__()
-        await anext(chat)
-        await mesh.edge.stop()
-        cut(client)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        with pytest.raises(UnavailableError):
-            await chat.result()
-        assert loop.time() - began < 3
-
-
-async def test_a_cancel_while_the_chat_is_cut_off_is_heard_later(
-    words: Vocabulary, tmp_path: Path
-) -> None:
+async def test_another_model_does_not_go_on_with_a_reply(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
         chat = await start(client)
+        await mesh.restart(model="another")
         cut(client)
-        chat.cancel()
-        assert (await chat.result()).finish_reason == "cancelled"
-        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+        with pytest.raises(UnknownModelError, match="small"):
+            await chat.result()
+        mesh.region.gate.set()
+        assert len(mesh.region.opened) == 1
         await mesh.settled()

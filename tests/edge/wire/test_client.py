@@ -150,6 +150,7 @@ def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None
     first = asked(idempotency_key="k").digest
     assert asked(Progress("t", [1], 5), idempotency_key="k").digest == first
     assert asked(idempotency_key="k", provisional=False, deadline_ms=7).digest == first
+    assert asked(idempotency_key="k", model=OFFER.model).digest == first, "it was told the name"
     others = ({"sampling": SamplingParams(seed=1)}, {"residency": ("eu",)}, {"thin": True})
     assert all(asked(idempotency_key="k", **other).digest != first for other in others)
 
