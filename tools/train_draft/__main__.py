@@ -28,8 +28,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
-    timing = actions.add_parser("time", help="time a file's step beside the target's")
-    timing.add_argument("--draft", type=Path, required=True, metavar="FILE")
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""Scoring and timing on the engine seam."""
+"""Scoring on the engine seam."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from outrider.models.vocabulary import Vocabulary
 from tools.train_draft.corpus.generation import Generator
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.scoring import traces
-from tools.train_draft.evaluation.timing import step_ms
 from tools.train_draft.prompts.chats import Chat, ReplyPlan
 
 pytestmark = pytest.mark.model
@@ -69,10 +68,3 @@ def test_a_trimmed_head_agrees_where_it_has_the_id(
 def test_replies_without_room_are_left_out(vocabulary: Vocabulary, replies: list[Reply]) -> None:
     engine = FakeEngine(replace(_options(vocabulary), num_blocks=1))
     assert list(traces(engine, replies)) == []
-
-
-def test_engines_are_timed_side_by_side(vocabulary: Vocabulary) -> None:
-    engines = {name: FakeEngine(_options(vocabulary)) for name in ("draft", "target")}
-    found = step_ms(dict(engines))
-    assert found.keys() == {"draft", "target"}
-    assert min(found.values()) > 0

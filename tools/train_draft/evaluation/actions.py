@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from outrider.engines.config import EngineConfig
-from outrider.engines.factory import create_engine
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from tools.train_draft.artifact.export import export as export_draft
@@ -15,10 +13,7 @@ from tools.train_draft.artifact.file import read_draft
 from tools.train_draft.corpus.records import load
 from tools.train_draft.evaluation.report import report, tables
 from tools.train_draft.evaluation.scoring import traces
-from tools.train_draft.evaluation.timing import step_ms
 from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
-
-_TIMED_BLOCKS = 16
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -47,19 +42,3 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
     print(tables(measured))
-
-
-def time(arguments: argparse.Namespace) -> None:
-    """One step of draft and target, on one thread each."""
-    spec, store = lookup(arguments.model), ModelStore(default_root())
-    config = EngineConfig(
-        model=spec.name, num_blocks=_TIMED_BLOCKS, pin_threads=False, exact=False, max_fixed_rows=1
-    )
-    engines = {
-        "draft": open_draft(arguments.draft, spec, store, threads=1),
-        "target": create_engine(config),
-    }
-    found = step_ms(engines)
-    for engine in engines.values():
-        engine.close()
-    print(json.dumps({**found, "ratio": found["target"] / found["draft"]}))
