@@ -124,7 +124,7 @@ class EdgeTelemetry:
         metrics.record_request(now - times.asked, self._model, reason)
         _log_end(session, span.trace_id if span else "", now - times.asked)
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
-        num_tokens = max(0, session.num_tokens - session.num_resumed)
+        num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens)
         self._record_ttft(times.asked, times.provisional, times.committed)
         if session.reply is not None:

@@ -104,8 +104,8 @@ class ChatSession:
 
     @property
     def num_resumed(self) -> int:
-        """Tokens that an earlier run committed."""
-        return len(self._request.resume.ids) if self._request else 0
+        """Those of earlier runs, once they have been taken over."""
+        return min(len(self._request.resume.ids), self.num_tokens) if self._request else 0
 
     def next_deadline(self) -> float | None:
         """When to call `handle(Tick(), now)`, unless something else comes first."""

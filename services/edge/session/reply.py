@@ -20,7 +20,7 @@ from services.edge.session.actions import (
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import Controller, ControlPolicy
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.drafting import DraftChain, Drafter, DraftLimits
+from services.edge.session.drafting import DraftChain, Drafter, DraftLimits, Resolved
 from services.edge.session.inputs import (
     ChatRequest,
     Heard,
@@ -75,37 +75,21 @@ class ReplyFlow:
     def __init__(
         self, request: ChatRequest, prompt: tuple[int, ...], tools: ReplyTools, policy: ReplyPolicy
     ) -> None:
-        params = request.sampling
-        ends = frozenset(params.stop_ids)
-        if not params.ignore_eos:
-            ends |= tools.stop_ids
-        self._policy = policy
-        self._front = ReplyFront(
-            tools.new_reply(params),
-            lambda token: b"" if token in ends else tools.token_bytes(token),
-            params.stop,
-        )
-        self._request, self._prompt, self._ends = request, prompt, ends
-        self._drafter = TandemDrafter(
-            tools.new_drafter(), len(prompt), awaited=not request.thin and tools.drafter_is_up()
-        )
-        self.chain = DraftChain(
-            self._drafter, policy.drafts, ends, params.max_tokens, tools.averages.chance
-        )
+        params, drafts, averages = request.sampling, policy.drafts, tools.averages
+        self._request, self._prompt, self._policy = request, prompt, policy
+        self._ends = ends = _ends_of(params, tools)
+        self._front = _front(params, tools, ends)
+        self._sends = sends = request.speculation is Speculation.ON
+        self._shows = shows = request.provisional and request.speculation is not Speculation.OFF
+        # Without the prompt another process has nothing to go by.
+        self._tells_drafter = tools.has_drafter and not request.thin and (sends or shows)
+        awaited = not request.thin and tools.drafter_is_up()
+        self._drafter = TandemDrafter(tools.new_drafter(), len(prompt), awaited=awaited)
+        self.chain = DraftChain(self._drafter, drafts, ends, params.max_tokens, averages.chance)
         self.chain.learn(prompt)
         self.display = Display(policy.display)
-        self._sends = request.speculation is Speculation.ON
-        self._shows = request.provisional and request.speculation is not Speculation.OFF
         self.controller = Controller(
-            policy.control,
-            tools.averages,
-            max_lead=policy.drafts.max_lead,
-            sends=self._sends,
-            shows=self._shows,
-        )
-        # Without the prompt another process has nothing to go by.
-        self._tells_drafter = (
-            tools.has_drafter and not request.thin and (self._sends or self._shows)
+            policy.control, averages, max_lead=drafts.max_lead, sends=sends, shows=shows
         )
         self.refresh_at: float | None = None
         """When `refresh` has something to do."""
@@ -133,7 +117,9 @@ class ReplyFlow:
             self._due(now)
 
     def start(self, now: float) -> list[Action]:
-        """Draft from the prompt once it has been sent."""
+        """Draft from the prompt once it has been sent; nothing if an earlier run was whole."""
+        if self._front.finished:
+            return []
         self._due(now + self._policy.coalesce_s)
         if not self._tells_drafter:
             return []
@@ -146,22 +132,8 @@ class ReplyFlow:
 
     def commit(self, commit: RegionCommit, now: float) -> list[Action]:
         """What client and drafter get to know. Raises MalformedFrameError for what cannot be."""
-        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
-        if commit.upto != self.chain.committed:
-            raise MalformedFrameError(
-                f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
-            )
-        if not all(commit.base <= number < commit.upto for number in commit.lossy):
-            raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
-        self.chain.limit_lead(commit.pace.max_lead)
-        self.controller.checked(resolved.outcomes, resolved.ended_at)
-        self.controller.committed(
-            commit.pace,
-            len(resolved.ids),
-            on_its_own=resolved.on_its_own,
-            by_drafts=commit.accepted > 0,
-            now=now,
-        )
+        resolved = self._resolve(commit)
+        self._learn(commit, resolved, now)
         text, spans = self._front.commit(resolved.ids)
         ended = self._front.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
@@ -173,6 +145,27 @@ class ReplyFlow:
         committed = Commit(text, resolved.ids, commit.upto, commit.lossy, lossy_spans)
         told = [TellDrafter(resolved.ids, self.controller.lead)] if self._tells_drafter else []
         return [*([] if retract is None else [retract]), committed, *told]
+
+    def _resolve(self, commit: RegionCommit) -> Resolved:
+        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
+        if commit.upto != self.chain.committed:
+            raise MalformedFrameError(
+                f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
+            )
+        if not all(commit.base <= number < commit.upto for number in commit.lossy):
+            raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
+        return resolved
+
+    def _learn(self, commit: RegionCommit, resolved: Resolved, now: float) -> None:
+        self.chain.limit_lead(commit.pace.max_lead)
+        self.controller.checked(resolved.outcomes, resolved.ended_at)
+        self.controller.committed(
+            commit.pace,
+            len(resolved.ids),
+            on_its_own=resolved.on_its_own,
+            by_drafts=commit.accepted > 0,
+            now=now,
+        )
 
     def refresh(self, now: float) -> list[Action]:
         """Draft on, send what is new, show what is likely."""
@@ -240,3 +233,15 @@ class ReplyFlow:
     def _due(self, at: float) -> None:
         if self._sends or self._shows:
             self.refresh_at = at if self.refresh_at is None else min(self.refresh_at, at)
+
+
+def _ends_of(params: SamplingParams, tools: ReplyTools) -> frozenset[int]:
+    """Ids that end the reply."""
+    return frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else tools.stop_ids)
+
+
+def _front(params: SamplingParams, tools: ReplyTools, ends: frozenset[int]) -> ReplyFront:
+    def token_bytes(token: int) -> bytes:
+        return b"" if token in ends else tools.token_bytes(token)
+
+    return ReplyFront(tools.new_reply(params), token_bytes, params.stop)

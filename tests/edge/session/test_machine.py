@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import replace
 
 import pytest
 
@@ -41,12 +40,11 @@ from services.edge.session.inputs import (
     RegionDone,
     RegionFailed,
     RegionOpened,
-    ResumePoint,
     Speculation,
     Tick,
     Usage,
 )
-from services.edge.session.machine import TABLE, ChatSession, State
+from services.edge.session.machine import TABLE, State
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -244,64 +242,3 @@ def test_a_cancelled_chat_ends_with_what_is_final() -> None:
     assert isinstance(done, Done)
     assert (done.finish_reason, done.upto) == (FinishReason.CANCELLED, 2)
     assert finish == Finish()
-
-
-def _first_commit(chat: ChatSession) -> float | None:
-    return chat.milestones.committed
-
-
-def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4, 5, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
-    asked = replace(request(), resume=ResumePoint(upto=2, num_chars=8, ids=(1, 2)))
-    chat.handle(ChatAsked(asked), 0.0)
-    assert chat.handle(PromptReady(PROMPT), 0.0) == [
-        OpenRegion(asked, PROMPT, 0),
-        Accepted("r-1", "m", 3),
-        Commit(" the cat", (1, 2), 2),
-    ]
-    assert _first_commit(chat) is None, "nothing new is final"
-    drafts, shown = chat.handle(Tick(), 0.001)
-    assert drafts == SendDraft(1, 2, (3, 4, 5, EOS)), "it continues no chain of this session"
-    assert isinstance(shown, Provisional)
-    assert (shown.base, shown.erase_to, shown.text) == (2, 0, " sat on mat")
-    chat.handle(OPENED, 0.1)
-    assert chat.handle(RegionCommit(1, 2, 4, (), 6), 0.2) == [
-        Commit(" sat on mat", (3, 4, 5, EOS), 6)
-    ]
-    assert (chat.num_resumed, chat.num_tokens) == (2, 6)
-    assert _first_commit(chat) == 0.2
-
-
-def test_a_thin_reply_goes_on_once_the_region_has_opened_it() -> None:
-    chat = session()
-    asked = replace(request(thin=True), resume=ResumePoint(upto=1, ids=(1,)))
-    assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
-    opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
-    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17), Commit(" the", (1,), 1)]
-
-
-def test_a_reply_that_had_ended_cannot_go_on() -> None:
-    chat = session()
-    asked = replace(request(), resume=ResumePoint(upto=2, ids=(EOS, 1)))
-    chat.handle(ChatAsked(asked), 0.0)
-    failed, finish = chat.handle(PromptReady(PROMPT), 0.0)
-    assert isinstance(failed, Failed)
-    assert "past its end" in failed.error.message
-    assert finish == Finish()
-
-
-@pytest.mark.parametrize("provisional", [True, False])
-def test_another_audience_begins_with_nothing_shown(provisional: bool) -> None:
-    drafter = ScriptedDrafter([1, 2, 3])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
-    shown = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, Provisional)]
-    assert [s.text for s in shown] == [" the cat"]
-    assert chat.handle(AudienceChanged(False), 0.01) == []
-    assert chat.handle(Tick(), 0.01) == []
-    assert chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.02) == [Commit(" the", (1,), 1)]
-    chat.handle(AudienceChanged(provisional), 0.03)
-    again = [a for a in chat.handle(Tick(), 0.03) if isinstance(a, Provisional)]
-    assert [(s.erase_to, s.text) for s in again] == ([(0, " cat")] if provisional else [])
