@@ -91,7 +91,7 @@ class Journal:
     def _commit(self, commit: Commit) -> None:
         self._ids.extend(commit.ids)
         self.num_chars += len(commit.text)
-        # One string to join instead of one per token, at most half of them long.
+        # A string per commit would take more memory than the text.
         self._pieces.append(commit.text)
         if len(self._pieces) > 64:
             self._pieces = ["".join(self._pieces)]

@@ -103,9 +103,10 @@ class Reception:
         self._give_up(self._held.grew(held))
 
     def ended(self, held: HeldEntry) -> None:
-        """A chat is over. One that ended well is remembered."""
+        """A chat is over. One that ended well is remembered; one cut off by its deadline may be
+        sent again with a later one."""
         done = held.journal.done
-        well = done is not None and done.finish_reason is not FinishReason.CANCELLED
+        well = done is not None and done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._advance(held, Input.DONE if well and not self._is_closed else Input.FAILED)
 
     def close(self) -> None:

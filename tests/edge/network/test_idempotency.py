@@ -9,6 +9,7 @@ import pytest
 from outrider.client import ChatResult, Client
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.models.vocabulary import Vocabulary
+from outrider.v1 import common_pb2, inference_pb2
 from tests.edge.live.running import running
 from tests.edge.live.trouble import REPLY, start
 
@@ -92,3 +93,16 @@ async def test_what_failed_or_was_cancelled_may_run_again(
         mesh.region.stop_after = None
         assert (await ask(client, "k")).text == REPLY
         assert len(mesh.region.opened) == 3
+
+
+async def test_what_its_deadline_cut_off_may_run_again(words: Vocabulary, tmp_path: Path) -> None:
+    def cut_off(frame: inference_pb2.SessionDown) -> None:
+        if frame.HasField("done"):
+            frame.done.finish_reason = common_pb2.FINISH_REASON_DEADLINE
+
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.mangle = cut_off
+        assert (await ask(client, "k")).finish_reason == "deadline"
+        mesh.region.mangle = lambda frame: None
+        assert (await ask(client, "k")).finish_reason == "stop"
+        assert len(mesh.region.opened) == 2
