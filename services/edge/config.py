@@ -9,7 +9,7 @@ from pathlib import Path
 from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.rpc.server import MAX_MESSAGE_BYTES
-from services.edge.drafter.settings import DrafterLimits, DrafterSettings
+from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic.listener import ListenerLimits
 from services.edge.resumption.held import ResumeLimits
@@ -140,6 +140,7 @@ class EdgeConfig:
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
         _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
+        _check("max_lead", self.max_lead, 0, MAX_LEAD)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         for name in ("min_survival", "theta", "eager_theta", "line_theta"):
@@ -228,7 +229,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     *("drain_s", "request_timeout_s", "tokenizer_queue", "min_prefill_tokens"),
     *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
-    *("max_lead", "coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
+    *("coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
     "draft_niceness",
 )
 

@@ -51,6 +51,7 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"min_survival": 1.5}, "min_survival"),
         ({"max_connections": 0}, "max_connections"),
         ({"drain_s": -1.0}, "drain_s"),
+        ({"max_lead": 1 << 16}, "max_lead"),
     ],
 )
 def test_values_that_cannot_work(values: dict[str, object], field: str) -> None:

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from outrider.sampling.params import SamplingParams
+from services.edge.drafter.settings import MAX_LEAD
 
 
 class Source(IntEnum):
@@ -24,14 +25,14 @@ class Open:
     """Edge to drafter: guess along with this reply."""
 
     session: int
-    """The edge's number, never used before on this connection."""
+    """The edge's number. One that is known already begins anew."""
     prompt: tuple[int, ...]
     reply: tuple[int, ...]
     """What is final of the reply already."""
     params: SamplingParams
     ends: tuple[int, ...] = ()
     """Ids that end the reply."""
-    lead: int = 65_535
+    lead: int = MAX_LEAD
     """Most guesses wanted ahead of what is final; the drafter has a limit of its own."""
 
 
@@ -41,7 +42,7 @@ class Commit:
 
     session: int
     ids: tuple[int, ...]
-    lead: int = 65_535
+    lead: int = MAX_LEAD
     """As Open's, from now on."""
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from typing import Final
+
+MAX_LEAD: Final = 65_535
+"""What its messages have room for."""
 
 
 @dataclass(frozen=True, slots=True)
