@@ -142,8 +142,8 @@ def _draft() -> Finding:
         card = read_card(path)
     except OutriderError as error:
         return Finding(False, f"draft model: {error.message}", "install the package again")
-    rows = 0 if card is None else len(card.head_ids)
-    return Finding(True, f"draft model for {DEFAULT_MODEL.name}: {rows} of its ids can be drafted")
+    ids = "all" if card is None else f"{len(card.head_ids):,}"
+    return Finding(True, f"draft model for {DEFAULT_MODEL.name}: {ids} of its ids can be drafted")
 
 
 def _udp() -> Finding:

@@ -46,7 +46,7 @@ def read_card(path: Path) -> DraftCard | None:
         if f"{PREFIX}head_ids" not in reader.fields:
             return None
         return _card(reader)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise ArtifactCorruptError(
             f"{path.name} is no whole draft ({type(error).__name__}: {error}); fetch it again"
         ) from error

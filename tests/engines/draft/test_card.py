@@ -24,7 +24,7 @@ def write(
     head_ids: tuple[int, ...] | None = (7, 2, 5),
     rows: int = 3,
     digest: str = "ab" * 32,
-    calibration: tuple[float, ...] = (0.0, 0.5, 1.0),
+    calibration: tuple[float, ...] | float = (0.0, 0.5, 1.0),
 ) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_vocab_size(8)
@@ -34,7 +34,10 @@ def write(
         writer.add_key_value("outrider.draft.head_ids", list(head_ids), ARRAY, sub_type=UINT32)
         for kind in ("greedy", "sampled"):
             name = f"outrider.draft.calibration_{kind}"
-            writer.add_key_value(name, list(calibration), ARRAY, sub_type=FLOAT32)
+            if isinstance(calibration, float):
+                writer.add_float32(name, calibration)
+            else:
+                writer.add_key_value(name, list(calibration), ARRAY, sub_type=FLOAT32)
     writer.add_tensor("output.weight", np.zeros((rows, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -64,6 +67,7 @@ def test_a_model_without_a_card_is_no_trained_draft(tmp_path: Path) -> None:
         ({"head_ids": (1, 2, 8)}, "outside the vocabulary"),
         ({"digest": "no hex"}, "fromhex"),
         ({"calibration": (0.0, 2.0)}, "no list of chances"),
+        ({"calibration": 0.5}, "TypeError"),
     ],
 )
 def test_a_card_that_contradicts_itself(
@@ -77,3 +81,12 @@ def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     (tmp_path / "d.gguf").write_bytes(b"GGUFgarbage")
     with pytest.raises(ArtifactCorruptError, match="no whole draft"):
         read_card(tmp_path / "d.gguf")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10, 100, 400, -32])
+def test_a_file_that_was_cut_short(num_bytes: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.gguf")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:num_bytes])
+    with pytest.raises(ArtifactCorruptError, match="no whole draft"):
+        read_card(path)
