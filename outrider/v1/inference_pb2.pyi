@@ -213,7 +213,9 @@ class OpenSession(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Globally unique; the same id opened again resumes, it never runs twice side by side."""
+    """Unique within the tenant. The same id is refused while it runs, and free again once it ended or
+    was cancelled.
+    """
     model: _builtins.str
     """Empty: the mesh's default model."""
     vocabulary_digest: _builtins.bytes

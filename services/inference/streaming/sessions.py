@@ -59,7 +59,8 @@ class LiveSession:
     key: int
     number: int
     peer: Peer
-    request_id: str
+    name: tuple[str, str]
+    """Tenant and request id: nobody's ids are in another tenant's way."""
     codec: TokenCodec
     record: SessionRecord
     opening: wire.Echo
@@ -96,7 +97,8 @@ class SessionTable:
         self._live: dict[int, LiveSession] = {}
         self._given_up: dict[int, SessionRecord] = {}
         """Of sessions ended from this side; the model thread is still to say what they took."""
-        self._request_ids: set[str] = set()
+        self._running: dict[tuple[str, str], int] = {}
+        """Keys of those that nobody has asked to stop."""
         self._keys = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,7 +125,8 @@ class SessionTable:
                 retry_delay_ms=_DRAIN_RETRY_MS,
                 metadata={"draining": "true"},
             )
-        if frame.request_id in self._request_ids:
+        name = frame.tenant, frame.request_id
+        if name in self._running:
             raise DuplicateSessionError(
                 f"request {frame.request_id} is running already; cancel it or wait for its end"
             )
@@ -133,9 +136,9 @@ class SessionTable:
         assert self._model is not None
         self._model.open(request)
         record, echo = self._record(frame), wire.Echo(frame.echo, now)
-        session = LiveSession(key, number, peer, frame.request_id, codec, record, echo)
+        session = LiveSession(key, number, peer, name, codec, record, echo)
         self._live[key] = session
-        self._request_ids.add(session.request_id)
+        self._running[name] = key
         self._idle.clear()
         return session
 
@@ -155,6 +158,7 @@ class SessionTable:
         assert self._model is not None
         if not session.cancelled:
             session.cancelled = True
+            self._free_name(session)
             self._model.cancel(session.key)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
@@ -269,10 +273,15 @@ class SessionTable:
         """False if it had ended already."""
         if self._live.pop(session.key, None) is None:
             return False
-        self._request_ids.discard(session.request_id)
+        self._free_name(session)
         if not self._live:
             self._idle.set()
         return True
+
+    def _free_name(self, session: LiveSession) -> None:
+        """The same request may run again."""
+        if self._running.get(session.name) == session.key:
+            del self._running[session.name]
 
     def _measure(self, tick: Tick) -> None:
         load = tick.replica_load

@@ -142,39 +142,6 @@ async def test_a_vocabulary_mismatch_names_both_digests() -> None:
         assert error.metadata["theirs"] == "aa" * 32
 
 
-async def test_a_live_request_id_is_refused_and_free_again_afterwards() -> None:
-    async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
-        first, second = it.peer(), it.peer()
-        await first.open(1, [5], request_id="same")
-        await eventually(lambda: len(it.replica.table) == 1)
-        await second.open(1, [5], request_id="same")
-        refused = await second.finish(1)
-        assert type(refused.error) is errors.DuplicateSessionError
-        it.engine.gate.set()
-        assert (await first.finish(1)).done is not None
-        await second.open(2, [5], request_id="same")
-        assert (await second.finish(2)).done is not None
-
-
-async def test_a_session_number_is_used_once() -> None:
-    async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
-        peer = it.peer()
-        await peer.open(1, [5], LONG)
-        await peer.open(2, [6], LONG)
-        await peer.open(1, [7], LONG)
-        failed = await peer.finish(1)
-        assert type(failed.error) is errors.DuplicateSessionError
-        it.engine.gate.set()
-        assert tuple((await peer.finish(2)).ids) == reference([6], LONG).ids
-        peer.replies.pop(2)
-        await peer.open(2, [6], LONG)
-        assert type((await peer.finish(2)).error) is errors.DuplicateSessionError
-        await peer.call.done_writing()
-        await eventually(it.is_clean)
-
-
 async def test_late_drafts_and_cancels_are_legal() -> None:
     async with running() as it:
         peer = it.peer()

@@ -1,0 +1,62 @@
+"""What sessions are called: by their peer's number, and by their tenant's request id."""
+
+from __future__ import annotations
+
+from outrider import errors
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from outrider.v1 import common_pb2
+from tests.inference.harness import GatedEngine, reference, running
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+async def test_a_live_request_id_is_refused_and_free_again_afterwards() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        first, second = it.peer(), it.peer()
+        await first.open(1, [5], request_id="same")
+        await eventually(lambda: len(it.replica.table) == 1)
+        await second.open(1, [5], request_id="same")
+        refused = await second.finish(1)
+        assert type(refused.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert (await first.finish(1)).done is not None
+        await second.open(2, [5], request_id="same")
+        assert (await second.finish(2)).done is not None
+
+
+async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        await peer.open(1, [5], LONG, request_id="same", tenant="a")
+        await peer.open(2, [5], request_id="same", tenant="b")
+        await eventually(lambda: len(it.replica.table) == 2)
+        await peer.cancel(1)
+        await peer.open(3, [5], request_id="same", tenant="a")
+        await eventually(lambda: len(it.replica.table) == 3)
+        it.engine.gate.set()
+        cancelled, *others = [(await peer.finish(number)).done for number in (1, 2, 3)]
+        assert cancelled is not None
+        assert cancelled.finish_reason == common_pb2.FINISH_REASON_CANCELLED
+        assert all(done is not None and done.upto for done in others)
+        assert not it.replica.table._running
+
+
+async def test_a_session_number_is_used_once() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        await peer.open(1, [5], LONG)
+        await peer.open(2, [6], LONG)
+        await peer.open(1, [7], LONG)
+        failed = await peer.finish(1)
+        assert type(failed.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert tuple((await peer.finish(2)).ids) == reference([6], LONG).ids
+        peer.replies.pop(2)
+        await peer.open(2, [6], LONG)
+        assert type((await peer.finish(2)).error) is errors.DuplicateSessionError
+        await peer.call.done_writing()
+        await eventually(it.is_clean)
