@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
+from time import monotonic
 
 import bench.wan
 from bench.contenders.reference import reference
@@ -18,26 +20,32 @@ from bench.wan.plan import FULL, QUICK, SCHEMES, Size
 from bench.wan.report.figures import figures_of, model_of
 from bench.wan.report.results import Results
 from bench.wan.report.tables import add_tables
+from bench.wan.samples import Batch
+from bench.wan.waiting.source import drafting
+from outrider.config import load
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.logs import configure_logging
+from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import DrafterSettings
 
 _ROLES = ("edge", "router", "inference")
 
 
 def main() -> int:
+    began = monotonic()
     arguments = _flags().parse_args()
     run = start("wan", arguments)
     configure_logging("bench", "error")  # the reference's engine would log between the tables
     cores = os.sched_getaffinity(0)
     size = QUICK if run.quick else FULL
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    measured = asyncio.run(_measure(arguments, vocabulary, size))
+    measured = asyncio.run(_measure(arguments, vocabulary, size, began))
     os.sched_setaffinity(0, cores)
     print("the reference replies", file=sys.stderr)
-    truth = _reference(vocabulary, size, len(cores))
+    truth = _reference(vocabulary, size, measured.batches, len(cores))
     results = Results(measured.batches)
     return _report(run, results, measured, truth)
 
@@ -49,6 +57,12 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--jitter-ms", type=float, default=0.0, help="per packet, at most, one way")
     flags.add_argument("--loss", type=float, default=0.0, help="share of QUIC's datagrams")
     flags.add_argument(
+        "--minutes",
+        type=float,
+        default=15.0,
+        help="no round begins that would end the run later than this",
+    )
+    flags.add_argument(
         "--set",
         action="append",
         default=[],
@@ -58,33 +72,51 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-async def _measure(arguments: argparse.Namespace, vocabulary: Vocabulary, size: Size) -> Measured:
+async def _measure(
+    arguments: argparse.Namespace, vocabulary: Vocabulary, size: Size, began: float
+) -> Measured:
     settings = {
         role: [s.removeprefix(f"{role}.") for s in arguments.set if s.startswith(f"{role}.")]
         for role in _ROLES
     }
     rough = Rough(arguments.jitter_ms, arguments.loss)
     engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
-    async with running_bed(engine, settings) as bed:
-        return await measure(bed, vocabulary, size, rough)
+    async with (
+        running_bed(engine, settings) as bed,
+        drafting(_drafter(settings["edge"]), vocabulary) as sources,
+    ):
+        limit_s = 60 * arguments.minutes - (monotonic() - began)
+        return await measure(bed, vocabulary, size, rough, sources, limit_s)
+
+
+def _drafter(settings: list[str]) -> DrafterSettings | None:
+    """What an edge with these settings, KEY=VALUE, would start."""
+    flags = {key: value for key, _, value in (text.partition("=") for text in settings)}
+    config = load(EdgeConfig, "edge", flags={"log_level": "error", **flags})
+    return config.drafter_settings(DEFAULT_MODEL.name) if config.has_drafter else None
 
 
 def _reference(
-    vocabulary: Vocabulary, size: Size, threads: int
+    vocabulary: Vocabulary, size: Size, batches: Sequence[Batch], threads: int
 ) -> dict[tuple[int, float, int], tuple[int, ...]]:
-    """The ids of every reply, by round, temperature and number of the prompt."""
+    """The ids of every reply that was asked for, by round, temperature and number of the
+    prompt."""
     truth = {}
-    for turn in range(size.rounds):
-        prompts = [tuple(vocabulary.encode_chat(messages_of(p))) for p in size.prompts(turn)]
-        for temperature in size.temperatures:
-            params = [sampling_of(temperature, n, size.max_tokens) for n in range(len(prompts))]
-            requests = [
-                Request(prompt, how.max_tokens, seed=how.seed)
-                for prompt, how in zip(prompts, params, strict=True)
-            ]
-            work = Work((), temperature=temperature)
-            for number, ids in enumerate(reference(vocabulary, work, requests, threads)):
-                truth[turn, temperature, number] = ids
+    for temperature in sorted({batch.cell.temperature for batch in batches}):
+        asked = sorted({a for b in batches if b.cell.temperature == temperature for a in b.asked})
+        prompts = {turn: size.prompts(turn) for turn, _ in asked}
+        requests = [
+            Request(
+                tuple(vocabulary.encode_chat(messages_of(prompts[turn][number]))),
+                size.max_tokens,
+                seed=sampling_of(temperature, number, size.max_tokens).seed,
+            )
+            for turn, number in asked
+        ]
+        work = Work((), temperature=temperature)
+        replies = reference(vocabulary, work, requests, threads)
+        for (turn, number), ids in zip(asked, replies, strict=True):
+            truth[turn, temperature, number] = ids
     return truth
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient, opening_frame
 from bench.wan.plan import Cell, Scheme
 from bench.wan.samples import Reader, Sample
-from bench.wan.waiting.edge import SuffixSource, WaitingPolicy, converse
+from bench.wan.waiting.edge import WaitingPolicy, converse
+from bench.wan.waiting.source import Sources
 from outrider.client import Client
 from outrider.codec.tokens import TokenCoder
 from outrider.models.chat import Message
@@ -26,6 +28,8 @@ class Connections:
     near: Client
     far: Client
     waiting: RegionClient
+    sources: Sources
+    """Of the bench's drafts, where it is the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +42,15 @@ class Asker:
     max_tokens: int
 
     async def ask_all(
-        self, scheme: Scheme, cell: Cell, prompts: Sequence[Prompt]
+        self, scheme: Scheme, cell: Cell, prompts: Sequence[Prompt], first: int = 0
     ) -> tuple[Sample, ...]:
-        """All prompts, `cell.sessions` at a time; in the order of the prompts."""
-        slots = asyncio.Semaphore(cell.sessions)
+        """All prompts at once, the first of which has this number in its round; in their order."""
+        way = self._way(scheme)
 
         async def one(number: int, prompt: Prompt) -> Sample:
-            async with slots:
-                sampling = sampling_of(cell.temperature, number, self.max_tokens)
-                return await self._way(scheme)(prompt, sampling)
+            return await way(prompt, sampling_of(cell.temperature, number, self.max_tokens))
 
-        return tuple(await asyncio.gather(*(one(n, p) for n, p in enumerate(prompts))))
+        return tuple(await asyncio.gather(*(one(n, p) for n, p in enumerate(prompts, first))))
 
     def _way(self, scheme: Scheme) -> Callable[[Prompt, SamplingParams], Awaitable[Sample]]:
         policy = scheme.policy
@@ -77,8 +79,10 @@ class Asker:
         began = time.perf_counter()
         ids = self.vocabulary.encode_chat(messages_of(prompt))
         opening = opening_frame(self.coder, ids, sampling, self.vocabulary.digest)
-        async with self.connections.waiting.open(opening) as talk:
-            reply = await converse(talk, ids, SuffixSource(), policy, self.coder)
+        source = self.connections.sources.open(ids, sampling, policy.max_lead)
+        with contextlib.closing(source):
+            async with self.connections.waiting.open(opening) as talk:
+                reply = await converse(talk, source, policy, self.coder)
         commits = tuple(((at - began) * 1000, count) for at, count in reply.commits)
         first_ms = commits[0][0]
         return Sample(

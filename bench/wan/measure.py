@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeVar
 
-from bench.contenders.processes import read_json, write_json
+from bench.harness.figures import median
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient
 from bench.wan.asking import Asker, Connections
 from bench.wan.machines.bed import HOST, Bed, Edge
-from bench.wan.machines.cpu import cpu_s, pin
-from bench.wan.plan import SCHEMES, Cell, Scheme, Size
+from bench.wan.machines.cpu import pin
+from bench.wan.meter import Meter
+from bench.wan.plan import PLAIN, SCHEMES, Cell, Part, Scheme, Size
+from bench.wan.progress import Progress
 from bench.wan.relay.lane import Conditions, Traffic
 from bench.wan.samples import Batch
-from bench.wan.waiting.costs import Costs
+from bench.wan.waiting.source import Sources
 from outrider.client import Client, connect
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -41,6 +45,9 @@ class Measured:
     relay_cpu_s: float = 0.0
     drafter: str = ""
     """State of the near edge's: whether a model drafted."""
+    waiting_drafter: str = ""
+    """What drafted in the schemes that wait."""
+    num_rounds: int = 0
     seconds: float = 0.0
 
 
@@ -58,91 +65,125 @@ class Rough:
         return Conditions(rtt_ms / 2, self.jitter_ms, loss)
 
 
-async def measure(bed: Bed, vocabulary: Vocabulary, size: Size, rough: Rough) -> Measured:
-    """Round by round; within one, RTT by RTT; at each, condition by condition, all schemes."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
-    measured, began = Measured(drafter=bed.near.drafter.name.lower()), monotonic()
-    for turn in range(size.rounds):
-        prompts = size.prompts(turn)
-        for rtt_ms in _rotated(size.rtts_ms, turn):
-            for link in sorted({scheme.long_link for scheme in SCHEMES}):
-                await bed.relay.set(link, rough.conditions(link, rtt_ms))
-            async with _connections(bed, coder) as connections:
-                asker = Asker(connections, vocabulary, coder, size.max_tokens)
-                await _warm_up(asker)
-                for cell in size.cells(rtt_ms):
-                    await _cell(measured, bed, asker, cell, turn, _share(cell, size, prompts))
-            print(f"round {turn + 1} of {size.rounds}: RTT {rtt_ms:g} ms", file=sys.stderr)
-    measured.seconds = monotonic() - began
+async def measure(
+    bed: Bed,
+    vocabulary: Vocabulary,
+    size: Size,
+    rough: Rough,
+    sources: Sources,
+    limit_s: float = math.inf,
+) -> Measured:
+    """Round by round, as long as another one fits the limit, but at least one; within one, RTT by
+    RTT; at each, condition by condition, all schemes in turns."""
+    measured = Measured(drafter=bed.near.drafter.name.lower(), waiting_drafter=sources.name)
+    work = _Work(bed, vocabulary, size, rough, sources, measured, Progress(size, limit_s))
+    while work.progress.num_rounds(measured.num_rounds, work.now_s) > measured.num_rounds:
+        await work.round(measured.num_rounds)
+        measured.num_rounds += 1
+    measured.seconds = work.now_s
     return measured
 
 
-def _share(cell: Cell, size: Size, prompts: tuple[Prompt, ...]) -> tuple[Prompt, ...]:
-    return prompts[: size.num_alone if cell.sessions == 1 else cell.sessions]
+@dataclass(slots=True)
+class _Work:
+    """One run."""
 
+    bed: Bed
+    vocabulary: Vocabulary
+    size: Size
+    rough: Rough
+    sources: Sources
+    measured: Measured
+    progress: Progress
+    began: float = field(default_factory=monotonic)
 
-async def _cell(
-    measured: Measured,
-    bed: Bed,
-    asker: Asker,
-    cell: Cell,
-    turn: int,
-    prompts: tuple[Prompt, ...],
-) -> None:
-    """All schemes; another one begins each time."""
-    done = len(measured.batches) // len(SCHEMES)
-    for scheme in _rotated(SCHEMES, done):
+    @property
+    def now_s(self) -> float:
+        return monotonic() - self.began
+
+    async def round(self, turn: int) -> None:
+        coder = TokenCoder(
+            self.vocabulary.digest, self.vocabulary.size, shipped_table(self.vocabulary.digest)
+        )
+        prompts, steps = self.size.prompts(turn), self.progress.steps(turn)
+        for rtt_ms, at_rtt in itertools.groupby(enumerate(steps, 1), lambda step: step[1][0]):
+            began = self.now_s
+            for link in sorted({scheme.long_link for scheme in SCHEMES}):
+                await self.bed.relay.set(link, self.rough.conditions(link, rtt_ms))
+            async with _connections(self.bed, coder, self.sources) as connections:
+                asker = Asker(connections, self.vocabulary, coder, self.size.max_tokens)
+                await _warm_up(asker)
+                for done, (_, number) in at_rtt:
+                    await self._part(asker, self.size.parts[number], rtt_ms, turn, prompts)
+                    self.progress.took(rtt_ms, number, self.now_s - began)
+                    began = self.now_s
+                    self._say(turn, done, len(steps), rtt_ms)
+        plain = (b for b in self.measured.batches if b.scheme == PLAIN and b.cell.sessions == 1)
+        times_s = [sample.whole_ms / 1000 for batch in plain for sample in batch.samples]
+        self.progress.reply_s = median(times_s)
+
+    async def _part(
+        self, asker: Asker, part: Part, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
+    ) -> None:
+        cell = Cell(rtt_ms, part.sessions, part.temperature)
+        if part.sessions > 1:
+            for scheme in _rotated(tuple(part.chats), turn):
+                await self._batch(scheme, asker, cell, turn, prompts[: part.chats[scheme]], 0)
+            return
+        shift = turn + self.size.rtts_ms.index(rtt_ms)
+        for number in range(part.num_prompts):
+            schemes = tuple(scheme for scheme, count in part.chats.items() if number < count)
+            for scheme in _rotated(schemes, number + shift):
+                await self._batch(scheme, asker, cell, turn, (prompts[number],), number)
+
+    async def _batch(
+        self,
+        scheme: Scheme,
+        asker: Asker,
+        cell: Cell,
+        turn: int,
+        prompts: tuple[Prompt, ...],
+        first: int,
+    ) -> None:
+        bed, measured = self.bed, self.measured
         pin(bed.far.pid, bed.region_cores if scheme.drafts_in_region else bed.edge_cores)
         await bed.relay.passage()  # what came before is not this batch's
-        meter = await _Meter.start(bed, scheme)
-        samples = await asker.ask_all(scheme, cell, prompts)
-        passage = await bed.relay.passage()
+        self.sources.take_call_ms()
+        meter = await Meter.start(bed, scheme)
+        samples = await asker.ask_all(scheme, cell, prompts, first)
+        passage, spent = await bed.relay.passage(), await meter.stop()
         up, down = passage.links[scheme.long_link]
-        region_s, edge_s, costs = await meter.stop()
         measured.batches.append(
-            Batch(scheme, cell, turn, samples, region_s, edge_s, up, down, costs)
+            Batch(
+                *(scheme, cell, turn, samples, spent.region_s, spent.edge_s, up, down, spent.costs),
+                first=first,
+                draft_cpu_s=spent.draft_s,
+                call_ms=tuple(self.sources.take_call_ms()),
+            )
         )
         measured.relay_cpu_s = passage.cpu_s
         for way in (up, down) if cell.rtt_ms else ():
             measured.relay.add(way)
 
-
-@dataclass(frozen=True, slots=True)
-class _Meter:
-    """CPU time of region and edge, and the waiting verifier's calls, from start to stop."""
-
-    bed: Bed
-    scheme: Scheme
-    before: tuple[float, float, Costs]
-
-    @classmethod
-    async def start(cls, bed: Bed, scheme: Scheme) -> _Meter:
-        return cls(bed, scheme, await _reading(bed, scheme))
-
-    async def stop(self) -> tuple[float, float, Costs]:
-        region_s, edge_s, costs = await _reading(self.bed, self.scheme)
-        return region_s - self.before[0], edge_s - self.before[1], costs.since(self.before[2])
-
-
-async def _reading(bed: Bed, scheme: Scheme) -> tuple[float, float, Costs]:
-    if scheme.policy is not None:
-        write_json(bed.verifier, {})
-        costs = Costs(**await read_json(bed.verifier))
-        return cpu_s(bed.verifier.pid), 0.0, costs
-    edge_s = cpu_s((bed.near if scheme.gateway == "near" else bed.far).pid)
-    region_s = cpu_s(bed.replica.pid) + (edge_s if scheme.drafts_in_region else 0.0)
-    return region_s, edge_s, Costs()
+    def _say(self, turn: int, done: int, steps: int, rtt_ms: float) -> None:
+        left_s = self.progress.left_s(turn, done, self.now_s)
+        more = " for what was timed so far" if not turn else ""
+        print(
+            f"round {turn + 1}, step {done} of {steps}, RTT {rtt_ms:g} ms: "
+            f"{self.now_s:.0f} s, {left_s:.0f} s left{more}",
+            file=sys.stderr,
+        )
 
 
 @contextlib.asynccontextmanager
-async def _connections(bed: Bed, coder: TokenCoder) -> AsyncIterator[Connections]:
+async def _connections(bed: Bed, coder: TokenCoder, sources: Sources) -> AsyncIterator[Connections]:
     """New ones at every RTT: what a connection has learnt of its path holds."""
     async with (
         _client(bed.near) as near,
         _client(bed.far) as far,
         RegionClient(coder, bed.waiting_address, via_router=False) as waiting,
     ):
-        yield Connections(near, far, waiting)
+        yield Connections(near, far, waiting, sources)
 
 
 @contextlib.asynccontextmanager

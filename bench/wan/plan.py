@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +34,7 @@ class Scheme:
 PLAIN = Scheme("(a) plain streaming", "far", "off")
 REGION_SUFFIX = Scheme("(b) region drafts, suffix", "far", "region_only")
 REGION_DRAFTER = Scheme("(c) region runs the drafter", "far", drafts_in_region=True)
-ROUNDS = Scheme("(d) stop-and-wait edge", "", policy=STOP_AND_WAIT)
+ROUNDS = Scheme(f"(d) stop-and-wait edge, k={STOP_AND_WAIT.frame_drafts}", "", policy=STOP_AND_WAIT)
 STREAM = Scheme("(e) asynchronous chain", "", policy=CHAIN)
 OURS = Scheme("(f) Outrider", "near", provisional=True)
 SCHEMES = (PLAIN, REGION_SUFFIX, REGION_DRAFTER, ROUNDS, STREAM, OURS)
@@ -52,55 +51,87 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How much is measured."""
+class Part:
+    """What every round asks at some RTTs under otherwise equal conditions."""
 
-    rounds: int
+    sessions: int
+    temperature: float
     rtts_ms: tuple[float, ...]
-    crowds: tuple[tuple[int, tuple[float, ...]], ...]
-    """More sessions at once than one, and at which RTTs."""
-    num_alone: int
-    """Chats one after the other, where one runs at a time."""
-    max_tokens: int
-    temperatures: tuple[float, ...] = (0.0, 0.8)
-    max_fixed_rows: int = 64
-    """Of the region's engines: fewer are compiled sooner."""
+    chats: dict[Scheme, int]
+    """How many chats of a round each scheme has; those of one number have the same prompt. With
+    one session they take turns chat by chat, otherwise all chats of a scheme run at once."""
+    rounds: int = 100
+    """It is left out of later ones."""
 
     @property
     def num_prompts(self) -> int:
         """Prompts of a round."""
-        return max(self.num_alone, *(sessions for sessions, _ in self.crowds))
+        return max(self.chats.values())
 
-    def cells(self, rtt_ms: float) -> Iterator[Cell]:
-        """The conditions at one RTT."""
-        for temperature in self.temperatures:
-            yield Cell(rtt_ms, 1, temperature)
-            for sessions, rtts_ms in self.crowds:
-                if rtt_ms in rtts_ms:
-                    yield Cell(rtt_ms, sessions, temperature)
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    """At most: another one begins only if there is time for it."""
+    parts: tuple[Part, ...]
+    max_tokens: int
+    max_fixed_rows: int = 64
+    """Of the region's engines: fewer are compiled sooner."""
+
+    @property
+    def rtts_ms(self) -> tuple[float, ...]:
+        """Those measured, rising."""
+        return tuple(sorted({rtt_ms for part in self.parts for rtt_ms in part.rtts_ms}))
+
+    def parts_of(self, turn: int, rtt_ms: float) -> list[Part]:
+        """What a round asks at one RTT."""
+        return [part for part in self.parts if turn < part.rounds and rtt_ms in part.rtts_ms]
+
+    def num_prompts(self, turn: int) -> int:
+        """Prompts of a round."""
+        return max(part.num_prompts for part in self.parts if turn < part.rounds)
 
     def prompts(self, turn: int) -> tuple[Prompt, ...]:
         """Those of a round. Raises ValueError when there are not so many."""
         all_ = interleaved(load_prompts(*KINDS))
-        wanted = all_[turn * self.num_prompts : (turn + 1) * self.num_prompts]
-        if len(wanted) < self.num_prompts:
+        first = sum(self.num_prompts(earlier) for earlier in range(turn))
+        wanted = all_[first : first + self.num_prompts(turn)]
+        if len(wanted) < self.num_prompts(turn):
             raise ValueError(f"there are {len(all_)} prompts: ask for fewer rounds")
         return wanted
 
 
+def _chats(pair: int, others: int) -> dict[Scheme, int]:
+    """Most of the time goes to the two that are hardest to tell apart."""
+    return {scheme: pair if scheme in (PLAIN, OURS) else others for scheme in SCHEMES}
+
+
+def _crowd(sessions: int, *schemes: Scheme) -> dict[Scheme, int]:
+    return dict.fromkeys(schemes, sessions)
+
+
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
-    rounds=2,
-    rtts_ms=RTTS_MS,
-    crowds=((4, (0.0, 20.0, 50.0, 100.0, 250.0)), (16, (0.0, 50.0, 250.0))),
-    num_alone=4,
+    rounds=9,
+    parts=(
+        Part(1, 0.0, RTTS_MS, _chats(4, 1)),
+        Part(1, 0.8, (50.0, 250.0), _chats(3, 1)),
+        Part(4, 0.0, (0.0,), _crowd(4, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS), rounds=2),
+        Part(4, 0.0, (50.0, 250.0), _crowd(4, PLAIN, REGION_SUFFIX, OURS), rounds=2),
+        Part(16, 0.0, (0.0,), _crowd(16, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS), rounds=1),
+        Part(16, 0.0, (50.0, 250.0), _crowd(16, PLAIN, REGION_SUFFIX, OURS), rounds=1),
+    ),
     max_tokens=40,
 )
 QUICK = Size(
     rounds=1,
-    rtts_ms=(0.0, 50.0, 250.0),
-    crowds=((4, (50.0,)),),
-    num_alone=2,
+    parts=(
+        Part(1, 0.0, (0.0, 50.0, 250.0), _chats(2, 1)),
+        Part(1, 0.8, (50.0,), _chats(1, 1)),
+        Part(4, 0.0, (0.0,), _crowd(4, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS)),
+    ),
     max_tokens=24,
     max_fixed_rows=12,
 )

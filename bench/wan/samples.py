@@ -111,8 +111,19 @@ class Batch:
     down: Traffic = field(default_factory=Traffic)
     costs: Costs = field(default_factory=Costs)
     """Of the waiting verifier's engine calls."""
+    first: int = 0
+    """Number of the first chat's prompt in its round."""
+    draft_cpu_s: float = 0.0
+    """CPU time of the gateway's drafter process, where the gateway is at the region."""
+    call_ms: tuple[float, ...] = ()
+    """What calls of the bench's own draft model took, where the bench is the edge."""
 
     @property
     def num_tokens(self) -> int:
         """Final tokens."""
         return sum(len(sample.ids) for sample in self.samples)
+
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        """Round and number of every chat's prompt."""
+        return [(self.turn, self.first + n) for n in range(len(self.samples))]

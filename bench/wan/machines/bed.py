@@ -22,6 +22,8 @@ from services.edge.drafter.metrics import DrafterState
 HOST = "127.0.0.1"
 _START_LIMIT_S = 240.0
 _POLL_S = 0.05
+_VERIFIED_ROWS = 12
+"""Of one session in one call; the schemes that wait are asked one chat at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Bed:
 
     relay: RelayControl
     replica: Service
+    router: Service
     near: Edge
     """Beside the clients, far from the region."""
     far: Edge
@@ -87,10 +90,11 @@ async def running_bed(
         router = await start.service("router", "router", _router(replica.ports.main), region)
         direct = (HOST, router.ports.main)
         near = await start.edge("near", link, direct, edge)
-        far = await start.edge("far", link, direct, edge)
+        # Where it drafts it is not the lesser process of its core.
+        far = await start.edge("far", link, direct, edge, {"draft_niceness": 0})
         waiting = await link.add("waiting region", "tcp", (HOST, port), seed=11)
         waiting_address = f"{HOST}:{waiting}"
-        yield Bed(link, replica, near, far, verifier, waiting_address, region, edge)
+        yield Bed(link, replica, router, near, far, verifier, waiting_address, region, edge)
 
 
 class _Starter:
@@ -122,7 +126,12 @@ class _Starter:
         return Service(process.pid, await _until_ready(name, process, ready))
 
     async def edge(
-        self, name: str, link: RelayControl, router: tuple[str, int], cores: Collection[int]
+        self,
+        name: str,
+        link: RelayControl,
+        router: tuple[str, int],
+        cores: Collection[int],
+        more: Mapping[str, object] | None = None,
     ) -> Edge:
         """An edge between a relayed link to the router and one to its clients."""
         upstream = await link.add(f"{name} region", "tcp", router, seed=21)
@@ -132,6 +141,7 @@ class _Starter:
             "routers": (f"{HOST}:{upstream}",),
             "state_dir": str(state_dir),
             "isolate_chats": True,
+            **(more or {}),
         }
         service = await self.service(name, "edge", values, cores)
         port = await link.add(f"{name} client", "udp", (HOST, service.ports.main), seed=31)
@@ -145,7 +155,7 @@ class _Starter:
         command = (sys.executable, "-m", "bench.wan.waiting")
         flags = (
             *("--engine", engine.name, "--threads", str(engine.threads)),
-            *("--max-fixed-rows", str(engine.max_fixed_rows)),
+            *("--max-fixed-rows", str(min(engine.max_fixed_rows, _VERIFIED_ROWS))),
         )
         process = await self._stack.enter_async_context(child(*command, *flags, cores=cores))
         return process, (await read_json(process))["port"]

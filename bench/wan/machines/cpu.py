@@ -36,10 +36,11 @@ def pin(pid: int, cores: Collection[int]) -> None:
 
 def cpu_s(pid: int) -> float:
     """CPU time of a process and its descendants so far (proc(5): utime and stime)."""
-    return sum(_own_cpu_s(process) for process in list(tree(pid)))
+    return sum(own_cpu_s(process) for process in list(tree(pid)))
 
 
-def _own_cpu_s(pid: int) -> float:
+def own_cpu_s(pid: int) -> float:
+    """The same without descendants; 0 if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

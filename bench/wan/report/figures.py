@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.harness.figures import Figure, median, quantile
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
 from bench.wan.report import theory
+from bench.wan.report.capacity import capacities
 from bench.wan.report.results import Results, Where
 from bench.wan.waiting.costs import Costs
 from services.edge.session.control.model import Conditions, break_even_rtt_s
@@ -29,10 +30,9 @@ class Model:
     t_v: float
     """A verification of as many drafts as stop-and-wait sends."""
     t_d: float
-    """CPU time of the gateway per draft, over that of plain streaming."""
+    """A call of the draft model, as an edge sees it; 0 without a model."""
     miss_share: float
     """Of final tokens, those that were no draft of the chain."""
-    capacity_predicted: float
     measured_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     predicted_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     """Nothing where the scheme is ahead by another thing than the edge's drafts."""
@@ -41,7 +41,7 @@ class Model:
 def model_of(results: Results) -> Model:
     """From the runs at the least RTT, one chat at a time, all temperatures together."""
     near = Where(results.rtts_ms()[0], 1)
-    t_s, t_d = results.step_ms(near), _draft_ms(results)
+    t_s, t_d = results.step_ms(near), _draft_ms(results, near)
     rounds, stream = results.samples(ROUNDS, near), results.samples(STREAM, near)
     num_rounds = max(1, sum(sample.num_rounds for sample in rounds))
     per_round = (sum(len(sample.ids) for sample in rounds) - len(rounds)) / num_rounds
@@ -50,7 +50,7 @@ def model_of(results: Results) -> Model:
     miss_share = max(0.01, 1 - accepted / max(1, sum(len(sample.ids) for sample in stream)))
     fixed_ms, row_ms = _line_ms(results)
     t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_round)
-    made = Model(t_s, t_v, t_d, miss_share, _capacity(results, t_d, t_s))
+    made = Model(t_s, t_v, t_d, miss_share)
     made.predicted_ms = {
         (ROUNDS.name, PLAIN.name): theory.rounds_break_even_ms(
             per_round, drafts_per_round, t_s, t_v, t_d
@@ -94,27 +94,17 @@ def _measured(results: Results) -> dict[tuple[str, str], float]:
     return {
         (scheme.name, over.name): theory.crossing(
             rtts_ms,
-            [median(results.pace_ratios(scheme, Where(rtt, 1), over)) for rtt in rtts_ms],
+            [_middle(results.pace_ratios(scheme, results.alone(rtt), over)) for rtt in rtts_ms],
             level=1 + _LEAST_GAIN if over is REGION_SUFFIX else 1.0,
         )
         for scheme, over in pairs
     }
 
 
-def _draft_ms(results: Results) -> float:
-    """What drafting adds to the gateway's CPU time, per draft that was verified; drafts that were
-    made in vain are in it."""
-    drafting, plain = (results.batches(scheme) for scheme in (REGION_DRAFTER, PLAIN))
-    added_s = sum(b.edge_cpu_s for b in drafting) - sum(b.edge_cpu_s for b in plain)
-    num_drafts = sum(sample.num_drafts for batch in drafting for sample in batch.samples)
-    return 1000 * max(0.0, added_s) / num_drafts if num_drafts else 0.0
-
-
-def _capacity(results: Results, t_d: float, t_s: float) -> float:
-    samples = results.samples(REGION_DRAFTER)
-    commits = max(1, sum(sample.num_rounds for sample in samples))
-    drafts = sum(sample.num_drafts for sample in samples)
-    return theory.capacity_gain(drafts / commits, t_d, t_s)
+def _draft_ms(results: Results, near: Where) -> float:
+    heard = (*results.batches(ROUNDS, near), *results.batches(STREAM, near))
+    calls_ms = [call_ms for batch in heard for call_ms in batch.call_ms]
+    return median(calls_ms) if calls_ms else 0.0
 
 
 def figures_of(
@@ -128,9 +118,11 @@ def figures_of(
         "erasure": round(sum(sample.erased_chars for sample in ours) / chars, 4),
         "shown_early": round(sum(sample.early_chars for sample in ours) / chars, 4),
         **_costs(results),
-        "capacity_predicted": round(model.capacity_predicted, 3),
+        **_capacities(results),
         "exact": dict(exact),
         "drafter": measured.drafter,
+        "waiting_drafter": measured.waiting_drafter,
+        "rounds": measured.num_rounds,
         "step_ms": round(model.t_s, 2),
         "draft_ms": round(model.t_d, 3),
         "miss_share": round(model.miss_share, 3),
@@ -141,14 +133,9 @@ def figures_of(
 
 
 def _costs(results: Results) -> dict[str, Figure]:
-    """The region's CPU and the long link's bytes, for a final token."""
-    busy = Where(sessions=results.crowds()[-1])
+    """The long link's bytes for a final token."""
     sent = results.bytes_per_token(OURS)
-    gain = median(results.capacity_ratios(OURS, REGION_DRAFTER, busy) or [0.0])
-    over_plain = median(results.capacity_ratios(OURS, PLAIN, busy) or [0.0])
     return {
-        "capacity_gain": round(gain, 3),
-        "capacity_over_plain": round(over_plain, 3),
         "bytes_per_token_up": round(sent["up"], 2),
         "bytes_per_token_down": round(sent["down"], 2),
         "wire_bytes_per_token_up": round(sent["up wire"], 1),
@@ -156,32 +143,75 @@ def _costs(results: Results) -> dict[str, Figure]:
     }
 
 
+def _capacities(results: Results) -> dict[str, Figure]:
+    """The gain over a region that runs the draft model itself is that with most chats at once."""
+    found = capacities(results)
+    most = next((one for one in reversed(found) if one.over_drafter), found[-1])
+    by_chats = {
+        str(one.sessions): {
+            "over_plain": round(one.over_plain, 3),
+            "over_region_suffix": round(one.over_suffix, 3),
+            "over_region_drafter": round(one.over_drafter, 3),
+            "predicted_over_region_drafter": round(one.predicted, 3),
+        }
+        for one in found
+    }
+    return {
+        "capacity_gain": round(most.over_drafter, 3),
+        "capacity_predicted": round(most.predicted, 3),
+        "capacity_by_chats": by_chats,
+    }
+
+
 def _by_rtt(results: Results) -> dict[str, Figure]:
-    times: dict[str, dict[str, float]] = {}
+    """One chat at a time."""
+    times: dict[str, dict[str, Figure]] = {}
     for rtt_ms in results.rtts_ms():
-        where, key = Where(rtt_ms, 1), f"{rtt_ms:g}"
-        ours = results.samples(OURS, where)
-        plain = [sample.committed_ms for sample in results.samples(PLAIN, where)]
-        for name, values in (
-            ("visible_ttft_ms", [sample.visible_ms for sample in ours]),
-            ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
-            ("stable_ttft_ms", [sample.stable_ms for sample in ours]),
-            ("plain_ttft_ms", plain),
-        ):
-            times.setdefault(name, {})[key] = round(median(values), 1)
-            times.setdefault(f"{name}_p95", {})[key] = round(quantile(values, 0.95), 1)
-        paces, wholes = results.pace_ratios(OURS, where), results.whole_ratios(OURS, where)
-        times.setdefault("committed_pace_ratio", {})[key] = round(median(paces), 3)
-        times.setdefault("committed_whole_ratio", {})[key] = round(median(wholes), 3)
+        for name, figure in (*_first(results, rtt_ms), *_pace(results, rtt_ms)):
+            times.setdefault(name, {})[f"{rtt_ms:g}"] = figure
     return {**times, "pace_ratio_by_scheme": _paces(results)}
 
 
+def _first(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
+    """Times to the first token, all temperatures together."""
+    where = Where(rtt_ms, 1)
+    ours = results.samples(OURS, where)
+    for name, values in (
+        ("visible_ttft_ms", [sample.visible_ms for sample in ours]),
+        ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
+        ("stable_ttft_ms", [sample.stable_ms for sample in ours]),
+        ("plain_ttft_ms", [sample.committed_ms for sample in results.samples(PLAIN, where)]),
+    ):
+        yield name, round(median(values), 1)
+        yield f"{name}_p95", round(quantile(values, 0.95), 1)
+
+
+def _pace(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
+    """Ours over plain streaming, greedy, and sampled where that was asked."""
+    alone = results.alone(rtt_ms)
+    paces = results.pace_ratios(OURS, alone)
+    yield "committed_pace_ratio", round(_middle(paces), 3)
+    yield "committed_pace_low", round(quantile(paces, 0.25) if paces else 0.0, 3)
+    yield "committed_pace_high", round(quantile(paces, 0.75) if paces else 0.0, 3)
+    yield "committed_pace_chats", len(paces)
+    yield "committed_whole_ratio", round(_middle(results.whole_ratios(OURS, alone)), 3)
+    for temperature in results.temperatures()[1:]:
+        sampled = results.pace_ratios(OURS, Where(rtt_ms, 1, temperature))
+        if sampled:
+            yield f"committed_pace_ratio_t{temperature:g}", round(median(sampled), 3)
+
+
 def _paces(results: Results) -> dict[str, Figure]:
-    """Medians over all conditions of one chat at a time, by scheme and RTT."""
+    """Medians over greedy chats, one at a time, by scheme and RTT."""
     return {
         scheme.name: {
-            f"{rtt_ms:g}": round(median(results.pace_ratios(scheme, Where(rtt_ms, 1))), 3)
+            f"{rtt_ms:g}": round(_middle(results.pace_ratios(scheme, results.alone(rtt_ms))), 3)
             for rtt_ms in results.rtts_ms()
         }
         for scheme in SCHEMES
     }
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; 0 if every reply came at once."""
+    return median(values) if values else 0.0

@@ -41,7 +41,7 @@ class Results:
     """All batches of a run."""
 
     def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = {(b.scheme, b.cell, b.turn): b for b in batches}
+        self._batches = {(b.scheme, b.cell, b.turn, b.first): b for b in batches}
 
     def batches(self, scheme: Scheme, where: Where = ANYWHERE) -> list[Batch]:
         """A scheme's."""
@@ -63,10 +63,15 @@ class Results:
         """Those measured, rising."""
         return sorted({batch.cell.temperature for batch in self._batches.values()})
 
+    def alone(self, rtt_ms: float) -> Where:
+        """One greedy chat at a time, which was asked at every RTT."""
+        return Where(rtt_ms, 1, self.temperatures()[0])
+
     def pace_ratios(
         self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
     ) -> list[float]:
-        """Pace of final tokens over the other scheme's, chat by chat; above 1 is faster."""
+        """Pace of final tokens over the other scheme's, chat by chat, where both had it; above 1
+        is faster."""
         return list(self._ratios(scheme, where, over, lambda sample: sample.token_ms))
 
     def whole_ratios(
@@ -82,28 +87,32 @@ class Results:
         over: Scheme,
         duration: Callable[[Sample], float | None],
     ) -> Iterator[float]:
-        for batch in self.batches(scheme, where):
-            other = self._batches[over, batch.cell, batch.turn]
+        for batch, other in self._pairs(scheme, where, over):
             for ours, theirs in zip(batch.samples, other.samples, strict=True):
                 mine, base = duration(ours), duration(theirs)
                 if mine and base:
                     yield base / mine
 
+    def _pairs(self, scheme: Scheme, where: Where, over: Scheme) -> Iterator[tuple[Batch, Batch]]:
+        """The same chats by both schemes."""
+        for batch in self.batches(scheme, where):
+            other = self._batches.get((over, batch.cell, batch.turn, batch.first))
+            if other is not None:
+                yield batch, other
+
     def tokens_per_core_s(self, scheme: Scheme, where: Where = ANYWHERE) -> float:
         """Final tokens per second of CPU time of the region; 0 if it used none that was seen."""
-        batches = self.batches(scheme, where)
-        spent = sum(batch.region_cpu_s for batch in batches)
-        return sum(batch.num_tokens for batch in batches) / spent if spent else 0.0
+        return _per_core_s(self.batches(scheme, where))
 
-    def capacity_ratios(self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE) -> list[float]:
-        """Tokens per core-second over the other scheme's, condition by condition."""
-        ratios = []
-        for batch in self.batches(scheme, where):
-            other = self._batches[over, batch.cell, batch.turn]
-            if batch.region_cpu_s and other.region_cpu_s:
-                mine, base = (b.num_tokens / b.region_cpu_s for b in (batch, other))
-                ratios.append(mine / base)
-        return ratios
+    def paired_core_s(self, scheme: Scheme, with_: Scheme, where: Where = ANYWHERE) -> float:
+        """The same of those chats alone that the other scheme had, too."""
+        return _per_core_s([batch for batch, _ in self._pairs(scheme, where, with_)])
+
+    def capacity_ratio(self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE) -> float:
+        """Tokens per core-second over the other scheme's on the same chats; 0 if there are
+        none."""
+        base = self.paired_core_s(over, scheme, where)
+        return self.paired_core_s(scheme, over, where) / base if base else 0.0
 
     def bytes_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> dict[str, float]:
         """On the long link, per final token: payload and estimated wire bytes, up and down. The
@@ -123,9 +132,9 @@ class Results:
         """How many chats had the reference's ids, of how many; `truth` by round, temperature and
         number of the prompt."""
         checked = [
-            sample.ids == truth[batch.turn, batch.cell.temperature, number]
+            sample.ids == truth[turn, batch.cell.temperature, number]
             for batch in self.batches(scheme)
-            for number, sample in enumerate(batch.samples)
+            for (turn, number), sample in zip(batch.asked, batch.samples, strict=True)
         ]
         return sum(checked), len(checked)
 
@@ -133,6 +142,11 @@ class Results:
         """t_s: a plain step of the region, as a reader next to it sees it."""
         times = [sample.token_ms for sample in self.samples(PLAIN, where)]
         return median([time for time in times if time is not None])
+
+
+def _per_core_s(batches: Sequence[Batch]) -> float:
+    spent = sum(batch.region_cpu_s for batch in batches)
+    return sum(batch.num_tokens for batch in batches) / spent if spent else 0.0
 
 
 def _payload(ways: Sequence[Traffic]) -> float:

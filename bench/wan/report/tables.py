@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from bench.harness.figures import Cell, Run, median, quantile, show
 from bench.wan.measure import Measured
 from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.report.capacity import capacities
 from bench.wan.report.figures import Model
 from bench.wan.report.results import Results, Where
 
@@ -20,7 +21,8 @@ def add_tables(
     first_tokens(run, results)
     paces(run, results)
     crowds(run, results)
-    capacity(run, results, exact)
+    capacity(run, results)
+    costs(run, results, exact)
     provisional(run, results)
     break_even(run, results, model)
     relay(run, measured)
@@ -48,9 +50,13 @@ def first_tokens(run: Run, results: Results) -> None:
 
 def paces(run: Run, results: Results) -> None:
     """Final tokens against plain streaming, by RTT."""
-    rtts_ms = results.rtts_ms()
-    columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
     for temperature in results.temperatures():
+        rtts_ms = [
+            rtt_ms
+            for rtt_ms in results.rtts_ms()
+            if results.batches(PLAIN, Where(rtt_ms, _ALONE, temperature))
+        ]
+        columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
         how = "greedy" if temperature == 0 else f"T={temperature:g}"
         title = f"Pace of final tokens over plain streaming, one chat at a time, {how}"
         table = run.table(f"{title}, median (lowest to highest)", "scheme", *columns)
@@ -70,24 +76,40 @@ def crowds(run: Run, results: Results) -> None:
         table = run.table(title, "scheme", *columns)
         for scheme in SCHEMES:
             wheres = [Where(rtt_ms, sessions) for rtt_ms in rtts_ms]
-            table.add(scheme.name, *(median(results.pace_ratios(scheme, w)) for w in wheres))
+            if any(results.batches(scheme, where) for where in wheres):
+                table.add(scheme.name, *(_middle(results.pace_ratios(scheme, w)) for w in wheres))
 
 
-def capacity(run: Run, results: Results, exact: Mapping[str, str]) -> None:
-    """What the region spends, and what the long link carries."""
-    most = results.crowds()[-1]
-    busy = Where(sessions=most)
-    title = f"Cost of a final token: region's CPU with {most} chats at once, bytes on the long link"
+def capacity(run: Run, results: Results) -> None:
+    """What edges that draft spare the region."""
+    title = "Final tokens per core-second of the region: Outrider over the others"
     table = run.table(
-        *(title, "scheme", "tokens per core-second", "over plain"),
+        *(title, "chats at once", "over (a)", "over (b)", "over (c)", "1 + k t_d / t_s"),
+        *("k, drafts per commit of (c)", "t_d of (c), ms", "t_s of (a), ms"),
+    )
+    for one in capacities(results):
+        ratios: list[Cell] = [one.over_plain, one.over_suffix, one.over_drafter, one.predicted]
+        terms: list[Cell] = [one.drafts_per_commit, one.draft_ms, one.token_ms]
+        shown = [ratio or "-" for ratio in ratios]
+        table.add(one.sessions, *shown, *(terms if one.over_drafter else ["-"] * len(terms)))
+
+
+def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
+    """What the region spends, and what the long link carries."""
+    crowds = results.crowds()
+    chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in crowds]
+    title = (
+        "Final tokens per core-second of the region, and bytes of a final token on the long link"
+    )
+    table = run.table(
+        *(title, "scheme", *chats),
         *("bytes up", "bytes down", "wire bytes up", "wire bytes down", "exact replies"),
     )
     for scheme in SCHEMES:
         sent = results.bytes_per_token(scheme)
-        ratio = median(results.capacity_ratios(scheme, PLAIN, busy) or [0.0])
         sizes: list[Cell] = [sent[way] for way in ("up", "down", "up wire", "down wire")]
-        tokens = results.tokens_per_core_s(scheme, busy)
-        table.add(scheme.name, tokens, ratio, *sizes, exact[scheme.name])
+        rates = [results.tokens_per_core_s(scheme, Where(sessions=n)) or "-" for n in crowds]
+        table.add(scheme.name, *rates, *sizes, exact[scheme.name])
 
 
 def provisional(run: Run, results: Results) -> None:
@@ -99,6 +121,8 @@ def provisional(run: Run, results: Results) -> None:
     for rtt_ms in results.rtts_ms():
         for temperature in results.temperatures():
             samples = results.samples(OURS, Where(rtt_ms, None, temperature))
+            if not samples:
+                continue
             chars = sum(sample.num_chars for sample in samples) or 1
             drafts = sum(sample.num_drafts for sample in samples) or 1
             erased, early, accepted = (
@@ -132,4 +156,10 @@ def relay(run: Run, measured: Measured) -> None:
 
 
 def _ranged(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return "-"
     return f"{show(median(ratios))} ({show(min(ratios))} to {show(max(ratios))})"
+
+
+def _middle(ratios: Sequence[float]) -> Cell:
+    return median(ratios) if ratios else "-"

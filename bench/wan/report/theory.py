@@ -28,8 +28,9 @@ def chain_break_even_ms(miss_share: float, t_s: float, t_v: float, t_d: float) -
 
 
 def capacity_gain(drafts_per_commit: float, t_d: float, t_s: float) -> float:
-    """Sessions per verifier with drafting elsewhere over drafting beside it, 1 + k * t_d / t_s."""
-    return 1 + drafts_per_commit * t_d / t_s
+    """Sessions per verifier with drafting elsewhere over drafting beside it, 1 + k * t_d / t_s;
+    without a t_s, 1."""
+    return 1 + drafts_per_commit * t_d / t_s if t_s else 1.0
 
 
 def crossing(xs: Sequence[float], ratios: Sequence[float], level: float = 1.0) -> float:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bench.harness.region_client import Conversation
+from bench.wan.waiting.source import Source
 from bench.wan.waiting.verifier import MAX_DRAFTS
 from outrider.codec.tokens import TokenCoder
-from outrider.speculation.suffix import SuffixDrafter
 from outrider.v1 import inference_pb2
 from outrider.wire import tokens as token_wire
 
@@ -24,38 +24,13 @@ class WaitingPolicy:
     frame_drafts: int
     """Most drafts made and sent in one go."""
     streams: bool
-    """Whether it drafts on while drafts are under way."""
+    """Whether it drafts on while drafts are under way, and sends what it has; otherwise a frame
+    is whole or ends the reply."""
 
 
 STOP_AND_WAIT = WaitingPolicy(max_lead=4, frame_drafts=4, streams=False)
 """k = 4, the best in PicoSpec's own ablation."""
 CHAIN = WaitingPolicy(max_lead=4 * MAX_DRAFTS, frame_drafts=4, streams=True)
-
-
-class Source(Protocol):
-    """Where drafts come from."""
-
-    async def extend(self, ids: Sequence[int]) -> None:
-        """Learn ids that are final: the prompt, then the reply."""
-        ...
-
-    async def draft_after(self, tentative: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """At most so many guesses after the final ids and these."""
-        ...
-
-
-class SuffixSource:
-    """The suffix automaton that our edges draft with."""
-
-    def __init__(self, min_survival: float = 0.2) -> None:
-        self._drafter = SuffixDrafter()
-        self._min_survival = min_survival
-
-    async def extend(self, ids: Sequence[int]) -> None:
-        self._drafter.extend(ids)
-
-    async def draft_after(self, tentative: Sequence[int], max_tokens: int) -> Sequence[int]:
-        return self._drafter.draft_after(tentative, max_tokens, self._min_survival).ids
 
 
 @dataclass(slots=True)
@@ -96,14 +71,16 @@ class WaitingChain:
         self.pending: list[int] = []
         """Drafts sent, behind the committed tokens."""
 
-    def wanted(self) -> int | None:
-        """How many drafts to make now; None: wait for the region. What is made, also if it is
-        nothing, goes to `frame`."""
+    def wanted(self) -> tuple[int, int] | None:
+        """How many drafts to make now, at least and at most; None: wait for the region. What is
+        made, also if it is nothing, goes to `frame`."""
         owed = bool(self.pending) or self._owed_plain
         if owed and (not self._policy.streams or self._exhausted):
             return None
         room = min(self._policy.frame_drafts, self._policy.max_lead - len(self.pending))
-        return None if owed and room <= 0 else room
+        if owed and room <= 0:
+            return None
+        return 1 if self._policy.streams else room, room
 
     def frame(self, ids: Sequence[int]) -> tuple[int, int, bool] | None:
         """Epoch, base and continuation of the frame that carries these drafts; None if nothing is
@@ -136,29 +113,45 @@ class WaitingChain:
 
 
 async def converse(
-    talk: Conversation,
-    prompt: Sequence[int],
-    source: Source,
-    policy: WaitingPolicy,
-    coder: TokenCoder,
+    talk: Conversation, source: Source, policy: WaitingPolicy, coder: TokenCoder
 ) -> WaitingReply:
     """One reply, from the opened session to its end."""
     chain, reply = WaitingChain(policy), WaitingReply(opened_at=talk.opened_at)
-    await source.extend(prompt)
     while True:
-        if not talk.waiting and (wanted := chain.wanted()) is not None:
-            ids = await source.draft_after(chain.pending, wanted)
+        ids = None if talk.waiting else _drafts(chain, source)
+        if ids is not None:
             _send(talk, chain.frame(ids), ids, coder)
             continue
-        frame = await talk.receive()
+        frame = await _next(talk, None if chain.wanted() is None else source)
+        if frame is None:
+            continue
         match frame.WhichOneof("kind"):
             case "commit":
                 final = _apply(chain, frame.commit, coder)
                 reply.add(final, time.perf_counter())
-                await source.extend(final)
+                source.commit(final)
             case "done":
                 reply.count(frame.done.usage.draft_tokens, frame.done.usage.accepted_tokens)
                 return reply
+
+
+def _drafts(chain: WaitingChain, source: Source) -> Sequence[int] | None:
+    """What to hand to `WaitingChain.frame`; None: nothing now."""
+    wanted = chain.wanted()
+    return None if wanted is None else source.draft_after(chain.pending, *wanted)
+
+
+async def _next(talk: Conversation, source: Source | None) -> inference_pb2.SessionDown | None:
+    """The region's next frame, or None once the source, if it is waited for, has news."""
+    if source is None or talk.waiting:
+        return await talk.receive()
+    frame, news = (asyncio.ensure_future(c) for c in (talk.receive(), source.changed()))
+    try:
+        await asyncio.wait((frame, news), return_when=asyncio.FIRST_COMPLETED)
+        return frame.result() if frame.done() else None
+    finally:
+        frame.cancel()
+        news.cancel()
 
 
 def _send(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.figures import Run
+from bench.harness.readme import regenerated
 from bench.wan.measure import Measured
 from bench.wan.plan import FULL, OURS, PLAIN, QUICK, ROUNDS, SCHEMES, STREAM, Cell, Scheme, Size
 from bench.wan.relay.lane import Traffic
@@ -53,6 +54,7 @@ def batches() -> list[Batch]:
         visible_ms = 12.0 if scheme == OURS else 0.0
         one = sample(50 + rtt_ms, token_ms(scheme, rtt_ms), visible_ms=visible_ms)
         cpu_s = 2.0 if scheme.drafts_in_region else 1.0
+        draft_s = 1.0 if scheme.drafts_in_region else 0.0
         made.append(
             Batch(
                 scheme,
@@ -64,6 +66,8 @@ def batches() -> list[Batch]:
                 up=Traffic(packets=sessions, num_bytes=11 * sessions),
                 down=Traffic(packets=2 * sessions, num_bytes=22 * sessions),
                 costs=Costs(calls=10, rows=20, rows_squared=40, busy_s=0.3, rows_busy_s=0.6),
+                draft_cpu_s=draft_s,
+                call_ms=(5.0, 4.0, 5.0) if scheme.policy else (),
             )
         )
     return made
@@ -99,7 +103,8 @@ def test_schemes_are_compared_chat_by_chat() -> None:
     assert results.pace_ratios(OURS, Where(sessions=4)) == pytest.approx([1.25] * 8)
     assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
     assert results.step_ms(Where(0.0)) == pytest.approx(20.0)
-    assert results.capacity_ratios(OURS, SCHEMES[2], Where(100.0, 4)) == [2.0]
+    assert results.capacity_ratio(OURS, SCHEMES[2], Where(100.0, 4)) == 2.0
+    assert results.capacity_ratio(OURS, SCHEMES[2], Where(50.0)) == 0.0
     assert results.tokens_per_core_s(OURS, Where(0.0, 4)) == 44.0
     sent = results.bytes_per_token(OURS)
     assert (sent["up"], sent["down"]) == (1.0, 2.0)
@@ -128,7 +133,10 @@ def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert figures["plain_ttft_ms"] == {"0": 50.0, "100": 150.0}
     assert figures["committed_pace_ratio"] == {"0": 1.25, "100": 1.25}
     assert (figures["erasure"], figures["shown_early"]) == (0.1, 0.4)
+    # 8 drafts in 11 commits, 1 s for the 32 drafts of four chats, 1 s for 44 tokens of (a)
     assert figures["capacity_gain"] == 2.0
+    assert figures["capacity_predicted"] == 2.0
+    assert figures["draft_ms"] == 5.0
     assert (figures["bytes_per_token_up"], figures["bytes_per_token_down"]) == (1.0, 2.0)
     assert figures["exact"] == exact
     record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
@@ -181,7 +189,41 @@ def test_a_crossing_lies_within_what_was_measured(ratios: list[float]) -> None:
 @pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
 def test_there_are_prompts_for_every_round(size: Size) -> None:
     seen = [prompt.id for turn in range(size.rounds) for prompt in size.prompts(turn)]
-    assert len(seen) == len(set(seen)) == size.rounds * size.num_prompts
-    assert {cell.sessions for rtt in size.rtts_ms for cell in size.cells(rtt)} >= {1, 4}
+    assert len(seen) == len(set(seen)) == sum(map(size.num_prompts, range(size.rounds)))
+    assert {part.sessions for part in size.parts} >= {1, 4}
     with pytest.raises(ValueError, match="fewer rounds"):
         size.prompts(99)
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path: Path) -> None:
+    """Also of replies that came at once, whose pace nobody knows: the first of every round."""
+    made = [
+        Batch(
+            scheme,
+            Cell(rtt_ms, part.sessions, part.temperature),
+            turn=0,
+            samples=(sample(50.0, STEP_MS, 1 if at_once and not first else 9),)
+            * (count if crowd else 1),
+            region_cpu_s=0.0,
+            edge_cpu_s=0.0,
+            first=first,
+        )
+        for part in size.parts
+        for rtt_ms, (scheme, count) in itertools.product(part.rtts_ms, part.chats.items())
+        for crowd in [part.sessions > 1]
+        for first in range(1 if crowd else count)
+    ]
+    results, measured = Results(made), Measured()
+    exact = {scheme.name: "all" for scheme in SCHEMES}
+    model = model_of(results)
+    run = Run("wan", quick=False, command="python -m bench.wan")
+    add_tables(run, results, measured, model, exact)
+    run.figures.update(figures_of(results, measured, model, exact))
+    run.finish(tmp_path)
+    page = regenerated("<!-- bench:wan -->\n<!-- /bench:wan -->", tmp_path)
+    assert all(table.title in page for table in run.tables)
+    truth = {asked: () for b in made for asked in [(t, b.cell.temperature, n) for t, n in b.asked]}
+    asked = sum(len(batch.samples) for batch in made if batch.scheme == OURS)
+    assert results.num_exact(OURS, truth) == (0, asked)

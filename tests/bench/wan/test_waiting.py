@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
@@ -15,12 +16,12 @@ from bench.wan.waiting.__main__ import Desk, serving
 from bench.wan.waiting.edge import (
     CHAIN,
     STOP_AND_WAIT,
-    SuffixSource,
     WaitingChain,
     WaitingPolicy,
     WaitingReply,
     converse,
 )
+from bench.wan.waiting.source import Source, SuffixSource
 from bench.wan.waiting.verifier import Part, Verdict, Verifier
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
@@ -120,8 +121,10 @@ def test_an_edge_never_stands_still_and_joins_every_commit(
             break
         wanted = chain.wanted()
         if wanted is not None:
-            ids = drafts[number % len(drafts)][:wanted]
-            assert wanted <= policy.frame_drafts
+            least, most = wanted
+            ids = drafts[number % len(drafts)][:most]
+            assert 1 <= least <= most <= policy.frame_drafts
+            assert policy.streams or least == most
             where = chain.frame(ids)
             if where is not None:
                 owed = True
@@ -141,11 +144,11 @@ def num_agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 async def reply(
-    client: RegionClient, sampling: SamplingParams, policy: WaitingPolicy
+    client: RegionClient, sampling: SamplingParams, policy: WaitingPolicy, source: Source
 ) -> WaitingReply:
     opening = opening_frame(CODER, PROMPT, sampling, DIGEST)
     async with client.open(opening) as talk:
-        return await converse(talk, PROMPT, SuffixSource(), policy, CODER)
+        return await converse(talk, source, policy, CODER)
 
 
 def desk() -> Desk:
@@ -153,29 +156,32 @@ def desk() -> Desk:
     return Desk(engine, Verifier(engine.info, new_reply), CODER)
 
 
+@asynccontextmanager
+async def asking(delay_ms: float = 0.0) -> AsyncIterator[RegionClient]:
+    """A client of a verifier behind a link with this delay each way."""
+    async with leak_check(), serving(desk()) as (port, _):
+        link = TcpLink(("127.0.0.1", port), seed=1)
+        front = await link.start()
+        slow = Conditions(delay_ms=delay_ms)
+        link.set(slow, slow)
+        async with RegionClient(CODER, f"127.0.0.1:{front}", via_router=False) as client:
+            yield client
+        await link.stop()
+
+
 @pytest.mark.parametrize("policy", [STOP_AND_WAIT, CHAIN])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 async def test_replies_are_exact(policy: WaitingPolicy, sampling: SamplingParams) -> None:
-    async with (
-        leak_check(),
-        serving(desk()) as (port, _),
-        RegionClient(CODER, f"127.0.0.1:{port}", via_router=False) as client,
-    ):
-        got = await reply(client, sampling, policy)
+    async with asking() as client:
+        got = await reply(client, sampling, policy, SuffixSource(PROMPT))
     assert tuple(got.ids) == truth(PROMPT, sampling)
     assert got.commits[-1][1] == len(got.ids)
     assert 0 < got.num_accepted <= got.num_drafts
 
 
 async def test_stop_and_wait_pays_the_round_trip_every_round() -> None:
-    async with serving(desk()) as (port, _):
-        link = TcpLink(("127.0.0.1", port), seed=1)
-        front = await link.start()
-        slow = Conditions(delay_ms=10)
-        link.set(slow, slow)
-        async with RegionClient(CODER, f"127.0.0.1:{front}", via_router=False) as client:
-            got = await reply(client, GREEDY, STOP_AND_WAIT)
-        await link.stop()
+    async with asking(delay_ms=10) as client:
+        got = await reply(client, GREEDY, STOP_AND_WAIT, SuffixSource(PROMPT))
     assert tuple(got.ids) == truth(PROMPT, GREEDY)
     passed = got.commits[-1][0] - got.commits[0][0]
     assert passed >= 0.020 * (len(got.commits) - 1)

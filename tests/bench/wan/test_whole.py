@@ -10,19 +10,20 @@ import pytest
 from bench.wan.machines.bed import RegionEngine, running_bed
 from bench.wan.machines.cpu import tree
 from bench.wan.measure import Rough, measure
-from bench.wan.plan import OURS, PLAIN, ROUNDS, SCHEMES, Size
+from bench.wan.plan import OURS, PLAIN, ROUNDS, SCHEMES, Part, Size
 from bench.wan.report.figures import figures_of, model_of
 from bench.wan.report.results import Results, Where
 from bench.wan.samples import Sample
+from bench.wan.waiting.source import Sources
 from outrider.models.vocabulary import Vocabulary
 
 SMALL = Size(
     rounds=1,
-    rtts_ms=(0.0, 40.0),
-    crowds=((2, (0.0,)),),
-    num_alone=1,
+    parts=(
+        Part(1, 0.0, (0.0, 40.0), dict.fromkeys(SCHEMES, 1)),
+        Part(2, 0.0, (0.0,), dict.fromkeys(SCHEMES, 2)),
+    ),
     max_tokens=6,
-    temperatures=(0.0,),
 )
 
 
@@ -34,7 +35,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
     try:
         async with running_bed(RegionEngine("fake"), {"edge": ["draft_model=none"]}) as bed:
             started = set(tree(os.getpid())) - before
-            measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0))
+            measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0), Sources())
     finally:
         os.sched_setaffinity(0, cores)
     assert len(started) >= 6
