@@ -200,7 +200,9 @@ class KvPool:
         index = table.num_shared
         table.path.append(node)
         if index < len(table.blocks):
-            self._allocator.release(table.blocks[index])
+            given_back = table.blocks[index]
+            self._copies = [copy for copy in self._copies if copy.target != given_back]
+            self._allocator.release(given_back)
             table.blocks[index] = node.block
         else:
             table.blocks.append(node.block)

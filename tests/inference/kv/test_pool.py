@@ -138,6 +138,17 @@ def test_a_prefix_published_meanwhile_is_taken_over() -> None:
     pool.check_invariants()
 
 
+def test_a_copy_into_a_block_that_is_given_back_is_not_made() -> None:
+    pool = KvPool(8, BLOCK)
+    pool.open(1, [1, 2, 3], b"")
+    pool.grow(1, 3)
+    filled(pool, 2, [1, 2, 3, 4, 5], b"")
+    assert pool.reuse(1, [1, 2, 3], 0) == 2
+    assert pool.reuse(1, [1, 2, 3, 4, 5, 6], 2) == 4
+    assert pool.take_copies() == ()
+    pool.check_invariants()
+
+
 def test_scratch_is_covered() -> None:
     pool = KvPool(8, BLOCK, scratch_tokens=3)
     pool.open(1, [1], b"")
