@@ -1,4 +1,4 @@
-# The edge. Build from the repository's root:
+# The edge, with what its draft model runs on. Build from the repository's root:
 #   docker build --file deploy/docker/edge.Dockerfile --tag outrider-edge:0.1.0 .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -9,7 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY outrider ./outrider
 COPY services ./services
 RUN python -m venv /opt/outrider \
-    && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt ".[edge]"
+    && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt ".[edge,draft]"
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="outrider-edge" \
