@@ -92,15 +92,15 @@ class Child:
         starting = asyncio.create_task(asyncio.to_thread(_start, arguments, theirs))
         try:
             process = await asyncio.shield(starting)
+            ours.setblocking(False)
+            _, pipe = await asyncio.get_running_loop().create_unix_connection(
+                lambda: Pipe(on_data, max_unsent_bytes), sock=ours
+            )
         except BaseException:
             ours.close()
             with contextlib.suppress(OSError):
                 _kill(await starting)
             raise
-        ours.setblocking(False)
-        _, pipe = await asyncio.get_running_loop().create_unix_connection(
-            lambda: Pipe(on_data, max_unsent_bytes), sock=ours
-        )
         return cls(process, pipe)
 
     async def end(self) -> int:

@@ -42,7 +42,7 @@ log = structlog.get_logger()
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 STUCK_S: Final = 10.0
-"""A process that reads nothing for so long is ended."""
+"""A process that reads nothing for so long, or once it is ready says nothing, is ended."""
 _MAX_UNSENT_BYTES: Final = 1 << 18
 
 
@@ -96,6 +96,7 @@ class DrafterLink:
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._task: asyncio.Task[None] | None = None
         self._error: OutriderError | None = None
+        self._heard_at = 0.0
         self.state = DrafterState.OFF
         self.reason = ""
         """Why there is no drafter, if it is unfit."""
@@ -204,15 +205,15 @@ class DrafterLink:
 
     async def _until_gone(self, child: Child) -> None:
         """Tell what was dropped as soon as there is room, until the process is gone or stuck."""
-        pipe = child.pipe
+        pipe, loop = child.pipe, asyncio.get_running_loop()
         while not pipe.closed.is_set():
-            await pipe.changed.wait()
+            await _in_time(pipe.changed)
             pipe.changed.clear()
-            try:
-                async with asyncio.timeout(STUCK_S):
-                    await pipe.writable.wait()
-            except TimeoutError:
+            if not await _in_time(pipe.writable):
                 log.warning("drafter does not read; it is ended", seconds=STUCK_S)
+                return
+            if self.state is DrafterState.READY and loop.time() - self._heard_at >= STUCK_S:
+                log.warning("drafter says nothing; it is ended", seconds=STUCK_S)
                 return
             if not pipe.closed.is_set():
                 self._tell_all()
@@ -244,6 +245,7 @@ class DrafterLink:
         return False
 
     def _received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         try:
             for payload in self._decoder.feed(data):
                 self._take(decode_up(payload))
@@ -268,6 +270,16 @@ class DrafterLink:
                 self.reason = reason
                 self._set(DrafterState.UNFIT)
                 log.warning("no drafts by a model", reason=reason)
+
+
+async def _in_time(event: asyncio.Event) -> bool:
+    """Whether it was set within STUCK_S."""
+    try:
+        async with asyncio.timeout(STUCK_S):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _heard(guess: Guess) -> Heard:

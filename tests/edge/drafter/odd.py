@@ -36,6 +36,8 @@ def main(how: str, edge: socket.socket) -> int:
         time.sleep(600)
     if how == "babbling":
         edge.sendall(b"\x05nosuchframe" * 100)
+    if how == "mute":
+        return len(list(heard(edge)))
     replies: dict[int, int] = {}
     for message in heard(edge):
         if how == "crashing":

@@ -150,6 +150,14 @@ async def test_one_that_reads_nothing_costs_frames_and_no_more(
         assert len(mesh.link._sessions[number].reply) == 500 * 900
 
 
+async def test_one_that_reads_but_says_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "STUCK_S", 0.5)
+    async with linked(*odd("mute")) as mesh:
+        before = mesh.link.pid
+        mesh.open(10, 20)
+        await eventually(lambda: mesh.link.pid not in (before, None), timeout_s=START_S)
+
+
 async def test_one_that_was_slow_is_told_again_what_it_missed() -> None:
     async with linked(*odd("well")) as mesh:
         number = mesh.open(10)
