@@ -75,6 +75,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=8e-4)
     parser.add_argument("--batch-tokens", type=int, default=3072)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quantised-from", type=float, default=0.5, metavar="PROGRESS")
     parser.add_argument("--threads", type=int, default=2)
 
 
@@ -82,7 +83,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--layers", choices=QUANTISATIONS, default="Q8_0")
+    parser.add_argument("--layers", choices=QUANTISATIONS, default="Q4_1")
     parser.add_argument("--head", choices=QUANTISATIONS, default="Q8_0")
     parser.add_argument("--threads", type=int, default=2)
 

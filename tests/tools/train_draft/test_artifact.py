@@ -7,17 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from gguf import GGUFReader
 
 from tools.train_draft.artifact.file import Draft, read_draft, write_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
-from tools.train_draft.artifact.target import (
-    LAYER_TENSORS,
-    Geometry,
-    Tensors,
-    _as_converted,
-    layer_name,
-)
+from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
 from tools.train_draft.corpus.records import NUM_TOP, Reply
 
 GEOMETRY = Geometry(
@@ -133,18 +127,3 @@ def test_ids_that_never_came_up_follow_in_id_order() -> None:
 def test_coverage_counts_tokens() -> None:
     replies = [_reply([7, 7, 7, 9], 40)]
     assert coverage(replies, np.array([7], np.uint32)) == 0.75
-
-
-def test_q4_1_blocks_are_read_as_the_converter_reads_them() -> None:
-    """One block: d = 0.5, m = -1.3, so z = round(2.6) = 3; the plain value would be d * q + m."""
-    packed = np.arange(16, dtype=np.uint8) | (np.arange(16, dtype=np.uint8)[::-1] << 4)
-    scales = np.array([0.5, -1.3], np.float16).view(np.uint8)
-    block = np.concatenate((scales, packed)).astype(np.uint8)
-    expected = 0.5 * (np.concatenate((np.arange(16), np.arange(16)[::-1])) - 3.0)
-    np.testing.assert_allclose(_as_converted(block[None]), expected[None])
-    exact = dequantize(block[None], GGMLQuantizationType.Q4_1)
-    np.testing.assert_allclose(_as_converted(block[None]), exact, atol=0.25)
-
-
-def test_blocks_of_one_value_are_zero_after_conversion() -> None:
-    assert not _as_converted(np.zeros((2, 20), np.uint8)).any()

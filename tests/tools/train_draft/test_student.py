@@ -16,11 +16,13 @@ import torch
 
 from tests.tools.train_draft.test_artifact import GEOMETRY, small_draft, small_tensors
 from tests.tools.train_draft.test_batches import reply_of
+from tools.train_draft.artifact.blocks import pack, unpack_as_converted
 from tools.train_draft.artifact.target import Tensors
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.student.batches import make_batch, rows_of_ids
 from tools.train_draft.student.losses import loss
 from tools.train_draft.student.network import Student
+from tools.train_draft.student.quantising import as_shipped
 from tools.train_draft.student.schedule import LossWeights, Schedule
 from tools.train_draft.student.training import Recipe, Trainer
 from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
@@ -53,6 +55,30 @@ def test_a_shared_prefix_changes_nothing() -> None:
     shared = student(tokens[0, :5], tokens[:, 5:], torch.arange(5 + 3 * 7))
     torch.testing.assert_close(shared[:5], whole[0, :5])
     torch.testing.assert_close(shared[5:].unflatten(0, (3, 7)), whole[:, 5:])
+
+
+def test_training_computes_with_the_weights_that_are_shipped() -> None:
+    weight = torch.randn(8, 64, requires_grad=True)
+    found = as_shipped(weight)
+    packed = unpack_as_converted(pack(weight.detach().numpy()))
+    np.testing.assert_allclose(found.detach().numpy(), packed, atol=1e-5)
+    found.sum().backward()
+    assert weight.grad is not None and torch.equal(weight.grad, torch.ones(8, 64))
+
+
+def test_a_quantised_student_computes_what_its_file_holds() -> None:
+    tensors = small_tensors()
+    student = Student(GEOMETRY, tensors, EMBEDDING)
+    student.quantise()
+    rounded = {
+        name: unpack_as_converted(pack(tensor))
+        if tensor.ndim > 1 and name != "output.weight"
+        else tensor
+        for name, tensor in tensors.items()
+    }
+    none, tokens, rows = torch.zeros(0, dtype=torch.int64), torch.arange(12)[None], torch.arange(12)
+    expected = Student(GEOMETRY, rounded, EMBEDDING)(none, tokens, rows)
+    torch.testing.assert_close(student(none, tokens, rows), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_loss_is_least_for_the_target_s_own_distribution() -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
 
+from tools.train_draft.artifact.blocks import pack
 from tools.train_draft.artifact.target import OUTPUT, Floats, Geometry, Tensors
 
 QUANTISATIONS = ("Q4_1", "Q8_0")
@@ -63,7 +64,9 @@ def write_draft(path: Path, draft: Draft, layers: str = "Q8_0", head: str = "Q8_
             writer.add_tensor(name, tensor.astype(np.float32))
             continue
         kind = GGMLQuantizationType[head if name == OUTPUT else layers]
-        writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
+        is_packed = kind == GGMLQuantizationType.Q4_1
+        data = pack(tensor) if is_packed else quantize(tensor, kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

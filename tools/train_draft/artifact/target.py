@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
+from tools.train_draft.artifact.blocks import unpack_as_converted
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tensors: TypeAlias = dict[str, Floats]
 """By GGUF name; a matrix is [out, in]. Rows of `attn_q` and `attn_k` are in GGUF's order, with the
@@ -27,7 +29,6 @@ LAYER_TENSORS = (
     "ffn_up",
     "ffn_down",
 )
-_Q4_1_BYTES = 20
 OUTPUT_NORM = "output_norm.weight"
 OUTPUT = "output.weight"
 EMBEDDING = "token_embd.weight"
@@ -99,25 +100,9 @@ class TargetFile:
     def _tensor(self, name: str) -> Floats:
         tensor = self._tensors[name]
         if tensor.tensor_type == GGMLQuantizationType.Q4_1:
-            return _as_converted(np.asarray(tensor.data))
+            # What is served, and so what a draft must agree with, are the converted weights.
+            return unpack_as_converted(np.asarray(tensor.data))
         return np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     def _field(self, name: str) -> Any:
         return self._reader.fields[name].contents()
-
-
-def _as_converted(blocks: npt.NDArray[np.uint8]) -> Floats:
-    """Q4_1 rows [out, bytes] as the engine's converter reads them.
-
-    A block of 32 is a scale d and a minimum m in f16, then 16 bytes with the low halves of the
-    first 16 values and the high halves of the others; a value is d * q + m. The converter writes it
-    as d * (q - z) with a whole z between 0 and 15 in place of -m / d, which changes weights by some
-    8 %: what is served, and so what a draft must agree with, is this.
-    """
-    num_rows = len(blocks)
-    block = blocks.reshape(-1, _Q4_1_BYTES)
-    scale, least = block[:, :4].copy().view(np.float16).astype(np.float32).T[:, :, None]
-    packed = block[:, 4:]
-    values = np.concatenate((packed & 15, packed >> 4), 1).astype(np.float32)
-    zero = np.clip(np.round(np.divide(-least, scale, where=scale != 0, out=least * 0)), 0, 15)
-    return np.asarray((scale * (values - zero)).reshape(num_rows, -1), np.float32)

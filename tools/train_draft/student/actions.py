@@ -40,5 +40,11 @@ def train(arguments: argparse.Namespace) -> None:
     tensors = target.student_tensors(arguments.layers, ids)
     student = Student(geometry, tensors, target.embedding())
     schedule = Schedule(arguments.steps, arguments.minutes * 60, arguments.rate)
-    recipe = Recipe(arguments.layers, schedule, arguments.batch_tokens, arguments.seed)
+    recipe = Recipe(
+        arguments.layers,
+        schedule,
+        arguments.batch_tokens,
+        arguments.seed,
+        arguments.quantised_from,
+    )
     Trainer(student, ids, geometry, recipe, arguments.run).run(replies)

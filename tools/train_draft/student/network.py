@@ -15,6 +15,7 @@ from tools.train_draft.artifact.target import (
     Tensors,
     layer_name,
 )
+from tools.train_draft.student.quantising import as_shipped
 
 
 class Layer(nn.Module):
@@ -29,12 +30,14 @@ class Layer(nn.Module):
         self.ffn_norm = _parameter(tensors[layer_name(layer, "ffn_norm")])
         self.gate_up = _stacked(tensors, layer, "ffn_gate", "ffn_up")
         self.ffn_down = _parameter(tensors[layer_name(layer, "ffn_down")])
+        self.quantised = False
+        """Whether it computes with its matrices as they will be shipped."""
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """[P + B * T, width] in and out."""
         hidden = hidden + self._attention(self._norm(hidden, self.attn_norm), layout)
-        gate, up = F.linear(self._norm(hidden, self.ffn_norm), self.gate_up).chunk(2, -1)
-        return hidden + F.linear(F.silu(gate) * up, self.ffn_down)
+        gate, up = self._product(self._norm(hidden, self.ffn_norm), self.gate_up).chunk(2, -1)
+        return hidden + self._product(F.silu(gate) * up, self.ffn_down)
 
     def tensors(self, layer: int) -> dict[str, Tensor]:
         """The weights by GGUF name."""
@@ -56,13 +59,16 @@ class Layer(nn.Module):
         }
         return {layer_name(layer, name): tensor for name, tensor in named.items()}
 
+    def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(rows, as_shipped(weight) if self.quantised else weight)
+
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self._geometry.rms_epsilon)
 
     def _attention(self, hidden: Tensor, layout: Layout) -> Tensor:
         geometry = self._geometry
         queries, keys = geometry.head_count, geometry.head_count_kv
-        heads = F.linear(hidden, self.qkv).view(len(hidden), -1, geometry.rope_dimension_count)
+        heads = self._product(hidden, self.qkv).view(len(hidden), -1, geometry.rope_dimension_count)
         turned = _rotated(heads[:, : queries + keys], layout.cosines, layout.sines)
         query = layout.split(turned[:, :queries])
         key = layout.split(turned[:, queries:].repeat_interleave(queries // keys, 1))
@@ -74,7 +80,7 @@ class Layer(nn.Module):
         if layout.num_prefix:
             prefix = _attended(query[0], key[0], value[0], layout.prefix_mask)
             mixed = torch.cat((prefix[0].transpose(0, 1).flatten(1), mixed))
-        return F.linear(mixed, self.attn_output)
+        return self._product(mixed, self.attn_output)
 
 
 class Layout:
@@ -131,6 +137,11 @@ class Student(nn.Module):
             hidden[rows], self.output_norm.shape, self.output_norm, self._geometry.rms_epsilon
         )
         return F.linear(normed, self.output)
+
+    def quantise(self) -> None:
+        """From now on, compute with the layers' matrices as they will be shipped."""
+        for layer in self.layers:
+            layer.quantised = True
 
     def tensors(self) -> Tensors:
         """All weights but the embedding, by GGUF name."""

@@ -36,6 +36,8 @@ class Recipe:
     schedule: Schedule
     tokens_per_batch: int
     seed: int = 0
+    quantised_from: float = 1.0
+    """Progress from which the layers compute with four-bit weights."""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class Trainer:
             progress = self._recipe.schedule.progress(self.state.step, self.state.elapsed_s)
             if progress >= 1:
                 break
+            if progress >= self._recipe.quantised_from:
+                self._student.quantise()
             batch = make_batch(group, self._rows_of)
             recent.append(self._step(batch, progress))
             self.state.elapsed_s = before_s + time.monotonic() - begin
