@@ -204,11 +204,13 @@ class ChatStream:
             self.send(self._connection.description())
             self.chat.feed(ClientGone())  # there never was one
             return
-        if not is_typed_text(payload):
+        begins = self.chat.awaits_request
+        if is_typed_text(payload):
+            if begins:
+                chat, self.chat = self.chat, Typist(self, self._connection.listener.parts)
+                chat.client_lost()
+        elif begins or isinstance(self.chat, Typist):  # not the cancel of an earlier chat
             self._connection.stop_typists()
-        elif self.chat.awaits_request:
-            chat, self.chat = self.chat, Typist(self, self._connection.listener.parts)
-            chat.client_lost()
         self.chat.receive(payload)
 
     def follow(self, owner: StreamOwner) -> None:

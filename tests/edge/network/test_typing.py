@@ -61,6 +61,22 @@ async def test_the_chat_cancels_what_is_still_computed(words: Vocabulary, tmp_pa
         await mesh.settled()
 
 
+async def test_an_earlier_chat_that_is_cancelled_meanwhile_does_not_end_it(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat([Message("user", "hello")]) as earlier:
+            await eventually(lambda: len(mesh.region.opened) == 1)
+            type_text(client)
+            await eventually(lambda: len(mesh.region.opened) == 2)
+            earlier.cancel()
+            assert (await earlier.result()).finish_reason == "cancelled"
+        assert mesh.region.cancelled == ["the client cancelled"]
+        mesh.region.gate.set()
+        await mesh.settled()
+
+
 async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
         mesh.region.gate.clear()
