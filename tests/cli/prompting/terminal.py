@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -28,12 +29,13 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def until(self, text: str) -> str:
-        """Read until `text` is shown anew, and return what was."""
+        """Read until `text` is shown anew, in one line or wrapped, and return what was."""
         limit = time.monotonic() + LIMIT_S
-        while text not in self._unread:
+        wrapped = re.compile("(?:\r\n)?".join(map(re.escape, text)))
+        while (found := wrapped.search(self._unread)) is None:
             assert time.monotonic() < limit, f"no {text!r} after {self.shown!r}"
             assert self._read(), f"the command ended after {self.shown!r}"
-        before, _, self._unread = self._unread.partition(text)
+        before, self._unread = self._unread[: found.start()], self._unread[found.end() :]
         return before + text
 
     def ended(self) -> int:
