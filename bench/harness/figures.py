@@ -140,7 +140,9 @@ class Run:
         if not self.quick:
             results.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self._record(machine_facts()), ensure_ascii=False, indent=1)
-            (results / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
+            part = results / f"{self.name}.json.part"
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(results / f"{self.name}.json")  # never half a record
         print(json.dumps({"bench": self.name, "quick": self.quick, **self.figures}), flush=True)
 
     def _record(self, facts: Facts) -> dict[str, object]:

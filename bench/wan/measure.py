@@ -50,6 +50,13 @@ class Measured:
     num_rounds: int = 0
     seconds: float = 0.0
 
+    def take(self, batch: Batch, relay_cpu_s: float) -> None:
+        """A batch is done, after the relay has used so much."""
+        self.batches.append(batch)
+        self.relay_cpu_s = relay_cpu_s
+        for way in (batch.up, batch.down) if batch.cell.rtt_ms else ():
+            self.relay.add(way)
+
 
 @dataclass(frozen=True, slots=True)
 class Rough:
@@ -145,25 +152,17 @@ class _Work:
         prompts: tuple[Prompt, ...],
         first: int,
     ) -> None:
-        bed, measured = self.bed, self.measured
+        bed = self.bed
         pin(bed.far.pid, bed.region_cores if scheme.drafts_in_region else bed.edge_cores)
         await bed.relay.passage()  # what came before is not this batch's
-        self.sources.take_call_ms()
+        self.sources.take_calls_ms()
         meter = await Meter.start(bed, scheme)
         samples = await asker.ask_all(scheme, cell, prompts, first)
         passage, spent = await bed.relay.passage(), await meter.stop()
-        up, down = passage.links[scheme.long_link]
-        measured.batches.append(
-            Batch(
-                *(scheme, cell, turn, samples, spent.region_s, spent.edge_s, up, down, spent.costs),
-                first=first,
-                draft_cpu_s=spent.draft_s,
-                call_ms=tuple(self.sources.take_call_ms()),
-            )
-        )
-        measured.relay_cpu_s = passage.cpu_s
-        for way in (up, down) if cell.rtt_ms else ():
-            measured.relay.add(way)
+        calls_ms = tuple(self.sources.take_calls_ms())
+        ways = passage.links[scheme.long_link]
+        batch = Batch(scheme, cell, turn, first, samples, spent, *ways, calls_ms)
+        self.measured.take(batch, passage.cpu_s)
 
     def _say(self, turn: int, done: int, steps: int, rtt_ms: float) -> None:
         left_s = self.progress.left_s(turn, done, self.now_s)

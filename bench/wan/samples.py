@@ -94,28 +94,32 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU time in seconds, and the waiting verifier's calls."""
+
+    region_s: float = 0.0
+    """Of the region's processes that the scheme needs."""
+    draft_s: float = 0.0
+    """Of the drafter's process, where that is one of them."""
+    costs: Costs = field(default_factory=Costs)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One scheme's chats under one condition in one round."""
+    """Chats of one scheme under one condition in one round."""
 
     scheme: Scheme
     cell: Cell
     turn: int
+    first: int
+    """Number of the first chat's prompt in its round."""
     samples: tuple[Sample, ...]
     """In the order of the prompts."""
-    region_cpu_s: float
-    """CPU time of the region's processes that the scheme needs."""
-    edge_cpu_s: float
-    """CPU time of the edge, the client's left out."""
+    spent: Spent = field(default_factory=Spent)
     up: Traffic = field(default_factory=Traffic)
     """Over the long link, towards the region."""
     down: Traffic = field(default_factory=Traffic)
-    costs: Costs = field(default_factory=Costs)
-    """Of the waiting verifier's engine calls."""
-    first: int = 0
-    """Number of the first chat's prompt in its round."""
-    draft_cpu_s: float = 0.0
-    """CPU time of the gateway's drafter process, where the gateway is at the region."""
-    call_ms: tuple[float, ...] = ()
+    calls_ms: tuple[float, ...] = ()
     """What calls of the bench's own draft model took, where the bench is the edge."""
 
     @property

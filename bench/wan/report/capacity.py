@@ -50,7 +50,7 @@ def _capacity(results: Results, sessions: int) -> Capacity:
     samples = [sample for batch in batches for sample in batch.samples]
     num_drafts = sum(sample.num_drafts for sample in samples)
     num_commits = sum(len(sample.commits) for sample in samples)
-    draft_s = sum(batch.draft_cpu_s for batch in batches)
+    draft_s = sum(batch.spent.draft_s for batch in batches)
     plain_s = results.paired_core_s(PLAIN, REGION_DRAFTER, where)
     return Capacity(
         sessions,

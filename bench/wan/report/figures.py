@@ -66,7 +66,7 @@ def _line_ms(results: Results) -> tuple[float, float]:
     """A call's fixed cost, and that of a row."""
     costs = Costs()
     for batch in (*results.batches(ROUNDS), *results.batches(STREAM)):
-        costs = costs.plus(batch.costs)
+        costs = costs.plus(batch.spent.costs)
     fixed_s, row_s = costs.line_s()
     return 1000 * fixed_s, 1000 * row_s
 
@@ -103,7 +103,7 @@ def _measured(results: Results) -> dict[tuple[str, str], float]:
 
 def _draft_ms(results: Results, near: Where) -> float:
     heard = (*results.batches(ROUNDS, near), *results.batches(STREAM, near))
-    calls_ms = [call_ms for batch in heard for call_ms in batch.call_ms]
+    calls_ms = [call_ms for batch in heard for call_ms in batch.calls_ms]
     return median(calls_ms) if calls_ms else 0.0
 
 

@@ -145,7 +145,7 @@ class Results:
 
 
 def _per_core_s(batches: Sequence[Batch]) -> float:
-    spent = sum(batch.region_cpu_s for batch in batches)
+    spent = sum(batch.spent.region_s for batch in batches)
     return sum(batch.num_tokens for batch in batches) / spent if spent else 0.0
 
 

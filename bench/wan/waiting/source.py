@@ -75,9 +75,9 @@ class SuffixSource:
 class DrafterSource:
     """The chain that a drafter's process tells."""
 
-    def __init__(self, link: DrafterLink, wanted: OpenDrafter, call_ms: list[float]) -> None:
-        """`call_ms` is told what a call of the model takes, whenever it is heard."""
-        self._link, self._wanted, self._call_ms = link, wanted, call_ms
+    def __init__(self, link: DrafterLink, wanted: OpenDrafter, calls_ms: list[float]) -> None:
+        """`calls_ms` is told what a call of the model takes, whenever it is heard."""
+        self._link, self._wanted, self._calls_ms = link, wanted, calls_ms
         self._reply = list(wanted.reply)
         self._heard: Heard | None = None
         self._news = asyncio.Event()
@@ -111,7 +111,7 @@ class DrafterSource:
 
     def _hear(self, heard: Heard) -> None:
         self._heard = heard
-        self._call_ms.append(1000 * heard.draft_s)
+        self._calls_ms.append(1000 * heard.draft_s)
         self._news.set()
 
     def _known(self) -> tuple[int, ...] | None:
@@ -136,8 +136,8 @@ class Sources:
     """Ids that end a reply."""
     link: DrafterLink | None = None
     """None: there is no model."""
-    call_ms: list[float] = field(default_factory=list)
-    """What calls of the model took, as heard since `take_call_ms`."""
+    calls_ms: list[float] = field(default_factory=list)
+    """What calls of the model took, as heard since `take_calls_ms`."""
 
     @property
     def name(self) -> str:
@@ -149,11 +149,11 @@ class Sources:
         if self.link is None:
             return SuffixSource(prompt)
         wanted = OpenDrafter(tuple(prompt), (), sampling, self.ends, lead)
-        return DrafterSource(self.link, wanted, self.call_ms)
+        return DrafterSource(self.link, wanted, self.calls_ms)
 
-    def take_call_ms(self) -> list[float]:
+    def take_calls_ms(self) -> list[float]:
         """What was heard since it was last asked."""
-        taken, self.call_ms[:] = list(self.call_ms), []
+        taken, self.calls_ms[:] = list(self.calls_ms), []
         return taken
 
 

@@ -19,7 +19,7 @@ from bench.wan.report import theory
 from bench.wan.report.figures import figures_of, model_of
 from bench.wan.report.results import Results, Where
 from bench.wan.report.tables import add_tables
-from bench.wan.samples import Batch, Reader, Sample
+from bench.wan.samples import Batch, Reader, Sample, Spent
 from bench.wan.waiting.costs import Costs
 from outrider.client import Committed, Provisional, Retracted
 
@@ -54,20 +54,19 @@ def batches() -> list[Batch]:
         visible_ms = 12.0 if scheme == OURS else 0.0
         one = sample(50 + rtt_ms, token_ms(scheme, rtt_ms), visible_ms=visible_ms)
         cpu_s = 2.0 if scheme.drafts_in_region else 1.0
+        costs = Costs(calls=10, rows=20, rows_squared=40, busy_s=0.3, rows_busy_s=0.6)
         draft_s = 1.0 if scheme.drafts_in_region else 0.0
         made.append(
             Batch(
                 scheme,
                 Cell(rtt_ms, sessions, 0.0),
                 turn=0,
+                first=0,
                 samples=(one,) * sessions,
-                region_cpu_s=cpu_s,
-                edge_cpu_s=0.5,
+                spent=Spent(cpu_s, draft_s, costs),
                 up=Traffic(packets=sessions, num_bytes=11 * sessions),
                 down=Traffic(packets=2 * sessions, num_bytes=22 * sessions),
-                costs=Costs(calls=10, rows=20, rows_squared=40, busy_s=0.3, rows_busy_s=0.6),
-                draft_cpu_s=draft_s,
-                call_ms=(5.0, 4.0, 5.0) if scheme.policy else (),
+                calls_ms=(5.0, 4.0, 5.0) if scheme.policy else (),
             )
         )
     return made
@@ -195,26 +194,28 @@ def test_there_are_prompts_for_every_round(size: Size) -> None:
         size.prompts(99)
 
 
-@pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
-@pytest.mark.parametrize("at_once", [False, True])
-def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path: Path) -> None:
-    """Also of replies that came at once, whose pace nobody knows: the first of every round."""
-    made = [
+def planned(size: Size, at_once: bool) -> list[Batch]:
+    """A round; with `at_once` the first chat of everything came in one piece."""
+    return [
         Batch(
             scheme,
             Cell(rtt_ms, part.sessions, part.temperature),
             turn=0,
-            samples=(sample(50.0, STEP_MS, 1 if at_once and not first else 9),)
-            * (count if crowd else 1),
-            region_cpu_s=0.0,
-            edge_cpu_s=0.0,
             first=first,
+            samples=(sample(50.0, STEP_MS, 1 if at_once and not first else 9),) * num_together,
         )
         for part in size.parts
         for rtt_ms, (scheme, count) in itertools.product(part.rtts_ms, part.chats.items())
-        for crowd in [part.sessions > 1]
-        for first in range(1 if crowd else count)
+        for num_together in [count if part.sessions > 1 else 1]
+        for first in range(0, count, num_together)
     ]
+
+
+@pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path: Path) -> None:
+    """Also of replies whose pace nobody knows, and where nothing says what it cost."""
+    made = planned(size, at_once)
     results, measured = Results(made), Measured()
     exact = {scheme.name: "all" for scheme in SCHEMES}
     model = model_of(results)
@@ -224,6 +225,6 @@ def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan -->\n<!-- /bench:wan -->", tmp_path)
     assert all(table.title in page for table in run.tables)
-    truth = {asked: () for b in made for asked in [(t, b.cell.temperature, n) for t, n in b.asked]}
+    truth = {(t, b.cell.temperature, n): () for b in made for t, n in b.asked}
     asked = sum(len(batch.samples) for batch in made if batch.scheme == OURS)
     assert results.num_exact(OURS, truth) == (0, asked)

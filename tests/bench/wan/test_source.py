@@ -134,7 +134,7 @@ async def test_replies_are_exact_whatever_the_drafter_says(
     assert tuple(got.ids) == right
     assert (got.num_accepted > 0) == (num_right > 0)
     assert sources.link is not None and sources.link.num_sessions == 0
-    assert set(sources.take_call_ms()) == {5.0} and not sources.take_call_ms()
+    assert set(sources.take_calls_ms()) == {5.0} and not sources.take_calls_ms()
 
 
 async def test_a_reply_does_not_hang_on_a_drafter_that_is_silent(
