@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from services.edge.session.drafting import Guess
-from tests.edge.session.control.circumstances import PROMPT, Circumstances
+from tests.edge.session.virtual.circumstances import PROMPT, Circumstances
 
 
 class Host(Protocol):

@@ -17,8 +17,8 @@ from services.edge.session.control.model import (
     break_even_rtt_s,
     with_drafts_s,
 )
-from tests.edge.session.control.circumstances import Circumstances
-from tests.edge.session.control.mesh import Mesh
+from tests.edge.session.virtual.circumstances import Circumstances
+from tests.edge.session.virtual.mesh import Mesh
 
 NEVER = ControlPolicy(uploads=Uploads.NEVER)
 CALL_S, DRAFT_S = 0.03, 0.005

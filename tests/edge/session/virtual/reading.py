@@ -27,9 +27,9 @@ from services.edge.session.inputs import (
 from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
-from tests.edge.session.control.beside import Beside
-from tests.edge.session.control.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.edge.session.toolkit import DIGEST, request
+from tests.edge.session.virtual.beside import Beside
+from tests.edge.session.virtual.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.inference import letters
 
 

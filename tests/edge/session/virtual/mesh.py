@@ -45,8 +45,9 @@ from services.inference.scheduling.events import (
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
-from tests.edge.session.control.beside import Beside
-from tests.edge.session.control.circumstances import (
+from tests.edge.session.toolkit import DIGEST, request
+from tests.edge.session.virtual.beside import Beside
+from tests.edge.session.virtual.circumstances import (
     PROMPT,
     SESSION,
     Circumstances,
@@ -54,7 +55,6 @@ from tests.edge.session.control.circumstances import (
     sampling,
     word,
 )
-from tests.edge.session.toolkit import DIGEST, request
 from tests.inference import letters
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
-from tests.edge.session.control.circumstances import Circumstances
-from tests.edge.session.control.reading import Reading
+from tests.edge.session.virtual.circumstances import Circumstances
+from tests.edge.session.virtual.reading import Reading
 
 NE, SHOWN = 0.2, 0.35
 NUM_TOKENS = 300
