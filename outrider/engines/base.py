@@ -1,7 +1,7 @@
 """The engine seam: what the scheduler asks of a model, and nothing more.
 
 An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
-caller hands out. It keeps no policy. The contract (tests/engines/contract.py):
+caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.py):
 
 - a row is a function of the ids at positions 0..p of its sequence alone, bit for bit, whatever
   else is in the call, however the ids were split over calls, and whichever blocks hold them;

@@ -8,8 +8,8 @@ import pytest
 from outrider.engines.base import Engine, Round
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import EngineError
-from tests.engines.contract import EngineContract
-from tests.engines.driving import (
+from tests.engines.seam.contract import EngineContract
+from tests.engines.seam.driving import (
     all_rows,
     opened,
     random_ids,

@@ -17,8 +17,8 @@ from outrider.errors import ConfigError, EngineError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
-from tests.engines.contract import EngineContract
-from tests.engines.driving import (
+from tests.engines.seam.contract import EngineContract
+from tests.engines.seam.driving import (
     all_rows,
     assert_same,
     opened,

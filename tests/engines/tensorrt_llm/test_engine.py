@@ -14,8 +14,8 @@ from outrider.engines.base import Engine, Round
 from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
 from outrider.engines.warmup import warm_up
 from outrider.errors import EngineError
-from tests.engines.contract import EngineContract
-from tests.engines.driving import (
+from tests.engines.seam.contract import EngineContract
+from tests.engines.seam.driving import (
     all_rows,
     assert_answers,
     opened,

@@ -22,7 +22,7 @@ from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from outrider.engines.tensorrt_llm.loading import load_engine
 from outrider.engines.tensorrt_llm.signatures import check_sources, find_package
-from tests.engines.driving import opened, random_ids, table
+from tests.engines.seam.driving import opened, random_ids, table
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

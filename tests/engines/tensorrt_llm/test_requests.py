@@ -13,7 +13,7 @@ from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from tests.engines.driving import opened, random_ids, run, table
+from tests.engines.seam.driving import opened, random_ids, run, table
 from tests.engines.tensorrt_llm.fake_llm import API, LLM, VOCABULARY, make_engine, top
 from tests.engines.tensorrt_llm.fake_types import KvCacheConfig, Logprob
 

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engines.base import Engine, Ids, Round
 from outrider.errors import EngineError
-from tests.engines.driving import (
+from tests.engines.seam.driving import (
     all_rows,
     assert_same,
     numbers,

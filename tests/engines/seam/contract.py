@@ -13,7 +13,7 @@ import pytest
 
 from outrider.engines.base import Engine, Ids, Round
 from outrider.errors import EngineError
-from tests.engines.driving import (
+from tests.engines.seam.driving import (
     all_rows,
     assert_answers,
     assert_same,
@@ -23,7 +23,7 @@ from tests.engines.driving import (
     run,
     table,
 )
-from tests.engines.refusals import RefusalContract
+from tests.engines.seam.refusals import RefusalContract
 
 
 class EngineContract(RefusalContract):
