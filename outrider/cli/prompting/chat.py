@@ -18,7 +18,7 @@ from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.cli.prompting.interrupts import Interrupts
 from outrider.cli.prompting.lines import Lines
-from outrider.cli.prompting.output import break_off, notice, paint, report
+from outrider.cli.prompting.output import break_off, follow, report
 from outrider.cli.prompting.painter import Painter
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
@@ -200,7 +200,7 @@ class ChatCommand:
         history[:] = [*asked, Message("assistant", result.text)]
 
     async def _stream(self, client: Client, messages: list[Message], *, show: bool) -> ChatResult:
-        from outrider.client import Interrupted, Resumed, Transcript
+        from outrider.client import Transcript
 
         painter = Painter(shutil.get_terminal_size().columns)
         transcript = Transcript()
@@ -215,15 +215,7 @@ class ChatCommand:
             try:
                 with self.interrupts.stopping(stream.cancel):
                     async for event in stream:
-                        before = len(transcript.committed)
-                        transcript.apply(event)
-                        if isinstance(event, Interrupted):
-                            notice(painter, "interrupted; reconnecting", shown=show)
-                        elif isinstance(event, Resumed):
-                            notice(painter, f"back after {event.pause_ms / 1000:.1f} s", shown=show)
-                        elif show:
-                            fresh = transcript.committed[before:]
-                            paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
+                        follow(painter, transcript, event, shown=show)
                     return await stream.result()
             finally:
                 if show and transcript.done is None:

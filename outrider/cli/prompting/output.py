@@ -11,7 +11,25 @@ from typing import TYPE_CHECKING
 from outrider.cli.prompting.painter import Painter
 
 if TYPE_CHECKING:
-    from outrider.client import ChatResult, Transcript
+    from outrider.client import ChatResult, Event, Transcript
+
+
+def follow(painter: Painter, transcript: Transcript, event: Event, *, shown: bool) -> None:
+    """Take an event of a reply. What it brought is painted if the reply is `shown`; that it was
+    interrupted is said in any case."""
+    # Imported here: the other roles' images have the command, and not the client's packages.
+    from outrider.client import Interrupted, Resumed
+
+    before = len(transcript.committed)
+    transcript.apply(event)
+    match event:
+        case Interrupted():
+            notice(painter, "interrupted; reconnecting", shown=shown)
+        case Resumed(pause_ms=pause_ms):
+            notice(painter, f"back after {pause_ms / 1000:.1f} s", shown=shown)
+        case _ if shown:
+            fresh = transcript.committed[before:]
+            paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
 
 
 def paint(

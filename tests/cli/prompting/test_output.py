@@ -7,8 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.cli.prompting.output import report
-from outrider.client import ChatResult, RidingAhead, ServerTimings, Timings, Usage
+from outrider.cli.prompting.output import follow, report
+from outrider.cli.prompting.painter import Painter
+from outrider.client import (
+    ChatResult,
+    Committed,
+    Interrupted,
+    Provisional,
+    Resumed,
+    RidingAhead,
+    ServerTimings,
+    Timings,
+    Transcript,
+    Usage,
+)
 
 RESULT = ChatResult(
     text="blue",
@@ -33,6 +45,25 @@ def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -
         "first provisional 12 ms · first committed 31 ms · 21 tokens/s · 2 tokens · 1 lossy · "
         "stop\n"
     )
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_interruption_is_told_beside_the_text(
+    shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    painter, transcript = Painter(80), Transcript()
+    for event in (
+        Committed("so ", (1,), 1),
+        Provisional(1, 0, "maybe", 0.6),
+        Interrupted("the edge is gone"),
+        Resumed("edge", 1234.0),
+        Committed("far", (2,), 2),
+    ):
+        follow(painter, transcript, event, shown=shown)
+    out, err = capsys.readouterr()
+    assert out == ("so far" if shown else "")
+    assert err == "outrider: interrupted; reconnecting\noutrider: back after 1.2 s\n"
+    assert transcript.text == "so far"
 
 
 def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> None:
