@@ -103,34 +103,40 @@ class Size:
         return wanted
 
 
-def _chats(pair: int, others: int) -> dict[Scheme, int]:
+def _pair(num_chats: int) -> dict[Scheme, int]:
     """Most of the time goes to the two that are hardest to tell apart."""
-    return {scheme: pair if scheme in (PLAIN, OURS) else others for scheme in SCHEMES}
+    return {PLAIN: num_chats, OURS: num_chats, REGION_SUFFIX: 1}
 
 
-def _crowd(sessions: int, *schemes: Scheme) -> dict[Scheme, int]:
-    return dict.fromkeys(schemes, sessions)
+def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
+    return dict.fromkeys(schemes, num_chats)
 
 
+_OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
+_NEAR_CROWD = (PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS)
+_FAR_CROWD = (PLAIN, REGION_SUFFIX, OURS)
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=9,
     parts=(
-        Part(1, 0.0, RTTS_MS, _chats(4, 1)),
-        Part(1, 0.8, (50.0, 250.0), _chats(3, 1)),
-        Part(4, 0.0, (0.0,), _crowd(4, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS), rounds=2),
-        Part(4, 0.0, (50.0, 250.0), _crowd(4, PLAIN, REGION_SUFFIX, OURS), rounds=2),
-        Part(16, 0.0, (0.0,), _crowd(16, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS), rounds=1),
-        Part(16, 0.0, (50.0, 250.0), _crowd(16, PLAIN, REGION_SUFFIX, OURS), rounds=1),
+        Part(1, 0.0, RTTS_MS, _pair(4)),
+        Part(1, 0.0, RTTS_MS, _each(1, *_OTHERS), rounds=2),
+        Part(1, 0.8, (50.0, 250.0), _pair(3)),
+        Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=2),
+        Part(4, 0.0, (0.0,), _each(4, *_NEAR_CROWD), rounds=2),
+        Part(4, 0.0, (50.0, 250.0), _each(4, *_FAR_CROWD), rounds=2),
+        Part(16, 0.0, (0.0,), _each(16, *_NEAR_CROWD), rounds=1),
+        Part(16, 0.0, (50.0, 250.0), _each(16, *_FAR_CROWD), rounds=1),
     ),
     max_tokens=40,
 )
 QUICK = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 250.0), _chats(2, 1)),
-        Part(1, 0.8, (50.0,), _chats(1, 1)),
-        Part(4, 0.0, (0.0,), _crowd(4, PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS)),
+        Part(1, 0.0, (0.0, 50.0, 250.0), _pair(2)),
+        Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
+        Part(1, 0.8, (50.0,), _pair(1)),
+        Part(4, 0.0, (0.0,), _each(4, *_NEAR_CROWD)),
     ),
     max_tokens=24,
     max_fixed_rows=12,
