@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tools.train_draft.test_artifact import small_draft
+from tests.tools.train_draft.artifact.test_artifact import small_draft
 from tools.train_draft.evaluation.agreement import (
     Trace,
     acceptance_by_draft_position,

@@ -14,7 +14,7 @@ pytest.importorskip(
 
 import torch
 
-from tests.tools.train_draft.test_artifact import GEOMETRY, small_draft, small_tensors
+from tests.tools.train_draft.artifact.test_artifact import GEOMETRY, small_draft, small_tensors
 from tests.tools.train_draft.test_batches import reply_of
 from tools.train_draft.artifact.blocks import pack, unpack_as_converted
 from tools.train_draft.artifact.target import Tensors

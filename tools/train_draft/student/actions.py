@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from outrider.models.catalog import lookup
@@ -28,13 +31,9 @@ def train(arguments: argparse.Namespace) -> None:
     target = TargetFile(store.ensure(spec.source, sha256=spec.sha256).path)
     vocabulary = load_vocabulary(spec, store)
     replies = [reply for folder in arguments.replies for reply in load(folder)]
-    begun = arguments.run / STUDENT_FILE
-    # A run that is taken up keeps its head, whatever replies have come since.
-    ids = (
-        StudentWeights.load(begun).head_ids
-        if begun.exists()
-        else head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
-    )
+    ids = _begun_head(arguments.run)
+    if ids is None:
+        ids = head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
     print(f"{len(replies)} replies, the head says {coverage(replies, ids):.2%} of their tokens")
     geometry = replace(target.geometry, block_count=len(arguments.layers))
     tensors = target.student_tensors(arguments.layers, ids)
@@ -48,3 +47,9 @@ def train(arguments: argparse.Namespace) -> None:
         arguments.quantised_from,
     )
     Trainer(student, ids, geometry, recipe, arguments.run).run(replies)
+
+
+def _begun_head(run: Path) -> npt.NDArray[np.uint32] | None:
+    """A run that is taken up keeps its head, whatever replies have come since."""
+    begun = run / STUDENT_FILE
+    return StudentWeights.load(begun).head_ids if begun.exists() else None

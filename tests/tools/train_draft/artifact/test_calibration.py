@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tools.train_draft.test_artifact import small_draft
+from tests.tools.train_draft.artifact.test_artifact import small_draft
 from tools.train_draft.artifact.calibration import (
     GRID,
     _isotonic,
