@@ -216,6 +216,9 @@ class Chat(AsyncIterator[Event]):
             self._over(kind(f"the chat was cut off, and {passed} before the edge was reached"))
         except OutriderError as error:
             self._over(error)
+        except Exception as defect:
+            # Whoever reads would wait for ever.
+            self._over(OutriderError(f"the client failed to reconnect: {defect!r}"))
         finally:
             self._limit = None
 

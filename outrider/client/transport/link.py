@@ -54,7 +54,13 @@ class Link:
         if self._redialling is None or self._redialling.done():
             self._redialling = asyncio.create_task(self._redial(self.policy))
             self._redialling.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._redialling)
+        redialling = self._redialling
+        try:
+            return await asyncio.shield(redialling)
+        except asyncio.CancelledError:
+            if redialling.cancelled():  # by `close`: nobody cancelled who waits here
+                raise UnavailableError("the client is closed") from None
+            raise
 
     async def migrate(self) -> None:
         """Go on from another socket. Raises UnavailableError when there is no way now."""

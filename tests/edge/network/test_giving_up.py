@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.client import ReconnectPolicy
-from outrider.errors import CancelledError, DeadlineError, UnavailableError
+from outrider.errors import CancelledError, DeadlineError, OutriderError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from tests.edge.live.running import running
@@ -38,6 +38,37 @@ async def test_a_chat_without_an_edge_is_given_up_in_time(
         with pytest.raises(errors[why]):
             await chat.result()
         assert loop.time() - began < 3
+
+
+async def test_a_client_that_is_closed_while_it_connects_ends_its_chats(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        reading = asyncio.create_task(chat.result())
+        await mesh.edge.stop()
+        cut(client)
+        await eventually(lambda: client._link._redialling is not None)
+        await asyncio.sleep(0)  # the chat waits for it
+        client._link.close()
+        with pytest.raises(UnavailableError, match="closed"):
+            await asyncio.wait_for(reading, 5)
+
+
+async def test_a_defect_ends_the_chat_that_meets_it(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError
+
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.stop_after = 4
+        chat = await start(client)
+        monkeypatch.setattr("outrider.client.transport.link.dial", fails)
+        cut(client)
+        with pytest.raises(OutriderError, match="ZeroDivisionError"):
+            await asyncio.wait_for(chat.result(), 5)
 
 
 async def test_a_cancel_while_the_chat_is_cut_off_is_heard_later(
