@@ -24,6 +24,10 @@ class Phrases:
         self._averages = (new_average(sampled=False), new_average(sampled=True))
         self._calibrations = (Calibration(), Calibration())
 
+    def fresh(self) -> Phrases:
+        """Another one with the same prior, and nothing learned."""
+        return Phrases(self._prior)
+
     def average(self, *, sampled: bool) -> HitRates:
         """Hit rates over the replies so far, greedy or sampled."""
         return self._averages[sampled]

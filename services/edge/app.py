@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
+from services.edge.session.control.acceptance import Averages
 from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
@@ -102,7 +104,6 @@ class Edge:
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
         config = self._config
         identities = Identities(config.cache_salt_key)
-        used_drafter = self.drafter if config.has_drafter else None
         policy = SessionPolicy(
             vocabulary_digest=vocabulary.digest,
             max_context_tokens=config.max_context_tokens,
@@ -117,7 +118,7 @@ class Edge:
             ),
             offer=Offer(model, vocabulary.size, config.max_context_tokens),
             policy=policy,
-            tools=reply_tools(vocabulary, config.max_context_tokens, used_drafter),
+            tools=self._tools(vocabulary),
             coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
             tokenization=self._tokenization,
             upstream=self.upstream,
@@ -126,6 +127,15 @@ class Edge:
             reception=Reception(config.resume_limits(), self.telemetry),
             prefill=config.prefill_policy(),
         )
+
+    def _tools(self, vocabulary: Vocabulary) -> Callable[[], ReplyTools]:
+        """Chats share what they learn of drafts, unless each of them is alone."""
+        config = self._config
+        used_drafter = self.drafter if config.has_drafter else None
+        tools = reply_tools(vocabulary, config.max_context_tokens, used_drafter)
+        if config.isolate_chats:
+            return lambda: replace(tools, averages=Averages())
+        return lambda: tools
 
     async def start(self) -> Ports:
         """Listen, and begin to connect to the routers. Raises ConfigError."""

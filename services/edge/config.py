@@ -47,8 +47,8 @@ class EdgeConfig:
     """Secret from which tenants' cache salts are derived. Edges that share it share a tenant's
     cached prefixes; empty: a random one per process."""
     isolate_chats: bool = False
-    """Whether every chat gets a cache salt of its own: no chat is faster for what another one
-    asked, and none can tell."""
+    """Whether every chat gets a cache salt of its own, and drafts of its own text alone: no chat is
+    faster for what another one asked, and none can tell."""
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
@@ -176,6 +176,7 @@ class EdgeConfig:
             threads=self.draft_threads,
             kv_bytes=self.draft_kv_bytes,
             niceness=self.draft_niceness,
+            isolate_chats=self.isolate_chats,
             log_level=self.log_level,
             limits=DrafterLimits(
                 max_sessions=self.draft_sessions,

@@ -28,7 +28,8 @@ class EdgeParts:
     """Whose chat the next one is."""
     offer: Offer
     policy: SessionPolicy
-    tools: ReplyTools
+    tools: Callable[[], ReplyTools]
+    """For the next chat."""
     coder: TokenCoder
     tokenization: Tokenization
     upstream: Upstream

@@ -77,7 +77,13 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     spec, store = lookup(settings.model), _store(settings)
     prior = shipped_prior(load_vocabulary(spec, store).digest)
     calibration = Calibration(draft.calibration_greedy, draft.calibration_sampled)
-    drafter = Drafter(draft.engine.info, settings.limits, calibration, Phrases(prior))
+    drafter = Drafter(
+        draft.engine.info,
+        settings.limits,
+        calibration,
+        Phrases(prior),
+        isolated=settings.isolate_chats,
+    )
     channel.say([Ready(draft.name)])
     Worker(channel, drafter, draft.engine).work()
     return 0

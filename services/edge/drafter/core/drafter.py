@@ -68,14 +68,17 @@ class Drafter:
         limits: DrafterLimits,
         calibration: Calibration,
         phrases: Phrases | None = None,
+        *,
+        isolated: bool = False,
     ) -> None:
-        """Raises ConfigError for an engine that cannot take rounds of one token."""
+        """`isolated`: no session learns from another. Raises ConfigError for an engine that cannot
+        take rounds of one token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
         self._info = info
         self._limits = limits
         self._calibration = calibration
-        self._phrases = phrases
+        self._phrases, self._isolated = phrases, isolated
         self._room = KvRoom(info)
         self._sessions: dict[int, DraftSession] = {}
         self._telling: dict[int, Telling] = {}
@@ -109,22 +112,29 @@ class Drafter:
             self.tally.num_refused += 1
             return
         sampled, size = opening.params.temperature > 0.0, self._info.vocabulary_size
+        phrases, rates = self._learned(sampled)
         session = DraftSession(
             opening,
             chooser=Chooser(opening.params, size, opening.prompt, self._calibration),
             copier=SuffixDrafter(
                 max(2, self._info.max_context_tokens),
-                self._phrases,
+                phrases,
                 num_prompt=len(opening.prompt),
                 sampled=sampled,
             ),
-            rates=Rates(self._rates[sampled]),
+            rates=rates,
             limits=self._limits,
             tally=self.tally,
             kv=self._room.new(),
         )
         self._sessions[opening.session] = session
         self._telling[opening.session] = Telling(self._limits, now)
+
+    def _learned(self, sampled: bool) -> tuple[Phrases | None, Rates]:
+        """What a reply begins with, and adds to."""
+        if not self._isolated:
+            return self._phrases, Rates(self._rates[sampled])
+        return None if self._phrases is None else self._phrases.fresh(), Rates(Rates())
 
     def commit(self, commit: Commit, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""
