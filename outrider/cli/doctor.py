@@ -19,7 +19,8 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 
 _GIB = 1 << 30
-_MIN_MEMORY_GIB = 2
+_MIN_MEMORY_GIB = 3
+"""What the processes of `outrider up` hold after a few chats: 1.1 each replica, 0.5 the drafter."""
 _MIN_DISK_GIB = 1
 
 

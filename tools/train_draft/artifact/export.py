@@ -44,7 +44,7 @@ def export(
     head: str,
     threads: int,
 ) -> Draft:
-    """Write the draft to `path`, calibrated on `replies`, which neither train nor measure it."""
+    """Write the draft to `path`, calibrated on `replies`, which must not train it."""
     draft = _uncalibrated(weights, spec, store)
     write_draft(path, draft, layers, head)
     engine = open_draft(path, spec, store, threads)
