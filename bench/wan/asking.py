@@ -92,6 +92,7 @@ class Asker:
             commits=commits,
             num_drafts=reply.num_drafts,
             num_accepted=reply.num_accepted,
+            num_restarts=reply.num_restarts,
         )
 
 

@@ -28,6 +28,8 @@ class Sample:
     num_drafts: int = 0
     """Drafts verified."""
     num_accepted: int = 0
+    num_restarts: int = 0
+    """Of the chain of drafts, where the bench is the edge."""
 
     @property
     def committed_ms(self) -> float:

@@ -32,7 +32,7 @@ class Model:
     t_d: float
     """A call of the draft model, as an edge sees it; 0 without a model."""
     miss_share: float
-    """Of final tokens, those that were no draft of the chain."""
+    """Of final tokens, those after which the chain had to begin anew."""
     measured_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     predicted_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     """Nothing where the scheme is ahead by another thing than the edge's drafts."""
@@ -46,8 +46,8 @@ def model_of(results: Results) -> Model:
     num_rounds = max(1, sum(sample.num_rounds for sample in rounds))
     per_round = (sum(len(sample.ids) for sample in rounds) - len(rounds)) / num_rounds
     drafts_per_round = sum(sample.num_drafts for sample in rounds) / num_rounds
-    accepted = sum(sample.num_accepted for sample in stream)
-    miss_share = max(0.01, 1 - accepted / max(1, sum(len(sample.ids) for sample in stream)))
+    num_restarts = sum(sample.num_restarts for sample in stream)
+    miss_share = max(0.01, num_restarts / max(1, sum(len(sample.ids) for sample in stream)))
     fixed_ms, row_ms = _line_ms(results)
     t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_round)
     made = Model(t_s, t_v, t_d, miss_share)

@@ -44,6 +44,8 @@ class WaitingReply:
     num_drafts: int = 0
     """Drafts that the region verified."""
     num_accepted: int = 0
+    num_restarts: int = 0
+    """How often a chain began anew, because of a wrong draft or for want of one."""
 
     def add(self, ids: Sequence[int], at: float) -> None:
         """These became final."""
@@ -66,8 +68,10 @@ class WaitingChain:
         self._owed_plain = True
         """A round without drafts was asked for; opening is one."""
         self._sent_to: int | None = 0
-        self._epoch = 0
         self.committed = 0
+        self.num_restarts = 0
+        """Chains begun behind a commit that left nothing of the one before; they are epochs, of
+        which 0 is the chain that begins with the reply."""
         self.pending: list[int] = []
         """Drafts sent, behind the committed tokens."""
 
@@ -93,10 +97,10 @@ class WaitingChain:
         start = self.committed + len(self.pending)
         joins = self._sent_to == start and bool(ids)
         if not joins:
-            self._epoch += 1
+            self.num_restarts += 1
         self._sent_to = start + len(ids)
         self.pending.extend(ids)
-        return self._epoch, start, joins and start > 0
+        return self.num_restarts, start, joins and start > 0
 
     def commit(self, accepted: int, ids: Sequence[int]) -> tuple[int, ...]:
         """The tokens that became final: `accepted` of the pending drafts, then `ids`."""
@@ -132,6 +136,7 @@ async def converse(
                 source.commit(final)
             case "done":
                 reply.count(frame.done.usage.draft_tokens, frame.done.usage.accepted_tokens)
+                reply.num_restarts = chain.num_restarts
                 return reply
 
 
