@@ -122,11 +122,6 @@ class HeldChats(Generic[ChatT]):
         return self._num_detached.total()
 
     @property
-    def num_waiting(self) -> int:
-        """Detached and finished ones."""
-        return len(self._waiting)
-
-    @property
     def next_expiry(self) -> float | None:
         """When to call `expire`."""
         first = next(iter(self._waiting.values()), None)

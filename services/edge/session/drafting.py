@@ -113,7 +113,7 @@ class _Draft:
 class DraftChain:
     """Drafts for the tokens [committed, committed + n), and which of them were sent.
 
-    Only `commit`, `advance` and `take_unsent` change it. An epoch is one contiguous chain:
+    Only `commit`, `advance` and `take_unsent` change the chain. An epoch is one contiguous chain:
     whenever the next frame would not continue the last one, a new epoch begins.
     """
 

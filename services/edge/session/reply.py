@@ -66,7 +66,7 @@ class ReplyPolicy:
 
 
 class ReplyFlow:
-    """Text, drafts and display of one reply. Changed by `commit`, `refresh` and `finish` only.
+    """Text, drafts and display of one reply.
 
     Drafting is put off to `refresh`, after what `commit` returned has been sent: neither the
     prompt nor a commit ever waits for a draft.

@@ -181,4 +181,4 @@ def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, i
     assert all(h.state is State.GONE for h in held.values() if h.chat in ended)
     ended.update(table.close())
     table.check_invariants()
-    assert table.num_waiting == table.num_bytes == 0
+    assert table.next_expiry is None and table.num_bytes == 0

@@ -48,12 +48,6 @@ def alone_s(conditions: Conditions) -> float:
     return conditions.interval_s / conditions.own_tokens
 
 
-def tokens_to_overtake(conditions: Conditions) -> float:
-    """J: right drafts that a chain needs before one of them is ahead; infinite if it never is."""
-    gained_s = alone_s(conditions) - conditions.draft_s
-    return conditions.rtt_s / gained_s if gained_s > 0 else float("inf")
-
-
 def with_drafts_s(conditions: Conditions, survival: Sequence[float]) -> float:
     """Seconds per token with drafts from the edge; never above `alone_s`.
 

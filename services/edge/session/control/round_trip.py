@@ -27,11 +27,6 @@ class RoundTrip:
         """Counts changes of the path: what was learned on the one before does not hold."""
 
     @property
-    def least_s(self) -> float | None:
-        """The shortest lately; None before the first."""
-        return min(self._samples, default=None)
-
-    @property
     def median_s(self) -> float | None:
         """The usual one lately; None before the first."""
         return median(self._samples) if self._samples else None

@@ -13,7 +13,6 @@ from services.edge.session.control.model import (
     Conditions,
     alone_s,
     break_even_rtt_s,
-    tokens_to_overtake,
     useful_lead,
     with_drafts_s,
     worthwhile_drafts,
@@ -52,12 +51,6 @@ def test_it_says_what_a_simulation_found(row: tuple[float, float, float]) -> Non
         for rtt_ms in (20, 50, 100, 250)
     ]
     assert said == pytest.approx(SIMULATED_MS[row], rel=0.08)
-
-
-def test_a_chain_has_to_catch_up_first() -> None:
-    assert tokens_to_overtake(known(100, 5, 30)) == pytest.approx(4.0)
-    assert tokens_to_overtake(known(100, 30, 30)) == float("inf")
-    assert tokens_to_overtake(known(100, 5, 30, own_tokens=2.0)) == pytest.approx(10.0)
 
 
 def test_the_break_even_is_where_the_gain_is_what_was_asked_for() -> None:
