@@ -54,6 +54,11 @@ class Pipe(asyncio.Protocol):
         self.writable.set()
         self.changed.set()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write` would take something."""
+        return self._transport is not None and self.writable.is_set()
+
     def write(self, data: bytes) -> bool:
         """Queue all of `data`; False, and nothing is queued, if too much waits already."""
         if self._transport is None or not self.writable.is_set():

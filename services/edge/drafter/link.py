@@ -228,6 +228,8 @@ class DrafterLink:
         unclosed, self._unclosed = self._unclosed, []
         self._unclosed = [number for number in unclosed if not self._say(Close(number))]
         for number, session in self._sessions.items():
+            if not self._can_say:
+                return  # the rest as soon as there is room
             if not session.is_whole:
                 self._tell(number, session)
 
@@ -236,10 +238,15 @@ class DrafterLink:
             session.is_whole = self._say(session.opening(number))
             session.is_open |= session.is_whole
 
+    @property
+    def _can_say(self) -> bool:
+        return self._child is not None and self._child.pipe.is_writable
+
     def _say(self, message: Downward) -> bool:
-        payload = encode(message)
-        if self._child is not None and len(payload) <= MAX_FRAME_BYTES:
-            if self._child.pipe.write(encode_frame(payload)):
+        # What cannot be sent is not encoded: prompts are long, and this is the edge's loop.
+        if self._child is not None and self._can_say:
+            payload = encode(message)
+            if len(payload) <= MAX_FRAME_BYTES and self._child.pipe.write(encode_frame(payload)):
                 return True
         self._metrics.dropped()
         return False

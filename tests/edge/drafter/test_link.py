@@ -150,6 +150,20 @@ async def test_one_that_reads_nothing_costs_frames_and_no_more(
         assert len(mesh.link._sessions[number].reply) == 500 * 900
 
 
+async def test_prompts_that_cannot_be_sent_cost_the_loop_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with linked(*odd("deaf")) as mesh:
+        while not mesh.sample(DROPPED):
+            mesh.open(*range(900))
+        encoded: list[object] = []
+        monkeypatch.setattr(link_module, "encode", encoded.append)
+        for _ in range(50):
+            mesh.open(*range(900))
+        mesh.link._tell_all()
+        assert encoded == []
+
+
 async def test_one_that_reads_but_says_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "STUCK_S", 0.5)
     async with linked(*odd("mute")) as mesh:
