@@ -177,7 +177,7 @@ async def test_replies_are_exact(policy: WaitingPolicy, sampling: SamplingParams
     assert tuple(got.ids) == truth(PROMPT, sampling)
     assert got.commits[-1][1] == len(got.ids)
     assert 0 < got.num_accepted <= got.num_drafts
-    assert got.num_restarts < len(got.commits)
+    assert got.num_restarts <= len(got.commits)
 
 
 async def test_stop_and_wait_pays_the_round_trip_every_round() -> None:
