@@ -28,6 +28,7 @@ from outrider.codec.frames import FrameDecoder
 from outrider.errors import (
     CancelledError,
     DeadlineError,
+    DrainingError,
     InvalidRequestError,
     OutriderError,
     OverloadedError,
@@ -186,6 +187,8 @@ class Chat(AsyncIterator[Event]):
     def _failed(self, error: OutriderError, *, cut_off: bool) -> None:
         if self._ended:
             return
+        if isinstance(error, DrainingError) and self._connection is not None:
+            self._connection.is_leaving = True
         self._leave_stream()
         was_running = self._recovery.state is State.RUNNING
         delay_s = None

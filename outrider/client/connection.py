@@ -79,6 +79,13 @@ class ClientConnection(QuicConnectionProtocol):
         self._moving: asyncio.Task[None] | None = None
         self.num_migrations = 0
         self.lost: OutriderError | None = None
+        self.is_leaving = False
+        """Its edge is being stopped: chats under way may end here, others go another way."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream is open."""
+        return not self._readers
 
     @property
     def has_ticket(self) -> bool:

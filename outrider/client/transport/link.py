@@ -10,7 +10,7 @@ from outrider.client.protocol import CloseCode
 from outrider.client.transport.backoff import Backoff, ReconnectPolicy
 from outrider.client.transport.dialing import EdgeAddress, dial
 from outrider.client.transport.tickets import SessionTickets
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import DrainingError, OutriderError, UnavailableError
 
 _LEAST_SPREAD = 0.5
 
@@ -21,7 +21,8 @@ def spread() -> float:
 
 
 class Link:
-    """Connects, and connects again when somebody needs it after a loss. `open` makes one."""
+    """Connects, and connects again when somebody needs it after a loss, or when the edge is being
+    stopped. `open_link` makes one."""
 
     def __init__(
         self,
@@ -33,6 +34,8 @@ class Link:
         self._address = address
         self._connection = connection
         self._tickets = tickets
+        self._left: list[ClientConnection] = []
+        """On which chats may still be under way."""
         self._redialling: asyncio.Task[ClientConnection] | None = None
         self.policy = policy
         """None: what is lost stays lost."""
@@ -47,10 +50,10 @@ class Link:
         """A connection that is not lost, another one if need be. Raises why there is none."""
         if self.is_closed:
             raise UnavailableError("the client is closed")
-        if self._connection.lost is None:
+        if self._connection.lost is None and not self._connection.is_leaving:
             return self._connection
         if self.policy is None:
-            raise self._connection.lost
+            raise self._connection.lost or DrainingError("the edge is being stopped; connect again")
         if self._redialling is None or self._redialling.done():
             self._redialling = asyncio.create_task(self._redial(self.policy))
             self._redialling.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -71,12 +74,12 @@ class Link:
         self.is_closed = True
         if self._redialling is not None:
             self._redialling.cancel()
-        self._connection.shut()
+        for connection in (self._connection, *self._left):
+            connection.shut()
 
     async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
         backoff, loop = Backoff(policy), asyncio.get_running_loop()
-        # The edge keeps the chats: it may not have noticed yet, and this is no farewell.
-        self._connection.shut(CloseCode.COMING_BACK)
+        self._leave(self._connection)
         while True:
             try:
                 self._connection = await dial(
@@ -88,6 +91,15 @@ class Link:
                 if delay_s is None:
                     raise error
                 await asyncio.sleep(delay_s)
+
+    def _leave(self, connection: ClientConnection) -> None:
+        if connection not in self._left:
+            self._left.append(connection)
+        for left in self._left:
+            if left.lost is not None or left.is_idle:
+                # The edge keeps the chats: it may not have noticed yet, and this is no farewell.
+                left.shut(CloseCode.COMING_BACK)
+        self._left = [left for left in self._left if left.lost is None]
 
 
 async def open_link(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,30 @@ async def test_an_edge_that_is_stopped_in_order_hands_its_chats_on(
             events = await whole(chat)
         assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
         await mesh.settled()
+
+
+async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path / "a", REPLY, drain_s=60.0) as old,
+        running(words, tmp_path / "b", REPLY) as new,
+        old.client(insecure=True) as client,
+    ):
+        old.region.hold_at = 6
+        old.region.gate.clear()
+        under_way = await start(client)
+        stopping = asyncio.create_task(old.edge.stop())
+        await eventually(lambda: old.edge.listener.draining)
+        client._link._address = replace(client._link._address, port=new.ports.main)
+        async with client.chat(ASK) as chat:
+            await whole(chat)
+        assert len(new.region.opened) == 1
+        old.region.gate.set()
+        await whole(under_way)
+        assert len(old.region.opened) == 1, "it ended where it was"
+        await stopping
+        await new.settled()
 
 
 async def test_a_router_that_is_lost_mid_reply_costs_a_pause(
