@@ -20,7 +20,7 @@ from outrider.models.store import ModelStore, default_root
 
 _GIB = 1 << 30
 _MIN_MEMORY_GIB = 3
-"""What the processes of `outrider up` hold after a few chats: 1.1 each replica, 0.5 the drafter."""
+"""What `outrider up` needs: a replica about 1 and what its KV pool takes, the drafter 0.5."""
 _MIN_DISK_GIB = 1
 
 
