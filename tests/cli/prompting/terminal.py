@@ -80,8 +80,11 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def _own(descriptor: int) -> None:
-    """Make the terminal the one whose Ctrl-C this session gets (tty_ioctl(4), TIOCSCTTY)."""
+    """Make the terminal the one whose Ctrl-C this session gets (tty_ioctl(4), TIOCSCTTY), and have
+    it heard: tests that a shell runs in the background ignore it, and what they start would too."""
     import fcntl
+    import signal
     import termios
 
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
