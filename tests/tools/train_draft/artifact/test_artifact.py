@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+from outrider.engines.draft.loading import shipped_draft
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.vocabulary import Vocabulary
 from tools.train_draft.artifact.file import Draft, read_draft, write_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
 from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
@@ -127,3 +130,18 @@ def test_ids_that_never_came_up_follow_in_id_order() -> None:
 def test_coverage_counts_tokens() -> None:
     replies = [_reply([7, 7, 7, 9], 40)]
     assert coverage(replies, np.array([7], np.uint32)) == 0.75
+
+
+@pytest.mark.model
+def test_the_shipped_draft_is_made_for_its_target(vocabulary: Vocabulary) -> None:
+    path = shipped_draft(DEFAULT_MODEL)
+    assert path is not None
+    draft = read_draft(path)
+    assert draft.target == DEFAULT_MODEL.name
+    assert draft.vocabulary_digest == vocabulary.digest.hex()
+    assert draft.geometry.vocab_size == vocabulary.size
+    assert vocabulary.stop_ids <= set(draft.head_ids.tolist())
+    for curve in (draft.calibration_greedy, draft.calibration_sampled):
+        assert curve.shape == (21,)
+        assert np.all(np.diff(curve) >= 0)
+    assert path.stat().st_size < 20_000_000
