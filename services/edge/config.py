@@ -114,7 +114,9 @@ class EdgeConfig:
     max_lead: int = 32
     """Most drafts ahead of the commits."""
     min_survival: float = 0.2
-    """Least estimated probability of a draft that is sent."""
+    """Least estimated probability of a draft..."""
+    eager_survival: float = 0.02
+    """...and of one of a reply's first `eager_tokens`."""
     coalesce_ms: float = 1.0
     """Drafting follows the prompt and each commit after this time."""
     uploads: str = "auto"
@@ -122,9 +124,10 @@ class EdgeConfig:
     "never"."""
     theta: float = 0.5
     """Least estimated probability of text that is shown."""
-    eager_theta: float = 0.25
-    """The same for the first tokens of a reply."""
+    eager_theta: float = 0.1
+    """The same for the first tokens of a reply..."""
     eager_tokens: int = 4
+    """...which are so many."""
     line_theta: float = 0.7
     """Least estimated probability of a line break that is shown."""
     rewrite_interval_ms: float = 150.0
@@ -143,7 +146,7 @@ class EdgeConfig:
         _check("max_lead", self.max_lead, 0, MAX_LEAD)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        for name in ("min_survival", "theta", "eager_theta", "line_theta"):
+        for name in ("min_survival", "eager_survival", "theta", "eager_theta", "line_theta"):
             _check(name, getattr(self, name), 0.01, 1.0)
         for name in _POSITIVE:
             _check(name, getattr(self, name), 1, 2**31)
@@ -182,6 +185,8 @@ class EdgeConfig:
                 max_sessions=self.draft_sessions,
                 max_lead=self.max_lead,
                 min_survival=self.min_survival,
+                eager_tokens=self.eager_tokens,
+                eager_survival=self.eager_survival,
             ),
         )
 
@@ -206,7 +211,12 @@ class EdgeConfig:
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
         return ReplyPolicy(
-            drafts=DraftLimits(max_lead=self.max_lead, min_survival=self.min_survival),
+            drafts=DraftLimits(
+                max_lead=self.max_lead,
+                min_survival=self.min_survival,
+                eager_tokens=self.eager_tokens,
+                eager_survival=self.eager_survival,
+            ),
             display=DisplayPolicy(
                 theta=self.theta,
                 eager_theta=self.eager_theta,

@@ -18,7 +18,11 @@ class DrafterLimits:
     max_lead: int = 32
     """Most guesses ahead of what is final."""
     min_survival: float = 0.2
-    """A chain ends where it is less likely than this to be right so far."""
+    """A chain ends where it is less likely than this to be right so far..."""
+    eager_tokens: int = 4
+    """...but for a reply's first tokens..."""
+    eager_survival: float = 0.02
+    """...where this is enough: there the reader has nothing yet."""
     sure: float = 0.9
     """A copy this likely is not shown to the model before it is taken."""
     branch_tokens: int = 4
@@ -39,6 +43,10 @@ class DrafterLimits:
     """Fewer are told after this time, or when no more follow."""
     evict_idle_s: float = 5.0
     """A session that heard of nothing for this long may lose its KV to another."""
+
+    def least(self, number: int) -> float:
+        """Least survival of a guess for the reply's token `number`."""
+        return self.eager_survival if number < self.eager_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,17 @@ class DraftLimits:
     max_lead: int = 32
     """Most drafts ahead of the commits; the region's own limit may be lower."""
     min_survival: float = 0.2
-    """No draft less likely than this, counted from the last commit."""
+    """No draft less likely than this, counted from the last commit..."""
+    eager_tokens: int = 4
+    """...but for a reply's first tokens..."""
+    eager_survival: float = 0.02
+    """...where this is enough: there the reader has nothing yet."""
     absorb_tokens: int = 128
     """Most final ids the drafter learns in one go; bounds the time the loop is held."""
+
+    def least(self, number: int) -> float:
+        """Least survival of a draft for the reply's token `number`."""
+        return self.eager_survival if number < self.eager_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +277,7 @@ class DraftChain:
             chance = promise / promised if promised else 0.0
             survival *= self._chance(source, chance)
             promised = promise
-            if survival < self._limits.min_survival:
+            if survival < self._limits.least(self.committed + len(self._drafts)):
                 self._has_ended = True
                 break
             self._drafts.append(_Draft(token, survival, source, chance))

@@ -26,9 +26,10 @@ def chain(
     max_lead: int = 4,
     max_tokens: int = 100,
     absorb_tokens: int = 512,
+    eager_tokens: int = 0,
 ) -> DraftChain:
     drafter = ScriptedDrafter(SCRIPT if script is None else script, confidence)
-    limits = DraftLimits(max_lead=max_lead, absorb_tokens=absorb_tokens)
+    limits = DraftLimits(max_lead=max_lead, absorb_tokens=absorb_tokens, eager_tokens=eager_tokens)
     return DraftChain(drafter, limits, frozenset({EOS}), max_tokens)
 
 
@@ -44,6 +45,15 @@ def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
     drafts = chain(confidence=0.5, max_lead=8)
     assert drafts.advance(LEAD) == Progress(False, num_made=8, took_s=0.0, num_kept=2)
     assert drafts.advance(2) == Progress()
+
+
+def test_a_reply_begins_with_less_likely_drafts() -> None:
+    drafts = chain(confidence=0.4, max_lead=8, eager_tokens=4)
+    assert drafts.advance(LEAD).num_kept == 4
+    drafts.take_unsent()
+    drafts.commit(0, 0, 4, [])
+    drafts.advance(LEAD)
+    assert len(drafts.ids) == 1, "0.4 is enough, 0.16 is not"
 
 
 def test_what_a_commit_says_of_drafts() -> None:

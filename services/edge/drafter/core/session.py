@@ -154,8 +154,9 @@ class DraftSession:
             if line.proposal is None and self.is_modelled and not self._is_sure(line, copied):
                 line.wants_row = line.is_settled = True
                 return
-            entry = weigh(copied, line.proposal, self._rates, line.end - self._num_prompt)
-            if entry is None or self._survival(line) * entry.chance < self._limits.min_survival:
+            position = line.end - self._num_prompt
+            entry = weigh(copied, line.proposal, self._rates, position)
+            if entry is None or self._survival(line) * entry.chance < self._limits.least(position):
                 break
             self._push(line, entry)
         line.wants_row, line.is_settled = False, True

@@ -103,6 +103,18 @@ def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
     assert call is not None and call.parts[0].round.past == 0
 
 
+def test_a_reply_begins_with_less_likely_guesses() -> None:
+    """There the reader has nothing yet; later ones have to be worth the model's time."""
+    unsure = Calibration((0.4, 0.4), (0.4, 0.4))
+    bench = Bench(replace(OPTIONS, repetition=0.0), limits=DrafterLimits(), calibration=unsure)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    assert len(bench.guesses[1].ids) == DrafterLimits().eager_tokens
+    bench.commit(1, bench.guesses[1].ids)
+    bench.settle()
+    assert len(bench.guesses[1].ids) == 1, "0.4 is enough, 0.16 is not"
+
+
 def test_a_second_guess_is_drafted_on_and_promoted() -> None:
     unsure = Calibration((0.8, 0.8), (0.8, 0.8))
     limits = DrafterLimits(max_lead=6, min_survival=0.01)
