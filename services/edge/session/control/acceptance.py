@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.edge.session.control.calibration import Calibration
+from services.edge.session.control.pace import OwnPace
 
 _BUCKET_ENDS = (1, 2, 4, 8)
 """Depths 0, 1, 2-3, 4-7, and all beyond."""
@@ -14,6 +15,8 @@ NUM_BUCKETS = len(_BUCKET_ENDS) + 1
 _FORGETTING = 0.99
 _PRIOR = 0.6
 _PRIOR_WEIGHT = 4.0
+_SEASONED = 30.0
+"""Outcomes, of which those long ago count less."""
 MAX_SOURCES = 8
 """Sources are told apart up to this many; further names count as one."""
 _OTHER = "other"
@@ -69,6 +72,11 @@ class Acceptance:
         self._all = _Sum()
 
     @property
+    def is_seasoned(self) -> bool:
+        """Whether enough was seen to go by."""
+        return self._all.tried >= _SEASONED
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Whose drafts were counted."""
         return tuple(dict.fromkeys(source for source, _ in self._sums))
@@ -118,6 +126,7 @@ class Averages:
     """What an edge has learned from all its chats, for those to come."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
+    own_pace: OwnPace = field(default_factory=OwnPace)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     """By source: what its promises are worth."""
 

@@ -94,11 +94,13 @@ class Controller:
         self._pays = True
         self._is_probe = False
         self._overloaded = False
-        self._since_change = self._since_probe = 0
+        # What earlier chats showed is enough for a first decision.
+        self._since_change = policy.dwell_rounds if averages.acceptance.is_seasoned else 0
+        self._since_probe = 0
         self._regime = 0
         self._max_drafts = 0
         self.round_trip = RoundTrip()
-        self.pace = PaceBook()
+        self.pace = PaceBook(averages.own_pace)
         self.acceptance = Acceptance(averages.acceptance)
         self.tally = Tally()
         self._lead = self._useful_lead = max_lead

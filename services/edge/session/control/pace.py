@@ -30,11 +30,34 @@ class Pace:
 NO_PACE = Pace()
 
 
+class OwnPace:
+    """Tokens per commit in which no draft of the edge had a part: what a region finds by itself."""
+
+    def __init__(self, average: OwnPace | None = None) -> None:
+        """`average`: of all chats of the edge, where a new one begins."""
+        self._average = average
+        self._commits = _BELIEF
+        self._tokens = _BELIEF * (average.tokens if average is not None else 1.0)
+
+    @property
+    def tokens(self) -> float:
+        """At least 1."""
+        return max(1.0, self._tokens / self._commits)
+
+    def observe(self, num_tokens: int) -> None:
+        """Such a commit came."""
+        self._tokens = self._tokens * _FORGETTING + num_tokens
+        self._commits = self._commits * _FORGETTING + 1.0
+        if self._average is not None:
+            self._average.observe(num_tokens)
+
+
 class PaceBook:
     """Keeps the region's and the edge's pace of one chat. Times in seconds."""
 
-    def __init__(self) -> None:
-        self._own_tokens = self._own_commits = _BELIEF
+    def __init__(self, average: OwnPace | None = None) -> None:
+        """`average`: of what regions find by themselves in the edge's chats."""
+        self._own = OwnPace(average)
         self._draft_time_s = self._num_drafts = 0.0
         self._num_rows = 0.0
         self._interval_s = 0.0
@@ -48,7 +71,7 @@ class PaceBook:
     @property
     def own_tokens(self) -> float:
         """Tokens per commit in which no draft of the edge had a part."""
-        return max(1.0, self._own_tokens / self._own_commits)
+        return self._own.tokens
 
     @property
     def draft_s(self) -> float:
@@ -68,5 +91,4 @@ class PaceBook:
         rows = num_tokens - 1 if by_drafts else 0
         self._num_rows += _SMOOTHING * (rows - self._num_rows)
         if on_its_own:
-            self._own_tokens = self._own_tokens * _FORGETTING + num_tokens
-            self._own_commits = self._own_commits * _FORGETTING + 1.0
+            self._own.observe(num_tokens)

@@ -11,7 +11,7 @@ from services.edge.session.control.controller import (
     Mode,
     Uploads,
 )
-from services.edge.session.control.pace import Pace, PaceBook
+from services.edge.session.control.pace import OwnPace, Pace, PaceBook
 from services.edge.session.drafting import Progress
 
 RIGHT = Outcome("model", 0, 0.8, True)
@@ -28,10 +28,12 @@ class Chat:
         sends: bool = True,
         shows: bool = True,
         policy: ControlPolicy | None = None,
+        averages: Averages | None = None,
     ) -> None:
         self.rtt_s, self.now = rtt_s, 0.0
+        averages = averages or Averages()
         self.controller = Controller(
-            policy or ControlPolicy(), Averages(), max_lead=32, sends=sends, shows=shows
+            policy or ControlPolicy(), averages, max_lead=32, sends=sends, shows=shows
         )
         self.controller.opened(self.controller.number(0.0), 0.0, 8, rtt_s)
         self.controller.drafted(Progress(False, 100, 0.5, 100))
@@ -137,6 +139,30 @@ def test_without_a_round_trip_nothing_is_decided() -> None:
         controller.committed(Pace(0.03), 1, on_its_own=True, by_drafts=False, now=2.0)
     assert controller.conditions is None
     assert controller.mode is Mode.EDGE_DRAFTS
+
+
+def test_a_chat_decides_at_once_by_what_earlier_ones_showed() -> None:
+    averages = Averages()
+    first = Chat(averages=averages)
+    first.commits(8, WRONG)
+    assert first.controller.mode is Mode.EDGE_DRAFTS, "nothing was known, and little is"
+    first.commits(60, WRONG)
+    second = Chat(averages=averages)
+    second.commits(8)
+    assert second.controller.mode is Mode.DISPLAY_ONLY
+
+
+def test_a_chat_knows_what_regions_found_by_themselves_in_earlier_ones() -> None:
+    average = OwnPace()
+    before = PaceBook(average)
+    assert before.own_tokens == 1.0
+    for _ in range(60):
+        before.committed(Pace(0.03), 3, on_its_own=True, by_drafts=False)
+    after = PaceBook(average)
+    assert after.own_tokens == pytest.approx(3.0, abs=0.2)
+    for _ in range(60):
+        after.committed(Pace(0.03), 1, on_its_own=True, by_drafts=False)
+    assert after.own_tokens == pytest.approx(1.0, abs=0.2), "its own is what counts"
 
 
 def test_the_pace_counts_what_the_region_finds_by_itself() -> None:
