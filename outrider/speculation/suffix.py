@@ -96,15 +96,11 @@ class SuffixDrafter:
             self._phrases.learn(contexts, token)
         self._observe(outcomes)
 
-    def draft(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Guess:
-        """Up to `max_tokens` guesses for the tokens after the sequence, as long as they are this
-        likely to be right so far."""
-        return self.draft_after((), max_tokens, least)
-
     def draft_after(
         self, tentative_ids: Sequence[int], max_tokens: int, least: float = LEAST_SURVIVAL
     ) -> Guess:
-        """As `draft`, after the sequence and these ids, which are not kept."""
+        """Up to `max_tokens` guesses for the tokens after the sequence and these ids, which are not
+        kept, as long as they are this likely to be right so far."""
         chain = list(tentative_ids)
         end, length = self._match(chain)
         contexts = self._contexts_after(chain)

@@ -26,9 +26,9 @@ def test_a_reply_is_guessed_from_another_ones() -> None:
     books = PhraseBooks()
     answer(books, b"a")
     later = drafter(books, b"a", [50])
-    assert later.draft(4) == Guess()
+    assert later.draft_after((), 4) == Guess()
     later.extend(REPLY[:2])
-    assert later.draft(4).ids == tuple(REPLY[2:6])
+    assert later.draft_after((), 4).ids == tuple(REPLY[2:6])
 
 
 def test_nothing_passes_between_salts() -> None:
@@ -42,7 +42,7 @@ def test_nothing_passes_between_salts() -> None:
         for books in (busy, empty):
             other = drafter(books, b"b", [50])
             other.extend(REPLY[:count])
-            guesses.append(other.draft(8))
+            guesses.append(other.draft_after((), 8))
         assert guesses[0] == guesses[1]
 
 
@@ -51,8 +51,8 @@ def test_a_chain_ends_where_it_is_less_likely_than_asked_for() -> None:
     answer(books, b"")
     later = drafter(books, b"", [50])
     later.extend(REPLY[:3])
-    whole = later.draft(8)
-    cut = later.draft(8, least=whole.survival[4] + 1e-9)
+    whole = later.draft_after((), 8)
+    cut = later.draft_after((), 8, least=whole.survival[4] + 1e-9)
     assert 0 < len(cut.ids) <= 4 < len(whole.ids) == 8
     assert cut.ids == whole.ids[: len(cut.ids)]
 
@@ -62,7 +62,7 @@ def test_prompts_are_not_learned() -> None:
     drafter(books, b"", [*REPLY, 1])
     later = drafter(books, b"", [50])
     later.extend(REPLY[:3])
-    assert later.draft(4) == Guess()
+    assert later.draft_after((), 4) == Guess()
 
 
 def test_the_salt_not_asked_for_longest_is_forgotten() -> None:
@@ -76,4 +76,4 @@ def test_the_salt_not_asked_for_longest_is_forgotten() -> None:
 
 def test_the_prior_serves_every_salt() -> None:
     books = PhraseBooks(NgramPrior([{keys([7])[0]: pack(8, 4)}]))
-    assert drafter(books, b"x", [7]).draft(1).ids == (8,)
+    assert drafter(books, b"x", [7]).draft_after((), 1).ids == (8,)

@@ -64,7 +64,7 @@ def test_the_longest_earlier_suffix_is_found_after_every_token(text: list[int]) 
 def test_a_draft_copies_what_followed_an_earlier_occurrence(text: list[int], count: int) -> None:
     drafter = SuffixDrafter()
     drafter.extend(text)
-    guess = drafter.draft(count)
+    guess = drafter.draft_after((), count)
     length, ends = earlier_match(text)
     if not length:
         assert guess == Guess()
@@ -83,14 +83,14 @@ def test_a_draft_after_tentative_ids_copies_and_keeps_nothing(
 ) -> None:
     drafter = SuffixDrafter()
     drafter.extend(text)
-    before = drafter.draft(8)
+    before = drafter.draft_after((), 8)
     guess = drafter.draft_after(tentative, count)
     length, ends = match_after(text, tentative) if tentative else earlier_match(text)
     if not length:
         assert guess == Guess()
     else:
         assert guess.ids in {copied(text + tentative, end, count) for end in ends}
-    assert drafter.draft(8) == before
+    assert drafter.draft_after((), 8) == before
 
 
 @given(text=TEXTS, tentative=st.lists(st.integers(0, 3), max_size=4))
@@ -111,7 +111,7 @@ def test_how_ids_are_split_over_calls_does_not_matter(text: list[int], cut: int)
     parts.extend(text[cut:])
     whole.study()
     parts.study()
-    assert whole.draft(10) == parts.draft(10)
+    assert whole.draft_after((), 10) == parts.draft_after((), 10)
 
 
 @given(text=LARGER_TEXTS)
@@ -123,7 +123,7 @@ def test_studying_early_or_late_comes_to_the_same(text: list[int]) -> None:
         early.study()
         late.extend([token])
     late.study()
-    assert early.draft(10) == late.draft(10)
+    assert early.draft_after((), 10) == late.draft_after((), 10)
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=120), half=st.integers(1, 20))
@@ -140,13 +140,13 @@ def test_memory_is_bounded_and_the_recent_half_is_known(text: list[int], half: i
 def test_a_loop_is_drafted_past_its_own_end() -> None:
     drafter = SuffixDrafter()
     drafter.extend([1, 2, 3, 1, 2, 3, 1])
-    assert drafter.draft(7).ids == (2, 3, 1, 2, 3, 1, 2)
+    assert drafter.draft_after((), 7).ids == (2, 3, 1, 2, 3, 1, 2)
 
 
 def test_the_latest_occurrence_wins() -> None:
     drafter = SuffixDrafter()
     drafter.extend([1, 2, 5, 1, 2, 6, 1, 2, 7, 1, 2])
-    assert drafter.draft(1).ids == (7,)
+    assert drafter.draft_after((), 1).ids == (7,)
 
 
 def test_survival_follows_what_was_observed() -> None:
@@ -155,16 +155,16 @@ def test_survival_follows_what_was_observed() -> None:
     repeats.extend([1, 2, 3, 4] * 30)
     for fresh in range(200):
         breaks.extend([1, 2, 1000 + fresh])
-    assert repeats.draft(4).survival[3] > 0.6
+    assert repeats.draft_after((), 4).survival[3] > 0.6
     assert sum(breaks.draft_after([1, 2], 1).survival) < 0.1
 
 
 def test_an_unknown_token_gives_no_draft() -> None:
     drafter = SuffixDrafter()
     drafter.extend([1, 2, 3])
-    assert drafter.draft(4) == Guess()
+    assert drafter.draft_after((), 4) == Guess()
     assert drafter.draft_after([9], 4) == Guess()
-    assert SuffixDrafter().draft(4) == Guess()
+    assert SuffixDrafter().draft_after((), 4) == Guess()
 
 
 def test_a_context_too_small_is_refused() -> None:

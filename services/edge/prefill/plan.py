@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from outrider.speculation.agreement import num_agreeing
+
 if TYPE_CHECKING:
     from outrider.models.chat import Message
 
@@ -60,7 +62,7 @@ class PrefillPlan:
         self._is_tokenizing = False
         if ids is not None:
             fresh = tuple(ids[: self._policy.max_context_tokens - 1])
-            self._stable = _num_common(self._ids, fresh)
+            self._stable = num_agreeing(self._ids, fresh)
             self._ids = fresh
             self._num_computed = min(self._num_computed, self._stable)
         return self._next_text()
@@ -93,10 +95,3 @@ class PrefillPlan:
         text, self._latest = self._latest, None
         self._is_tokenizing = True
         return text
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    for at, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return at
-    return min(len(left), len(right))

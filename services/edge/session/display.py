@@ -13,6 +13,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
+from outrider.speculation.agreement import num_agreeing
 from services.edge.session.actions import Provisional, Retract
 
 
@@ -87,7 +88,7 @@ class Display:
 
         Returns what has to be sent before the commit.
         """
-        kept = _num_agreeing(self._shown, text)
+        kept = num_agreeing(self._shown, text)
         contradicted = kept < min(len(self._shown), len(text))
         retract = None
         if contradicted or (diverged and kept < len(self._shown)):
@@ -152,13 +153,6 @@ class Display:
         theta = policy.eager_theta if number < policy.eager_tokens else policy.theta
         theta += policy.caution * max(0.0, self._excess)
         return max(theta, policy.line_theta) if breaks_line else theta
-
-
-def _num_agreeing(left: str, right: str) -> int:
-    for at, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return at
-    return min(len(left), len(right))
 
 
 _SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x10FFFF))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.base import Round, Rows
+from outrider.speculation.agreement import num_agreeing
 from outrider.speculation.suffix import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.kv import Kv
@@ -167,7 +168,7 @@ class DraftSession:
             return  # the text changed before it, while it was under way
         length = len(done.tokens)
         now = self.ids(line, done.past, done.past + length)
-        kept = _num_common(now, done.tokens.tolist())
+        kept = num_agreeing(now, done.tokens.tolist())
         line.kv.length = done.past + kept
         if kept < length or not len(rows.logits) or line.end != line.kv.length:
             return
@@ -237,10 +238,3 @@ class DraftSession:
         if line is self.main:
             self._tally.drafted[entry.source] += 1
             self.has_news = True
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    for at, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return at
-    return min(len(left), len(right))
