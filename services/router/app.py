@@ -19,9 +19,9 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.config import RouterConfig
-from services.router.geography import initial_rtt_ms
-from services.router.placement import PlacementPolicy
-from services.router.registry import Registry, ReplicaState
+from services.router.fleet.geography import initial_rtt_ms
+from services.router.fleet.registry import Registry, ReplicaState
+from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.sessions import RelayLimits, SessionTable

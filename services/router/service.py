@@ -20,8 +20,8 @@ from outrider.v1 import (
     router_pb2_grpc,
     tokenizer_pb2,
 )
-from services.router.placement import predict
-from services.router.registry import Registry, Replica
+from services.router.fleet.registry import Registry, Replica
+from services.router.placement.place import predict
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, RelayedSession, Switch, Up
 from services.router.upstream.tokenizers import Tokenized, TokenizerPool

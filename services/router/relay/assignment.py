@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.errors import DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import router_pb2
-from services.router.placement import RETRY_DELAY_MS, Request
+from services.router.placement.place import RETRY_DELAY_MS, Request
 
 
 def request_of(open_request: router_pb2.RouteRequest) -> Request:

@@ -7,8 +7,8 @@ from random import Random
 
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.v1 import inference_pb2, router_pb2
-from services.router import placement
-from services.router.registry import Registry
+from services.router.fleet.registry import Registry
+from services.router.placement.place import PlacementPolicy, Request, place
 from services.router.relay import assignment
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
@@ -27,7 +27,7 @@ class Dispatch:
         journal: Journal,
         *,
         rng: Random,
-        policy: placement.PlacementPolicy,
+        policy: PlacementPolicy,
     ) -> None:
         self._table = table
         self._registry = registry
@@ -83,10 +83,10 @@ class Dispatch:
             # That no other replica is left explains less than what the first one said.
             raise refusal or error from None
 
-    def _try(self, session: Session[Up], request: placement.Request, now: float) -> str:
+    def _try(self, session: Session[Up], request: Request, now: float) -> str:
         """Place once: "" if the open is on its way, else the replica that could not take it."""
         started_s = self._journal.clock()
-        decision = placement.place(request, self._registry, self._rng, self._policy)
+        decision = place(request, self._registry, self._rng, self._policy)
         decided_ms = (self._journal.clock() - started_s) * 1000.0
         name = decision.replica
         stream = self._stream_of[name]

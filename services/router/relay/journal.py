@@ -12,8 +12,8 @@ from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
-from services.router.placement import Decision
-from services.router.registry import ReplicaState
+from services.router.fleet.registry import ReplicaState
+from services.router.placement.place import Decision
 
 PLACEMENTS: Final = "outrider.router.placements"
 DECISION_MS: Final = "outrider.router.decision_ms"

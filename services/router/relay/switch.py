@@ -22,7 +22,7 @@ from outrider.errors import (
 )
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire import errors as wire_errors
-from services.router.placement import RETRY_DELAY_MS
+from services.router.placement.place import RETRY_DELAY_MS
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal

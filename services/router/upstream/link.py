@@ -15,7 +15,7 @@ from outrider.errors import OutriderError, UnavailableError
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import ReplicaConfig, RouterConfig
-from services.router.registry import Model, Registry, Signal, Transition
+from services.router.fleet.registry import Model, Registry, Signal, Transition
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches

@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.registry import Load
+from services.router.fleet.registry import Load
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 

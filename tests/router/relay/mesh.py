@@ -11,8 +11,8 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.config import ReplicaConfig
-from services.router.placement import PlacementPolicy
-from services.router.registry import Model, Registry, Signal
+from services.router.fleet.registry import Model, Registry, Signal
+from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.v1 import common_pb2
-from services.router.registry import Load, Signal
+from services.router.fleet.registry import Load, Signal
 from tests.router.relay.mesh import (
     DIGEST,
     Mesh,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.router.config import RegionConfig
-from services.router.geography import initial_rtt_ms
+from services.router.fleet.geography import initial_rtt_ms
 
 US_EAST = RegionConfig("us-east", 39.0, -77.5)
 EU_WEST = RegionConfig("eu-west", 53.3, -6.3)

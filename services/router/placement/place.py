@@ -18,7 +18,7 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from services.router.registry import Load, Replica, ReplicaState
+from services.router.fleet.registry import Load, Replica, ReplicaState
 
 CHUNK_TOKENS = 256
 """Prompt tokens assumed per engine call while a prompt is prefilled."""

@@ -17,8 +17,8 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from services.router.placement import Decision, PlacementPolicy, Request, place, predict
-from services.router.registry import Load, Model, Replica, ReplicaState, RoundTrip
+from services.router.fleet.registry import Load, Model, Replica, ReplicaState, RoundTrip
+from services.router.placement.place import Decision, PlacementPolicy, Request, place, predict
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.config import ReplicaConfig
-from services.router.registry import (
+from services.router.fleet.registry import (
     TRANSITIONS,
     Load,
     Model,

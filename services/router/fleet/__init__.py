@@ -1,0 +1,1 @@
+"""What the router knows of replicas: health, model, load, distance."""

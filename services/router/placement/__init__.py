@@ -1,0 +1,1 @@
+"""Where a session goes, and why."""
