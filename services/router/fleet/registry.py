@@ -132,6 +132,8 @@ class Replica:
     state: ReplicaState = ReplicaState.CONNECTING
     model: Model | None = None
     load: Load | None = None
+    reported_at: float = 0.0
+    """When `load` came in."""
     sessions: set[int] = field(default_factory=set)
     """Sessions of this router on it."""
     placed_tokens: int = 0
@@ -170,7 +172,7 @@ class Replica:
 
     def report(self, load: Load, now: float) -> None:
         """Take a report: what was sent a round trip or longer ago is in it."""
-        self.load = load
+        self.load, self.reported_at = load, now
         counted_until = now - self.rtt.smoothed_ms / 1000.0
         for session, placed in list(self._placed.items()):
             if placed.at > counted_until:
@@ -213,6 +215,8 @@ class Registry:
             )
             for config in replicas
         }
+        self.changed = set(self._replicas)
+        """Replicas whose row changed since whoever keeps terms of them looked, and emptied this."""
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
@@ -228,6 +232,7 @@ class Registry:
         after = TRANSITIONS[signal][replica.state]
         if after is replica.state:
             return None
+        self.changed.add(name)
         transition = Transition(name, replica.state, after)
         replica.state, replica.since = after, now
         return transition
@@ -236,16 +241,19 @@ class Registry:
         """The stream is up and the replica said what it serves; its old load is void."""
         replica = self._replicas[name]
         replica.model, replica.load = model, None
+        self.changed.add(name)
         return self.signal(name, Signal.CONNECTED, now)
 
     def probed(self, name: str, rtt_ms: float, serving: bool, now: float) -> Transition | None:
         """A health check was answered after `rtt_ms`."""
         self._replicas[name].rtt.add(rtt_ms)
+        self.changed.add(name)
         return self.signal(name, Signal.SERVING if serving else Signal.NOT_SERVING, now)
 
     def report(self, name: str, load: Load, now: float) -> Transition | None:
         """A load report came in."""
         self._replicas[name].report(load, now)
+        self.changed.add(name)
         return self.signal(name, Signal.NOT_SERVING, now) if load.draining else None
 
     def expire(self, now: float) -> list[Transition]:
