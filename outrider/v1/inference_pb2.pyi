@@ -105,6 +105,7 @@ class SessionDown(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
@@ -116,6 +117,8 @@ class SessionDown(_message.Message):
     def error(self) -> _common_pb2.ErrorDetail:
         """Ends the session."""
 
+    @_builtins.property
+    def moved(self) -> Global___SessionMoved: ...
     def __init__(
         self,
         *,
@@ -124,12 +127,13 @@ class SessionDown(_message.Message):
         commit: Global___Commit | None = ...,
         done: Global___SessionDone | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
+        moved: Global___SessionMoved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "opened", b"opened", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -212,9 +216,13 @@ class OpenSession(_message.Message):
     ORIGIN_REGION_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    ECHO_ACCEPTED_FIELD_NUMBER: _builtins.int
+    LOST_REPLICAS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique within the tenant. The same id is refused while it runs, and free again once it ended or
-    was cancelled.
+    """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
+    under the same id takes its place, wherever it was opened; another one is refused. Free again
+    once it ended or was cancelled.
     """
     model: _builtins.str
     """Empty: the mesh's default model."""
@@ -233,6 +241,12 @@ class OpenSession(_message.Message):
     """Where the opener stands; empty: unknown."""
     echo: _builtins.int
     """Any number but 0, for SessionOpened to return."""
+    echo_accepted: _builtins.bool
+    """Return accepted drafts in Commit.accepted_ids: the opener has not seen them."""
+    lost_replicas: _builtins.int
+    """Replicas that were lost one after the other while they had this session, without a token from
+    any of them but the first.
+    """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
     @_builtins.property
@@ -257,6 +271,12 @@ class OpenSession(_message.Message):
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext: ...
+    @_builtins.property
+    def resumed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenBlock]:
+        """Ids committed behind those of `resume`, in the blocks that they came in: whoever moves a session
+        needs no vocabulary to say how far it had come.
+        """
+
     def __init__(
         self,
         *,
@@ -279,10 +299,13 @@ class OpenSession(_message.Message):
         origin_region: _builtins.str = ...,
         trace: _common_pb2.TraceContext | None = ...,
         echo: _builtins.int = ...,
+        resumed: _abc.Iterable[_common_pb2.TokenBlock] | None = ...,
+        echo_accepted: _builtins.bool = ...,
+        lost_replicas: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "epoch", b"epoch", "ids", b"ids", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -344,6 +367,38 @@ class SessionOpened(_message.Message):
 Global___SessionOpened: _TypeAlias = SessionOpened  # noqa: Y015
 
 @_typing.final
+class SessionMoved(_message.Message):
+    """A router opened the session on another replica, where it goes on after the tokens committed so far;
+    SessionOpened is not sent again. Drafts that are under way are lost with the first replica: the
+    edge begins another epoch. In SessionDone the usage of drafts and the cached tokens are the last
+    replica's, ttft_ms and total_ms are counted from the first open.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    region: _builtins.str
+    max_drafts: _builtins.int
+    """As in SessionOpened."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        region: _builtins.str = ...,
+        max_drafts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_drafts", b"max_drafts", "region", b"region", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionMoved: _TypeAlias = SessionMoved  # noqa: Y015
+
+@_typing.final
 class Draft(_message.Message):
     """Guesses for the reply's tokens from number `base` on (0 is the reply's first token).
     Frames of one epoch extend each other; a chain that proved wrong ends its epoch.
@@ -398,6 +453,7 @@ class Commit(_message.Message):
     UPTO_FIELD_NUMBER: _builtins.int
     PACE_FIELD_NUMBER: _builtins.int
     LOSSY_FIELD_NUMBER: _builtins.int
+    ACCEPTED_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     accepted: _builtins.int
@@ -410,6 +466,10 @@ class Commit(_message.Message):
     def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of tokens let through by a lossy acceptance_threshold."""
 
+    @_builtins.property
+    def accepted_ids(self) -> _common_pb2.TokenBlock:
+        """The `accepted` drafts, where OpenSession.echo_accepted asked for them; routers keep them back."""
+
     def __init__(
         self,
         *,
@@ -420,10 +480,11 @@ class Commit(_message.Message):
         upto: _builtins.int = ...,
         pace: Global___Pace | None = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_ids: _common_pb2.TokenBlock | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "pace", b"pace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted_ids", b"accepted_ids", "ids", b"ids", "pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "epoch", b"epoch", "ids", b"ids", "lossy", b"lossy", "pace", b"pace", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "epoch", b"epoch", "ids", b"ids", "lossy", b"lossy", "pace", b"pace", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
