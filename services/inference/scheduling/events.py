@@ -103,6 +103,8 @@ class Committed:
     commit_interval_ms: float
     row_ms: float
     lossy: tuple[int, ...] = ()
+    accepted_ids: tuple[int, ...] = ()
+    """Those drafts."""
 
     @property
     def upto(self) -> int:

@@ -243,6 +243,7 @@ class Session:
             commit_interval_ms=self._times.interval_ms,
             row_ms=row_ms,
             lossy=tuple(base + index for index in verdict.lossy),
+            accepted_ids=verdict.ids[:accepted],
         )
 
     def _push(self, token: int) -> bool:

@@ -25,6 +25,7 @@ from services.inference.scheduling.events import (
     OpenRequest,
 )
 from services.inference.streaming import wire
+from services.inference.streaming.names import Name, RunningNames
 from services.inference.streaming.recording import SessionRecord
 
 _DRAIN_RETRY_MS = 1000
@@ -59,14 +60,15 @@ class LiveSession:
     key: int
     number: int
     peer: Peer
-    name: tuple[str, str]
-    """Tenant and request id: nobody's ids are in another tenant's way."""
+    name: Name
     codec: TokenCodec
     record: SessionRecord
     opening: wire.Echo
     """What SessionOpened is to return."""
     drafting: wire.Echo = wire.NO_ECHO
     """What the next Commit is to return."""
+    echoes: bool = False
+    """Whether the peer wants to be told accepted drafts."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
 
@@ -97,8 +99,7 @@ class SessionTable:
         self._live: dict[int, LiveSession] = {}
         self._given_up: dict[int, SessionRecord] = {}
         """Of sessions ended from this side; the model thread is still to say what they took."""
-        self._running: dict[tuple[str, str], int] = {}
-        """Keys of those that nobody has asked to stop."""
+        self._running = RunningNames()
         self._keys = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,21 +126,20 @@ class SessionTable:
                 retry_delay_ms=_DRAIN_RETRY_MS,
                 metadata={"draining": "true"},
             )
-        name = frame.tenant, frame.request_id
-        if name in self._running:
-            raise DuplicateSessionError(
-                f"request {frame.request_id} is running already; cancel it or wait for its end"
-            )
-        key = next(self._keys)
-        now = self.clock()
+        key, now, name = next(self._keys), self.clock(), (frame.tenant, frame.request_id)
         request, codec = wire.open_request(key, frame, self.contract, now)
+        earlier = self._running.earlier(name, request)
         assert self._model is not None
         self._model.open(request)
-        record, echo = self._record(frame), wire.Echo(frame.echo, now)
-        session = LiveSession(key, number, peer, name, codec, record, echo)
+        record, echo = self._record(frame, request), wire.Echo(frame.echo, now)
+        echoes = frame.echo_accepted
+        session = LiveSession(key, number, peer, name, codec, record, echo, echoes=echoes)
         self._live[key] = session
-        self._running[name] = key
+        self._running.claim(name, request)
         self._idle.clear()
+        if earlier is not None:
+            taken = DuplicateSessionError("the request was opened again, and goes on there")
+            self.fail(self._live[earlier], taken)
         return session
 
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
@@ -158,7 +158,7 @@ class SessionTable:
         assert self._model is not None
         if not session.cancelled:
             session.cancelled = True
-            self._free_name(session)
+            self._running.release(session.name, session.key)
             self._model.cancel(session.key)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
@@ -207,7 +207,7 @@ class SessionTable:
         self.load_changed.set()
         self.load_changed = asyncio.Event()
 
-    def _record(self, frame: inference_pb2.OpenSession) -> SessionRecord:
+    def _record(self, frame: inference_pb2.OpenSession, request: OpenRequest) -> SessionRecord:
         trace = (frame.trace.traceparent, frame.trace.tracestate)
         return SessionRecord(
             self._metrics,
@@ -215,7 +215,7 @@ class SessionTable:
             frame.request_id,
             trace,
             self.clock,
-            num_resumed=frame.resume.count,
+            num_resumed=len(request.resume),
         )
 
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
@@ -223,7 +223,7 @@ class SessionTable:
         if isinstance(event, Committed):
             session.record.committed(event)
             echo, session.drafting = session.drafting, wire.NO_ECHO
-            frame = wire.commit_frame(number, event, self.contract, codec)
+            frame = wire.commit_frame(number, event, self.contract, codec, echoes=session.echoes)
             frame.commit.pace.CopyFrom(self._pace(event, load, echo))
             session.peer.send(frame)
         elif isinstance(event, Opened):
@@ -273,15 +273,10 @@ class SessionTable:
         """False if it had ended already."""
         if self._live.pop(session.key, None) is None:
             return False
-        self._free_name(session)
+        self._running.release(session.name, session.key)
         if not self._live:
             self._idle.set()
         return True
-
-    def _free_name(self, session: LiveSession) -> None:
-        """The same request may run again."""
-        if self._running.get(session.name) == session.key:
-            del self._running[session.name]
 
     def _measure(self, tick: Tick) -> None:
         load = tick.replica_load

@@ -109,7 +109,7 @@ def open_request(
         sampling=wire_sampling.from_proto(frame.sampling),
         priority=_PRIORITIES[frame.priority],
         deadline=now + frame.deadline_ms / 1e3 if frame.deadline_ms else None,
-        resume=_ids(frame.resume, contract, contract.context_limit),
+        resume=_resumed(frame, contract),
         epoch=frame.epoch,
         drafts=drafts,
         edge_drafts=edge_drafts,
@@ -155,6 +155,17 @@ def _prompt(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, 
     return _ids(frame.ids.tail, contract, contract.context_limit)
 
 
+def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int, ...]:
+    """Raises BadTokenBlockError, PromptTooLongError before anything of it is decoded."""
+    blocks = (frame.resume, *frame.resumed)
+    if (count := sum(block.count for block in blocks)) > contract.context_limit:
+        raise PromptTooLongError(
+            f"resume has {count} tokens, the context has room for {contract.context_limit}"
+        )
+    limit = contract.context_limit
+    return tuple(token for block in blocks for token in _ids(block, contract, limit))
+
+
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
     """Guesses of the edge. Raises BadTokenBlockError."""
     ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
@@ -189,9 +200,9 @@ def opened_frame(
 
 
 def commit_frame(
-    number: int, event: Committed, contract: Contract, codec: TokenCodec
+    number: int, event: Committed, contract: Contract, codec: TokenCodec, *, echoes: bool = False
 ) -> inference_pb2.SessionDown:
-    """New final tokens, without the pace; accepted drafts are counted, not echoed."""
+    """New final tokens, without the pace; accepted drafts are counted, and told if `echoes`."""
     commit = inference_pb2.Commit(
         epoch=event.epoch,
         base=event.base,
@@ -200,6 +211,9 @@ def commit_frame(
         upto=event.upto,
         lossy=event.lossy,
     )
+    if echoes and event.accepted:
+        accepted = contract.coder.encode(event.accepted_ids, codec)
+        commit.accepted_ids.CopyFrom(wire_tokens.to_proto(accepted))
     return inference_pb2.SessionDown(session=number, commit=commit)
 
 

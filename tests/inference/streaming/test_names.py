@@ -6,24 +6,59 @@ from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
-from tests.inference.harness import GatedEngine, reference, running
+from outrider.wire import tokens as wire_tokens
+from tests.inference.harness import CODER, GatedEngine, reference, running
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 
 
-async def test_a_live_request_id_is_refused_and_free_again_afterwards() -> None:
+async def test_another_request_of_a_live_id_is_refused_and_free_again_afterwards() -> None:
     async with running(GatedEngine()) as it:
         assert isinstance(it.engine, GatedEngine)
         first, second = it.peer(), it.peer()
         await first.open(1, [5], request_id="same")
         await eventually(lambda: len(it.replica.table) == 1)
-        await second.open(1, [5], request_id="same")
+        await second.open(1, [6], request_id="same")
         refused = await second.finish(1)
         assert type(refused.error) is errors.DuplicateSessionError
         it.engine.gate.set()
         assert (await first.finish(1)).done is not None
-        await second.open(2, [5], request_id="same")
+        await second.open(2, [6], request_id="same")
         assert (await second.finish(2)).done is not None
+
+
+async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        first, second = it.peer(), it.peer()
+        await first.open(1, [5], LONG, request_id="same")
+        await eventually(lambda: len(it.replica.table) == 1)
+        begun = reference([5], LONG).ids[:3]
+        resume, *resumed = (wire_tokens.to_proto(CODER.encode([token])) for token in begun)
+        second.replies[1].ids.extend(begun)
+        await second.open(1, [5], LONG, request_id="same", resume=resume, resumed=resumed)
+        ended = await first.finish(1)
+        assert type(ended.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
+        await eventually(lambda: not len(it.replica.table))
+        assert not it.replica.table._running
+
+
+async def test_accepted_drafts_are_told_to_who_asks() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        truth, peer = reference([5], LONG).ids, it.peer()
+        await peer.open(1, [5], LONG, drafts=(1, truth[:4]), echo_accepted=True)
+        await peer.open(2, [5], LONG, drafts=(1, truth[:4]))
+        it.engine.gate.set()
+        asked, unasked = await peer.finish(1), await peer.finish(2)
+        assert asked.num_accepted and unasked.num_accepted
+        for commit in asked.commits:
+            ids = truth[commit.base : commit.base + commit.accepted]
+            block = wire_tokens.from_proto(commit.accepted_ids)
+            assert (CODER.decode(block, max_count=9) if ids else ()) == ids
+        assert not any(commit.HasField("accepted_ids") for commit in unasked.commits)
 
 
 async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -> None:
