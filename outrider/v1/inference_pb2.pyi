@@ -590,16 +590,22 @@ class WatchLoadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    MAX_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     min_interval_ms: _builtins.int
     """Smallest time between two reports; 0: 50."""
+    max_interval_ms: _builtins.int
+    """Longest time between two reports, changed or not: they are the replica's heartbeat; 0: a report
+    comes only when something changed.
+    """
     def __init__(
         self,
         *,
         min_interval_ms: _builtins.int = ...,
+        max_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_interval_ms", b"min_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_interval_ms", b"max_interval_ms", "min_interval_ms", b"min_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

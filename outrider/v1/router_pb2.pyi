@@ -32,6 +32,10 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     REPLICA_STATE_SUSPECT: _ReplicaState.ValueType  # 3
     REPLICA_STATE_DOWN: _ReplicaState.ValueType  # 4
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 5
+    REPLICA_STATE_QUARANTINED: _ReplicaState.ValueType  # 6
+    """It answers but failed too often of late: no new sessions for a while."""
+    REPLICA_STATE_TRIAL: _ReplicaState.ValueType  # 7
+    """The while is over: one new session at a time, until one goes well."""
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper): ...
 
@@ -41,6 +45,10 @@ REPLICA_STATE_READY: ReplicaState.ValueType  # 2
 REPLICA_STATE_SUSPECT: ReplicaState.ValueType  # 3
 REPLICA_STATE_DOWN: ReplicaState.ValueType  # 4
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 5
+REPLICA_STATE_QUARANTINED: ReplicaState.ValueType  # 6
+"""It answers but failed too often of late: no new sessions for a while."""
+REPLICA_STATE_TRIAL: ReplicaState.ValueType  # 7
+"""The while is over: one new session at a time, until one goes well."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final

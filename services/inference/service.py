@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
@@ -59,6 +59,7 @@ class InferenceService(InferenceServiceServicer):
         self, request: inference_pb2.WatchLoadRequest, context: Any
     ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
         interval_s = (request.min_interval_ms or _LOAD_INTERVAL_MS) / 1e3
+        longest_s = max(0.0, request.max_interval_ms / 1e3 - interval_s) or None
         last: inference_pb2.WatchLoadResponse | None = None
         while not self._closed:
             changed = self._table.load_changed
@@ -70,7 +71,8 @@ class InferenceService(InferenceServiceServicer):
                     # Changes gather meanwhile; the next report has the latest of all.
                     await asyncio.sleep(interval_s)
                     continue
-            await changed.wait()
+            if not await _within(longest_s, changed.wait()):
+                last = None  # time for a heartbeat
 
     async def WatchKv(
         self, request: inference_pb2.WatchKvRequest, context: Any
@@ -91,3 +93,13 @@ class InferenceService(InferenceServiceServicer):
             stream.close()
         self._blocks.close()
         self._table.announce()
+
+
+async def _within(limit_s: float | None, waiting: Awaitable[object]) -> bool:
+    """Wait for at most `limit_s`, for ever without one; whether what was waited for came."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await waiting
+    except TimeoutError:
+        return False
+    return True

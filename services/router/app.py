@@ -11,6 +11,8 @@ from typing import Final
 
 import structlog
 
+from outrider.peers.health import HealthPolicy, PeerState
+from outrider.peers.quarantine import QuarantinePolicy
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
@@ -19,8 +21,8 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.config import RouterConfig
-from services.router.fleet.geography import initial_rtt_ms
-from services.router.fleet.registry import Registry, ReplicaState
+from services.router.fleet.geography import Geography
+from services.router.fleet.registry import FleetPolicy, Registry
 from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
@@ -72,11 +74,12 @@ class Router:
         """For the admin port: ready while one replica is."""
         counts = self.registry.count()
         text = ", ".join(f"{count} {state.name}" for state, count in counts.items() if count)
-        return counts[ReplicaState.READY] > 0, f"replicas: {text or 'none configured'}"
+        return counts[PeerState.READY] > 0, f"replicas: {text or 'none configured'}"
 
     def tick(self) -> None:
         """What passes with time alone."""
-        for transition in self.registry.expire(self.clock()):
+        self.registry.expire(self.clock())
+        for transition in self.registry.take_transitions():
             log_transition(transition)
         self.switch.expire(self.clock())
         if self.registry.is_settled():
@@ -185,12 +188,18 @@ async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
 
 
 def _registry(config: RouterConfig, now: float) -> Registry:
-    regions = {replica.region for replica in config.replicas}
+    geography = Geography(config.region, config.regions, config.default_rtt_ms)
+    quarantine = QuarantinePolicy(
+        config.quarantine_failures,
+        config.quarantine_window_s,
+        config.quarantine_s,
+        config.max_quarantine_s,
+    )
+    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, quarantine)
     return Registry(
         config.replicas,
-        rtt_ms=initial_rtt_ms(config.region, config.regions, regions, config.default_rtt_ms),
-        suspect_s=config.suspect_s,
-        connect_s=config.connect_timeout_s,
+        rtt_ms=geography.rtt_ms,
+        policy=FleetPolicy(health, config.silence_s),
         now=now,
     )
 

@@ -105,6 +105,18 @@ class RouterConfig:
     """Longest pause between two attempts to reach a replica."""
     load_interval_ms: int = 50
     """Smallest time between two load reports asked of a replica."""
+    heartbeat_ms: int = 1000
+    """Longest time between two load reports asked of a replica, changed or not."""
+    silence_s: float = 3.0
+    """A replica whose load reports stay away this long is SUSPECT."""
+    quarantine_failures: int = 3
+    """So many failures (streams that break, sessions that fail by the replica's fault)..."""
+    quarantine_window_s: float = 30.0
+    """...within this time put a replica into quarantine, though never most of a model's."""
+    quarantine_s: float = 2.0
+    """Its first pause, before one session is tried; each trial that fails doubles it..."""
+    max_quarantine_s: float = 60.0
+    """...up to this."""
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
@@ -124,6 +136,11 @@ class RouterConfig:
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+        if self.silence_s * 1000.0 <= self.heartbeat_ms:
+            raise ConfigError(
+                f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
+                "replica would be suspect between two reports; leave room for at least two."
+            )
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
@@ -152,6 +169,12 @@ _POSITIVE = (
     "connect_timeout_s",
     "max_backoff_s",
     "load_interval_ms",
+    "heartbeat_ms",
+    "silence_s",
+    "quarantine_failures",
+    "quarantine_window_s",
+    "quarantine_s",
+    "max_quarantine_s",
     "tokenize_timeout_s",
     "max_tokenizing",
     "cancel_timeout_s",

@@ -20,7 +20,8 @@ from outrider.v1 import (
     router_pb2_grpc,
     tokenizer_pb2,
 )
-from services.router.fleet.registry import Registry, Replica
+from services.router.fleet.registry import Registry
+from services.router.fleet.replica import Replica
 from services.router.placement.place import predict
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, RelayedSession, Switch, Up

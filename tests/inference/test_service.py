@@ -190,6 +190,14 @@ async def test_watch_load_reports_changes() -> None:
         assert seen[-1].max_sessions == 16
 
 
+async def test_load_reports_are_a_heartbeat_where_one_is_asked_for() -> None:
+    async with running() as it:
+        request = inference_pb2.WatchLoadRequest(min_interval_ms=1, max_interval_ms=20)
+        watch = it.stub.WatchLoad(request)
+        reports = [await watch.read() for _ in range(4)]
+        assert reports[2] == reports[3], "nothing changed, and yet it is said again"
+
+
 async def test_health_and_metrics() -> None:
     async with running() as it:
         health = health_pb2_grpc.HealthStub(it.channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc.aio
@@ -85,9 +85,13 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Context
     ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
-        yield inference_pb2.WatchLoadResponse(fixed_ms=10.0, row_ms=1.0, max_sessions=64)
+        load = inference_pb2.WatchLoadResponse(fixed_ms=10.0, row_ms=1.0, max_sessions=64)
+        yield load
         while True:
-            yield await self._loads.get()
+            with suppress(TimeoutError):
+                async with asyncio.timeout((request.max_interval_ms or 1e9) / 1000):
+                    load = await self._loads.get()
+            yield load
 
     async def WatchKv(
         self, request: inference_pb2.WatchKvRequest, context: Context

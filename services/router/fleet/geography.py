@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from services.router.config import RegionConfig
 
@@ -13,25 +14,28 @@ _DETOUR = 1.5
 _LAST_MILE_MS = 1.0
 
 
-def initial_rtt_ms(
-    own: str, regions: Iterable[RegionConfig], wanted: Iterable[str], default_ms: float
-) -> dict[str, float]:
-    """First RTT estimate from region `own` to each wanted region, in milliseconds.
+@dataclass(frozen=True, slots=True)
+class Geography:
+    """Where regions are, as seen from `own`."""
 
-    Light in fibre runs at about 200 km/ms, and cables take detours: half as long again as the
-    great circle. Without coordinates of both ends another region is `default_ms` away.
-    """
-    known = {region.name: region for region in regions}
-    estimates = {}
-    for name in wanted:
-        if name == own:
-            estimates[name] = _LAST_MILE_MS
-        elif name in known and own in known:
-            distance_km = _great_circle_km(known[own], known[name])
-            estimates[name] = _LAST_MILE_MS + 2.0 * _DETOUR * distance_km / _FIBRE_KM_PER_MS
-        else:
-            estimates[name] = default_ms
-    return estimates
+    own: str
+    regions: Iterable[RegionConfig]
+    default_ms: float
+    """For regions whose coordinates, or the own ones, are not known."""
+
+    def rtt_ms(self, region: str) -> float:
+        """First RTT estimate to a region, in milliseconds.
+
+        Light in fibre runs at about 200 km/ms, and cables take detours: half as long again as the
+        great circle.
+        """
+        if region == self.own:
+            return _LAST_MILE_MS
+        known = {entry.name: entry for entry in self.regions}
+        if region not in known or self.own not in known:
+            return self.default_ms
+        distance_km = _great_circle_km(known[self.own], known[region])
+        return _LAST_MILE_MS + 2.0 * _DETOUR * distance_km / _FIBRE_KM_PER_MS
 
 
 def _great_circle_km(a: RegionConfig, b: RegionConfig) -> float:

@@ -1,184 +1,35 @@
-"""What the router knows of its replicas: health, model, load, distance. Pure: no I/O, no clock.
+"""The replicas a router knows, and what it makes of what it hears of them. Pure: no I/O, no clock.
 
-Health is the table TRANSITIONS. A replica's load is its last report plus what this router placed
-on it since (the in-flight credit that keeps a burst from landing on one replica; the idea of
-SGLang's least-load policy and Dynamo's router, which both count at dispatch).
+Every verb that may change a replica's state leaves the change in `take_transitions`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from typing import Final
 
+from outrider.errors import UnavailableError
+from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Signal
+from outrider.peers.quarantine import Quarantine
+from outrider.peers.round_trip import RoundTrip
 from services.router.config import ReplicaConfig
+from services.router.fleet.load import Identity, Load, Model
+from services.router.fleet.replica import Replica
 
-
-class ReplicaState(IntEnum):
-    """Health; the numbers are the wire's."""
-
-    CONNECTING = 1
-    """The first attempt to reach it is under way."""
-    READY = 2
-    """Its stream is up, it answers probes, it takes sessions."""
-    SUSPECT = 3
-    """Its stream is up but a probe got no answer: no new sessions until it answers."""
-    DOWN = 4
-    """No stream; reconnecting goes on."""
-    DRAINING = 5
-    """It answers but takes no new sessions; those it has go on."""
-
-
-class Signal(Enum):
-    """What can be observed of a replica."""
-
-    CONNECTED = "connected"
-    LOST = "lost"
-    SERVING = "serving"
-    NOT_SERVING = "not_serving"
-    UNREACHED = "unreached"
-    TIMEOUT = "timeout"
-
-
-_C, _R, _S, _D, _G = (
-    ReplicaState.CONNECTING,
-    ReplicaState.READY,
-    ReplicaState.SUSPECT,
-    ReplicaState.DOWN,
-    ReplicaState.DRAINING,
-)
-
-TRANSITIONS: dict[Signal, dict[ReplicaState, ReplicaState]] = {
-    Signal.CONNECTED: {_C: _R, _R: _R, _S: _R, _D: _R, _G: _R},
-    Signal.LOST: {_C: _D, _R: _D, _S: _D, _D: _D, _G: _D},
-    # Health is heard over the same channel before the stream is up and after it broke: only the
-    # stream itself brings a replica out of CONNECTING and DOWN.
-    Signal.SERVING: {_C: _C, _R: _R, _S: _R, _D: _D, _G: _R},
-    Signal.NOT_SERVING: {_C: _C, _R: _G, _S: _G, _D: _D, _G: _G},
-    Signal.UNREACHED: {_C: _C, _R: _S, _S: _S, _D: _D, _G: _S},
-    Signal.TIMEOUT: {_C: _D, _R: _R, _S: _D, _D: _D, _G: _G},
-}
+_MAX_TRANSITIONS: Final = 4096
+_STALL_S: Final = 1.0
+"""After a pause of this router as long as this, no silence before it counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What a replica serves, as it said itself."""
+class FleetPolicy:
+    """What the operator decides."""
 
-    name: str
-    vocabulary_digest: bytes
-    max_context_tokens: int = 0
-    codecs: tuple[int, ...] = ()
-    """Token codecs it reads; the numbers are the wire's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A replica's load report. A call of n rows is expected to take fixed_ms + row_ms * n."""
-
-    running_sessions: int = 0
-    queued_sessions: int = 0
-    queued_prompt_tokens: int = 0
-    fixed_ms: float = 0.0
-    row_ms: float = 0.0
-    max_sessions: int = 0
-    """Sessions that run at once, further ones wait; 0: no limit stated."""
-    draining: bool = False
-    num_instances: int = 1
-    """Engines that share the sessions; the cost is that of one call of one of them."""
-
-
-class RoundTrip:
-    """Smoothed and least round trip of one path, in milliseconds.
-
-    The smoothing is TCP's (RFC 6298, alpha 1/8). A sample counts for at most four times the
-    least one of the last 64 plus 10 ms: a stalled event loop is not a longer path.
-    """
-
-    def __init__(self, initial_ms: float) -> None:
-        self.smoothed_ms = initial_ms
-        self._samples: deque[float] = deque(maxlen=64)
-
-    @property
-    def min_ms(self) -> float:
-        """The least recent sample; the initial estimate before the first."""
-        return min(self._samples, default=self.smoothed_ms)
-
-    def add(self, sample_ms: float) -> None:
-        """Take one measurement; the first replaces the estimate."""
-        first = not self._samples
-        self._samples.append(sample_ms)
-        counted = min(sample_ms, 4.0 * self.min_ms + 10.0)
-        self.smoothed_ms = counted if first else self.smoothed_ms + (counted - self.smoothed_ms) / 8
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    prompt_tokens: int
-    at: float
-
-
-@dataclass(slots=True)
-class Replica:
-    """One row of the table. Changed by the Registry alone."""
-
-    name: str
-    region: str
-    address: str
-    expected_model: str
-    since: float
-    """When `state` was entered."""
-    rtt: RoundTrip
-    state: ReplicaState = ReplicaState.CONNECTING
-    model: Model | None = None
-    load: Load | None = None
-    reported_at: float = 0.0
-    """When `load` came in."""
-    sessions: set[int] = field(default_factory=set)
-    """Sessions of this router on it."""
-    placed_tokens: int = 0
-    """Prompt tokens of the sessions the last report cannot have counted."""
-    _placed: dict[int, _Placed] = field(default_factory=dict)
-
-    @property
-    def model_name(self) -> str:
-        """What it serves, as far as known; "" if nothing is."""
-        return self.model.name if self.model else self.expected_model
-
-    @property
-    def num_sessions(self) -> int:
-        """Sessions it has, of every router: those reported and those placed since."""
-        load = self.load or Load()
-        return load.running_sessions + load.queued_sessions + len(self._placed)
-
-    @property
-    def num_excess(self) -> int:
-        """Sessions that have to end before one more could start, 0 with a place free."""
-        limit = self.load.max_sessions if self.load else 0
-        return max(0, self.num_sessions + 1 - limit) if limit else 0
-
-    def place(self, session: int, prompt_tokens: int, now: float) -> None:
-        """Count a session sent to it."""
-        self.sessions.add(session)
-        self._placed[session] = _Placed(prompt_tokens, now)
-        self.placed_tokens += prompt_tokens
-
-    def release(self, session: int) -> None:
-        """Uncount a session that ended or moved. Unknown ones are ignored."""
-        self.sessions.discard(session)
-        placed = self._placed.pop(session, None)
-        if placed:
-            self.placed_tokens -= placed.prompt_tokens
-
-    def report(self, load: Load, now: float) -> None:
-        """Take a report: what was sent a round trip or longer ago is in it."""
-        self.load, self.reported_at = load, now
-        counted_until = now - self.rtt.smoothed_ms / 1000.0
-        for session, placed in list(self._placed.items()):
-            if placed.at > counted_until:
-                break
-            del self._placed[session]
-            self.placed_tokens -= placed.prompt_tokens
+    health: HealthPolicy = field(default_factory=HealthPolicy)
+    silence_s: float = 3.0
+    """A replica whose load reports stay away for so long is SUSPECT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,93 +37,217 @@ class Transition:
     """A replica changed its state."""
 
     replica: str
-    before: ReplicaState
-    after: ReplicaState
+    before: PeerState
+    after: PeerState
+    why: str = ""
 
 
 class Registry:
-    """The replica table. `signal` alone changes a state."""
+    """The replica table, by name."""
 
     def __init__(
         self,
         replicas: Iterable[ReplicaConfig],
         *,
-        rtt_ms: dict[str, float],
-        suspect_s: float,
-        connect_s: float,
+        rtt_ms: Callable[[str], float],
+        policy: FleetPolicy | None = None,
         now: float,
     ) -> None:
-        """`rtt_ms` is the first estimate per region, for every region of `replicas`."""
-        self._limits_s = {_S: suspect_s, _C: connect_s}
-        self._replicas = {
-            config.name: Replica(
-                name=config.name,
-                region=config.region,
-                address=config.address,
-                expected_model=config.model,
-                since=now,
-                rtt=RoundTrip(rtt_ms[config.region]),
-            )
-            for config in replicas
-        }
-        self.changed = set(self._replicas)
-        """Replicas whose row changed since whoever keeps terms of them looked, and emptied this."""
+        """`rtt_ms` guesses the round trip to a region, where no replica of it is measured."""
+        self._rtt_ms = rtt_ms
+        self._policy = policy or FleetPolicy()
+        self._replicas: dict[str, Replica] = {}
+        self._transitions: deque[Transition] = deque(maxlen=_MAX_TRANSITIONS)
+        self._expired_at = now
+        self.changed: set[str] = set()
+        """Names whose rows changed, came or went, for the one reader that empties it: what was
+        derived from the other rows may be kept."""
+        for config in replicas:
+            self.add(config, now)
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas.values())
 
+    def __len__(self) -> int:
+        return len(self._replicas)
+
     def __getitem__(self, name: str) -> Replica:
         return self._replicas[name]
 
-    def signal(self, name: str, signal: Signal, now: float) -> Transition | None:
-        """Apply one observation; the transition if the state changed."""
-        replica = self._replicas[name]
-        if signal is Signal.SERVING and replica.load and replica.load.draining:
-            signal = Signal.NOT_SERVING
-        after = TRANSITIONS[signal][replica.state]
-        if after is replica.state:
-            return None
-        self.changed.add(name)
-        transition = Transition(name, replica.state, after)
-        replica.state, replica.since = after, now
-        return transition
+    def find(self, name: str) -> Replica | None:
+        """The replica of that name, if there is one."""
+        return self._replicas.get(name)
 
-    def connected(self, name: str, model: Model, now: float) -> Transition | None:
+    def take_transitions(self) -> list[Transition]:
+        """The changes since the last time, in order."""
+        taken = list(self._transitions)
+        self._transitions.clear()
+        return taken
+
+    # --- who there is ---
+
+    def add(self, config: ReplicaConfig, now: float) -> Replica:
+        """A replica that is configured."""
+        return self._add(
+            Replica(
+                name=config.name,
+                region=config.region,
+                address=config.address,
+                expected_model=config.model,
+                health=PeerHealth(self._policy.health, now),
+                rtt=RoundTrip(self._guess_ms(config.region)),
+            )
+        )
+
+    def discover(self, address: str, source: str, now: float) -> Replica:
+        """A replica of which no more is known than where it is; it will introduce itself."""
+        return self._add(
+            Replica(
+                name=address,
+                region="",
+                address=address,
+                expected_model="",
+                health=PeerHealth(self._policy.health, now),
+                rtt=RoundTrip(self._guess_ms("")),
+                source=source,
+            )
+        )
+
+    def introduce(self, name: str, said: Identity) -> None:
+        """A discovered replica says who it is, before `connected`.
+
+        Raises UnavailableError if another replica of that name is there. One that is not reached
+        any more gives its name up: its host has a new address.
+        """
+        replica = self._replicas[name]
+        self._claim(replica, said.name or replica.address)
+        self.changed.add(replica.name)
+        if said.region != replica.region:
+            replica.region = said.region
+            replica.rtt.guess(self._guess_ms(said.region))
+
+    def remove(self, name: str) -> None:
+        """Forget a replica, which has no sessions of this router any more."""
+        del self._replicas[name]
+        self.changed.add(name)
+
+    def leave(self, name: str, now: float) -> None:
+        """It is not among those that there should be: no new sessions, those it has go on."""
+        self._replicas[name].is_leaving = True
+        self.signal(name, Signal.NOT_SERVING, now, "it is not found any more")
+
+    def stay(self, name: str, now: float) -> None:
+        """It is found again."""
+        self._replicas[name].is_leaving = False
+        self.signal(name, Signal.SERVING, now, "it is found again")
+
+    # --- what is heard of them ---
+
+    def connected(self, name: str, model: Model, now: float) -> None:
         """The stream is up and the replica said what it serves; its old load is void."""
         replica = self._replicas[name]
         replica.model, replica.load = model, None
+        replica.reported_at, replica.is_unanswering = now, False
         self.changed.add(name)
-        return self.signal(name, Signal.CONNECTED, now)
+        self.signal(name, Signal.CONNECTED, now)
+        if replica.is_leaving:
+            self.signal(name, Signal.NOT_SERVING, now)
 
-    def probed(self, name: str, rtt_ms: float, serving: bool, now: float) -> Transition | None:
+    def lost(self, name: str, why: str, now: float) -> None:
+        """Its stream broke, or an attempt to reach it failed. A stream that breaks while it is
+        good for sessions counts as a failure, however many sessions it had."""
+        health = self._replicas[name].health
+        is_failure = health.is_up and health.state is not PeerState.DRAINING
+        self.signal(name, Signal.LOST, now, why)
+        if is_failure:
+            self._fail(name, why, now)
+
+    def signal(self, name: str, signal: Signal, now: float, why: str = "") -> None:
+        """Apply one observation."""
+        replica = self._replicas[name]
+        if signal is Signal.SERVING:
+            if replica.is_draining:
+                signal = Signal.NOT_SERVING
+            elif replica.is_unanswering or (replica.health.is_up and self._is_silent(replica, now)):
+                return  # one of its two signs of life is still missing
+        self._note(name, replica.health.signal(signal, now), why)
+
+    def probed(self, name: str, rtt_ms: float, serving: bool, now: float) -> None:
         """A health check was answered after `rtt_ms`."""
-        self._replicas[name].rtt.add(rtt_ms)
+        replica = self._replicas[name]
+        replica.rtt.add(rtt_ms)
         self.changed.add(name)
-        return self.signal(name, Signal.SERVING if serving else Signal.NOT_SERVING, now)
+        replica.is_unanswering = False
+        self.signal(name, Signal.SERVING if serving else Signal.NOT_SERVING, now)
 
-    def report(self, name: str, load: Load, now: float) -> Transition | None:
-        """A load report came in."""
-        self._replicas[name].report(load, now)
+    def unanswered(self, name: str, now: float) -> None:
+        """A health check got no answer in time."""
+        self._replicas[name].is_unanswering = True
+        self.signal(name, Signal.SILENT, now, "no answer to a health check")
+
+    def report(self, name: str, load: Load, now: float) -> None:
+        """A load report came in. Reports come at intervals: they are the heartbeat."""
+        replica = self._replicas[name]
+        replica.report(load, now)
         self.changed.add(name)
-        return self.signal(name, Signal.NOT_SERVING, now) if load.draining else None
+        if load.draining:
+            self.signal(name, Signal.NOT_SERVING, now, "it says that it stops")
+        elif replica.state is PeerState.SUSPECT:
+            self.signal(name, Signal.SERVING, now)
 
-    def expire(self, now: float) -> list[Transition]:
-        """Give up on replicas that were CONNECTING or SUSPECT for too long."""
-        late = [
-            replica.name
-            for replica in self
-            if now - replica.since >= self._limits_s.get(replica.state, float("inf"))
-        ]
-        found = (self.signal(name, Signal.TIMEOUT, now) for name in late)
-        return [transition for transition in found if transition]
+    # --- what becomes of sessions ---
+
+    def place(self, name: str, session: int, prompt_tokens: int, now: float) -> None:
+        """A session was sent to it."""
+        self._replicas[name].place(session, prompt_tokens, now)
+        self.changed.add(name)
+
+    def release(self, name: str, session: int) -> None:
+        """A session ended or moved away. Unknown ones are ignored."""
+        self._replicas[name].release(session)
+        self.changed.add(name)
+
+    def opened(self, name: str, session: int, held_ms: float, now: float) -> None:
+        """It answered a session's open, which it had for `held_ms`; 0: it does not say."""
+        self._replicas[name].opened(session, held_ms, now)
+        self.changed.add(name)
+
+    def served(self, name: str, session: int, now: float) -> None:
+        """A session got its first tokens from it: a trial went well."""
+        health = self._replicas[name].health
+        if health.trial is not None and health.trial == session:
+            self._note(name, health.signal(Signal.CLEARED, now), "a trial went well")
+
+    def failed(self, name: str, why: str, now: float) -> None:
+        """A session failed there by the replica's fault, while its stream is up: an error that is
+        not the request's, no progress. Refusals for load are none."""
+        self._fail(name, why, now)
+
+    def hung(self, name: str, why: str, now: float) -> None:
+        """It makes no progress with any session, though its stream is up and it may answer health
+        checks: quarantine at once, and for longer each time."""
+        self._note(name, self._replicas[name].health.condemn(now), why)
+
+    def expire(self, now: float) -> None:
+        """What passes with time alone: limits of states, silence, the end of quarantine."""
+        paused_s, self._expired_at = now - self._expired_at, now
+        for replica in self:
+            if paused_s >= _STALL_S:
+                replica.reported_at = max(replica.reported_at, now)
+            self._note(replica.name, replica.health.expire(now), "time")
+            if replica.health.is_up and self._is_silent(replica, now):
+                change = replica.health.signal(Signal.SILENT, now)
+                self._note(replica.name, change, "no load reports")
+
+    # --- for others to read ---
 
     def is_up(self, name: str) -> bool:
         """Whether its stream is worth keeping."""
-        return self._replicas[name].state is not ReplicaState.DOWN
+        return self._replicas[name].state is not PeerState.DOWN
 
     def is_settled(self) -> bool:
         """Whether every replica was reached, or tried in vain, once."""
-        return all(replica.state is not ReplicaState.CONNECTING for replica in self)
+        return all(replica.state is not PeerState.CONNECTING for replica in self)
 
     def codecs_of(self, model: str) -> tuple[int, ...]:
         """Token codecs that every reachable replica of a model reads, best first."""
@@ -281,7 +256,59 @@ class Registry:
             tuple(codec for codec in offers[0] if all(codec in o for o in offers)) if offers else ()
         )
 
-    def count(self) -> dict[ReplicaState, int]:
+    def count(self) -> dict[PeerState, int]:
         """Replicas by state, every state named."""
         states = [replica.state for replica in self]
-        return {state: states.count(state) for state in ReplicaState}
+        return {state: states.count(state) for state in PeerState}
+
+    # --- how ---
+
+    def _add(self, replica: Replica) -> Replica:
+        self._replicas[replica.name] = replica
+        self.changed.add(replica.name)
+        return replica
+
+    def _claim(self, replica: Replica, name: str) -> None:
+        if name == replica.name:
+            return
+        other = self._replicas.get(name)
+        if other is not None:
+            if other.health.is_up or not other.source:
+                raise UnavailableError(
+                    f"it calls itself {name}, as the replica at {other.address} does: give every "
+                    "replica a name of its own"
+                )
+            self._rename(other, other.address)
+        self._rename(replica, name)
+
+    def _rename(self, replica: Replica, name: str) -> None:
+        """Another one than before, at the same place: what was known of that one is void."""
+        self.remove(replica.name)
+        replica.name, replica.model, replica.load = name, None, None
+        replica.health.quarantine = Quarantine(self._policy.health.quarantine)
+        self._add(replica)
+
+    def _guess_ms(self, region: str) -> float:
+        """The way to a region is as long as that to the nearest replica measured there."""
+        measured = [r.rtt.min_ms for r in self if r.region == region and r.rtt.is_measured]
+        return min(measured) if measured else self._rtt_ms(region)
+
+    def _is_silent(self, replica: Replica, now: float) -> bool:
+        return now - replica.reported_at >= self._policy.silence_s
+
+    def _fail(self, name: str, why: str, now: float) -> None:
+        health = self._replicas[name].health
+        if health.fail(now) and self._may_condemn(self._replicas[name]):
+            self._note(name, health.condemn(now), why)
+
+    def _may_condemn(self, replica: Replica) -> bool:
+        """No more than half of a model's replicas: a fault that all of them show, or requests that
+        are at fault themselves, must leave somebody (Envoy's max_ejection_percent)."""
+        peers = [r for r in self if r.model_name == replica.model_name]
+        others = sum(r.health.quarantine.is_active for r in peers if r is not replica)
+        return 2 * (others + 1) <= len(peers)
+
+    def _note(self, name: str, change: Change | None, why: str) -> None:
+        if change:
+            self.changed.add(name)
+            self._transitions.append(Transition(name, change.before, change.after, why))

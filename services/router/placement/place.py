@@ -18,7 +18,8 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from services.router.fleet.registry import Load, Replica, ReplicaState
+from services.router.fleet.load import Load
+from services.router.fleet.replica import Replica
 
 CHUNK_TOKENS = 256
 """Prompt tokens assumed per engine call while a prompt is prefilled."""
@@ -142,7 +143,7 @@ def _able(request: Request, replicas: Iterable[Replica], policy: PlacementPolicy
     ready = [
         replica
         for replica in found
-        if replica.state is ReplicaState.READY and replica.name not in request.exclude
+        if replica.takes_sessions and replica.name not in request.exclude
     ]
     if not ready:
         raise NoReplicaError(

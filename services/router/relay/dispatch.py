@@ -63,7 +63,7 @@ class Dispatch:
 
     def release(self, session: Session[Up]) -> None:
         """A session left the replica it was on."""
-        self._registry[session.replica].release(session.relayed)
+        self._registry.release(session.replica, session.relayed)
 
     def place(self, session: Session[Up], now: float, refusal: OutriderError | None) -> None:
         """Find a replica and send it the open and the kept drafts.
@@ -96,7 +96,7 @@ class Dispatch:
         self._table.bind(session, stream, name, now)
         for draft in session.kept:
             self.send(stream, draft, last=False)
-        replica = self._registry[name]
-        replica.place(session.relayed, request.prompt_tokens, now)
-        self._journal.placed(session.relayed, decision, replica.region, request.model, decided_ms)
+        self._registry.place(name, session.relayed, request.prompt_tokens, now)
+        region = self._registry[name].region
+        self._journal.placed(session.relayed, decision, region, request.model, decided_ms)
         return ""

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from outrider.errors import OutriderError
+from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
-from services.router.fleet.registry import ReplicaState
 from services.router.placement.place import Decision
 
 PLACEMENTS: Final = "outrider.router.placements"
@@ -84,7 +84,7 @@ class Journal:
         reason = error.reason if error else None
         self._metrics.record_request(now - entry.opened_at, entry.model, reason)
 
-    def flush(self, num_sessions: int, replicas: dict[ReplicaState, int]) -> None:
+    def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:
         """Bring gauges and frame counters up to date."""
         self._metrics.gauge(SESSIONS).set(num_sessions)
         for state, count in replicas.items():

@@ -12,10 +12,12 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, UnavailableError
+from outrider.peers.health import Signal
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import ReplicaConfig, RouterConfig
-from services.router.fleet.registry import Model, Registry, Signal, Transition
+from services.router.fleet.load import Model
+from services.router.fleet.registry import Registry, Transition
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches
@@ -77,8 +79,8 @@ class ReplicaLink:
                 )
                 call = generate()
                 await call.wait_for_connection()
-            self._note(self._registry.connected(self._name, model, self._clock()))
-            self._note(self._registry.probed(self._name, rtt_ms, is_serving, self._clock()))
+            self._registry.connected(self._name, model, self._clock())
+            self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
             self._backoff_s = _FIRST_BACKOFF_S
             await self._serve(channel, call)
 
@@ -112,6 +114,7 @@ class ReplicaLink:
             vocabulary_digest=said.vocabulary_digest,
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
+            block_tokens=said.block_tokens,
         )
 
     async def _write(
@@ -130,15 +133,19 @@ class ReplicaLink:
         raise UnavailableError("it ended its stream")
 
     async def _watch_load(self, channel: grpc.aio.Channel) -> None:
-        async for load in watches.loads(channel, self._config.load_interval_ms):
-            self._note(self._registry.report(self._name, load, self._clock()))
+        async for load in watches.loads(
+            channel,
+            min_interval_ms=self._config.load_interval_ms,
+            max_interval_ms=self._config.heartbeat_ms,
+        ):
+            self._registry.report(self._name, load, self._clock())
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
         async for is_serving in watches.health(channel):
             signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
-            self._note(self._registry.signal(self._name, signal, self._clock()))
+            self._registry.signal(self._name, signal, self._clock())
         # It is stopping; what it still has to say of its sessions comes on their stream.
-        self._note(self._registry.signal(self._name, Signal.NOT_SERVING, self._clock()))
+        self._registry.signal(self._name, Signal.NOT_SERVING, self._clock())
 
     async def _probe(self, channel: grpc.aio.Channel) -> NoReturn:
         """Measure the round trip; give the replica up once the registry has."""
@@ -149,27 +156,23 @@ class ReplicaLink:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
-                self._note(self._registry.signal(self._name, Signal.UNREACHED, self._clock()))
+                self._registry.unanswered(self._name, self._clock())
             else:
-                self._note(self._registry.probed(self._name, rtt_ms, serving, self._clock()))
+                self._registry.probed(self._name, rtt_ms, serving, self._clock())
         raise UnavailableError(f"it was silent for {self._config.suspect_s} s")
 
     def _lose(self, why: str) -> None:
-        self._note(self._registry.signal(self._name, Signal.LOST, self._clock()), why)
-
-    def _note(self, transition: Transition | None, why: str = "") -> None:
-        if transition:
-            log_transition(transition, why)
+        self._registry.lost(self._name, why, self._clock())
 
 
-def log_transition(transition: Transition, why: str = "") -> None:
+def log_transition(transition: Transition) -> None:
     """One line per change of a replica's state; retries that change nothing are not news."""
     _log.info(
         "replica_state",
         replica=transition.replica,
         before=transition.before.name,
         after=transition.after.name,
-        why=why,
+        why=transition.why,
     )
 
 

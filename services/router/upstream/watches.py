@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.fleet.registry import Load
+from services.router.fleet.load import Load
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -33,11 +33,15 @@ async def health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
         yield answer.status == _SERVING
 
 
-async def loads(channel: grpc.aio.Channel, min_interval_ms: int) -> AsyncIterator[Load]:
-    """The replica's load, now and after each change."""
+async def loads(
+    channel: grpc.aio.Channel, *, min_interval_ms: int, max_interval_ms: int
+) -> AsyncIterator[Load]:
+    """The replica's load, now, after each change, and at least every `max_interval_ms`."""
     stub: inference_pb2_grpc.InferenceServiceAsyncStub
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
-    request = inference_pb2.WatchLoadRequest(min_interval_ms=min_interval_ms)
+    request = inference_pb2.WatchLoadRequest(
+        min_interval_ms=min_interval_ms, max_interval_ms=max_interval_ms
+    )
     async for report in stub.WatchLoad(request):
         yield Load(
             running_sessions=report.running_sessions,
@@ -48,6 +52,7 @@ async def loads(channel: grpc.aio.Channel, min_interval_ms: int) -> AsyncIterato
             max_sessions=report.max_sessions,
             draining=report.draining,
             num_instances=max(1, report.num_instances),
+            overload_level=report.overload_level,
         )
 
 

@@ -1,214 +1,296 @@
-"""Replica health as a table, load with in-flight credit, round trips. Virtual time."""
+"""The replica table: who there is, what is heard of it, what becomes of sessions. Virtual time."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from outrider.errors import UnavailableError
+from outrider.peers.health import HealthPolicy, PeerState, Signal
+from outrider.peers.quarantine import QuarantinePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.registry import (
-    TRANSITIONS,
-    Load,
-    Model,
-    Registry,
-    ReplicaState,
-    RoundTrip,
-    Signal,
-    Transition,
-)
+from services.router.fleet.load import Identity, Load, Model
+from services.router.fleet.registry import FleetPolicy, Registry
 
 MODEL = Model("m", b"d" * 32, 2048, (1, 2, 3))
-C, R, S, D, G = (
-    ReplicaState.CONNECTING,
-    ReplicaState.READY,
-    ReplicaState.SUSPECT,
-    ReplicaState.DOWN,
-    ReplicaState.DRAINING,
+C, R, S, D, G, Q, T = PeerState
+POLICY = FleetPolicy(
+    HealthPolicy(3.0, 5.0, QuarantinePolicy(max_failures=2, window_s=30.0, first_s=2.0)),
+    silence_s=2.0,
 )
-
-EXPECTED = {
-    #               CONNECTING READY SUSPECT DOWN DRAINING
-    Signal.CONNECTED: (R, R, R, R, R),
-    Signal.LOST: (D, D, D, D, D),
-    Signal.SERVING: (C, R, R, D, R),
-    Signal.NOT_SERVING: (C, G, G, D, G),
-    Signal.UNREACHED: (C, S, S, D, S),
-    Signal.TIMEOUT: (D, R, D, D, G),
-}
 
 
 def registry(*names: str, now: float = 0.0) -> Registry:
     replicas = [ReplicaConfig(name, "r", "h:1") for name in names or ("a",)]
-    return Registry(replicas, rtt_ms={"r": 10.0}, suspect_s=5.0, connect_s=3.0, now=now)
+    return Registry(replicas, rtt_ms={"r": 10.0, "": 50.0}.__getitem__, policy=POLICY, now=now)
 
 
-@pytest.mark.parametrize("signal", list(Signal))
-@pytest.mark.parametrize("column", range(5))
-def test_every_pair_of_state_and_signal(signal: Signal, column: int) -> None:
-    before, after = (C, R, S, D, G)[column], EXPECTED[signal][column]
+def connected(*names: str) -> Registry:
+    """All of them are READY at 0."""
+    table = registry(*names)
+    for replica in list(table):
+        table.connected(replica.name, MODEL, 0.0)
+    table.take_transitions()
+    return table
+
+
+def changes(table: Registry) -> list[tuple[str, PeerState, PeerState]]:
+    return [(t.replica, t.before, t.after) for t in table.take_transitions()]
+
+
+def pass_time(table: Registry, since: float, until: float) -> None:
+    """Tick, as a router does that is not held up."""
+    for tenth in range(round(since * 10), round(until * 10) + 1):
+        table.expire(tenth / 10)
+
+
+# --- health ---
+
+
+def test_changes_are_told_once_and_with_their_reason() -> None:
     table = registry()
-    table["a"].state = before
-    transition = table.signal("a", signal, now=7.0)
-    assert table["a"].state is after
-    assert transition == (None if before is after else Transition("a", before, after))
-    assert table["a"].since == (0.0 if before is after else 7.0)
-
-
-def test_the_table_is_total() -> None:
-    assert set(TRANSITIONS) == set(Signal)
-    assert all(set(row) == set(ReplicaState) for row in TRANSITIONS.values())
-
-
-def test_a_silent_suspect_goes_down_after_its_time() -> None:
-    table = registry()
-    table.connected("a", MODEL, now=1.0)
-    table.signal("a", Signal.UNREACHED, now=2.0)
-    assert table.expire(6.9) == []
-    assert table.expire(7.0) == [Transition("a", S, D)]
-    assert not table.is_up("a")
-    assert table.expire(100.0) == []
+    table.connected("a", MODEL, 1.0)
+    table.lost("a", "it ended its stream", 2.0)
+    first, second = table.take_transitions()
+    assert (first.before, first.after) == (C, R)
+    assert (second.before, second.after, second.why) == (R, D, "it ended its stream")
+    assert table.take_transitions() == []
 
 
 def test_the_first_connection_has_a_limit() -> None:
     table = registry("a", "b")
-    table.connected("a", MODEL, now=1.0)
+    table.connected("a", MODEL, 1.0)
     assert not table.is_settled()
-    assert table.expire(3.0) == [Transition("b", C, D)]
+    table.expire(3.0)
+    assert table["b"].state is D
     assert table.is_settled()
 
 
+def test_without_reports_a_replica_is_suspect_and_then_down() -> None:
+    table = connected("a")
+    table.report("a", Load(), 1.0)
+    pass_time(table, 1.0, 2.9)
+    assert table["a"].state is R
+    pass_time(table, 3.0, 3.0)
+    assert table["a"].state is S
+    table.probed("a", 1.0, serving=True, now=3.5)
+    assert table["a"].state is S, "its health check answers, its reports stay away"
+    table.report("a", Load(), 4.0)
+    assert table["a"].state is R
+    pass_time(table, 4.0, 10.9)
+    assert table["a"].state is S
+    pass_time(table, 11.0, 11.0)
+    assert not table.is_up("a")
+
+
+def test_reports_alone_do_not_make_up_for_a_health_check_without_answer() -> None:
+    table = connected("a")
+    table.unanswered("a", 1.0)
+    table.report("a", Load(), 1.1)
+    assert table["a"].state is S
+    table.probed("a", 1.0, serving=True, now=1.2)
+    assert table["a"].state is R
+
+
+def test_a_pause_of_the_router_itself_is_no_silence_of_the_replicas() -> None:
+    table = connected("a")
+    pass_time(table, 0.0, 0.5)
+    table.expire(100.0)
+    assert table["a"].state is R
+    pass_time(table, 100.0, 101.9)
+    assert table["a"].state is R
+    pass_time(table, 102.0, 102.0)
+    assert table["a"].state is S
+
+
 def test_a_draining_report_keeps_a_healthy_replica_draining() -> None:
-    table = registry()
-    table.connected("a", MODEL, now=0.0)
-    assert table.report("a", Load(draining=True), now=1.0) == Transition("a", R, G)
-    assert table.probed("a", 1.0, serving=True, now=2.0) is None
-    table.signal("a", Signal.UNREACHED, now=3.0)
-    assert table.probed("a", 1.0, serving=True, now=4.0) == Transition("a", S, G)
-    table.report("a", Load(draining=False), now=5.0)
-    assert table.probed("a", 1.0, serving=True, now=6.0) == Transition("a", G, R)
+    table = connected("a")
+    table.report("a", Load(draining=True), 1.0)
+    table.probed("a", 1.0, serving=True, now=1.5)
+    assert table["a"].state is G
+    table.unanswered("a", 1.6)
+    table.probed("a", 1.0, serving=True, now=1.7)
+    assert changes(table) == [("a", R, G), ("a", G, S), ("a", S, G)]
+    table.report("a", Load(draining=False), 1.8)
+    table.probed("a", 1.0, serving=True, now=1.9)
+    assert table["a"].state is R
 
 
 def test_a_reconnected_replica_starts_without_its_old_load() -> None:
-    table = registry()
-    table.connected("a", MODEL, now=0.0)
-    table.report("a", Load(draining=True), now=1.0)
-    table.signal("a", Signal.LOST, now=2.0)
-    table.connected("a", MODEL, now=3.0)
+    table = connected("a")
+    table.report("a", Load(draining=True), 1.0)
+    table.lost("a", "", 2.0)
+    table.connected("a", MODEL, 3.0)
     assert table["a"].load is None
     assert table["a"].state is R
+
+
+# --- quarantine ---
+
+
+def test_a_replica_that_fails_often_is_left_alone_and_tried_with_one_session() -> None:
+    table = connected("a", "b")
+    table.failed("a", "no progress", 1.0)
+    assert changes(table) == []
+    table.failed("a", "no progress", 1.5)
+    assert changes(table) == [("a", R, Q)]
+    assert not table["a"].takes_sessions
+    table.report("a", Load(), 3.0)
+    table.expire(3.5)
+    assert table["a"].state is T
+    table.place("a", 7, 10, 3.6)
+    assert not table["a"].takes_sessions
+    table.served("a", 6, 3.7)  # an older one
+    assert table["a"].state is T
+    table.served("a", 7, 3.8)
+    assert table["a"].state is R
+
+
+def test_connections_that_break_count_once_each_and_goodbyes_do_not() -> None:
+    table = connected("a", "b")
+    table.signal("a", Signal.NOT_SERVING, 0.5)
+    table.lost("a", "", 1.0)
+    for at in (2.0, 3.0):
+        table.connected("a", MODEL, at)
+        assert table["a"].state is R
+        table.lost("a", "reset", at + 0.5)
+        table.lost("a", "refused", at + 0.6)  # attempts in vain
+    table.connected("a", MODEL, 4.0)
+    assert table["a"].state is Q
+    assert table["a"].health.quarantine.count == 1
+
+
+def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
+    table = connected("a")
+    table.hung("a", "no token for 2 s", 1.0)
+    assert changes(table) == [("a", R, Q)]
+    table.report("a", Load(), 1.1)
+    table.probed("a", 1.0, serving=True, now=1.1)
+    assert table["a"].state is Q
+    table.expire(3.0)
+    assert table["a"].state is T
+
+
+def test_quarantine_leaves_half_of_a_models_replicas() -> None:
+    alone = connected("a")
+    for _ in range(5):
+        alone.failed("a", "", 1.0)
+    assert alone["a"].state is R
+    table = connected("a", "b", "c", "d")
+    for name in ("a", "b", "c", "d"):
+        for _ in range(3):
+            table.failed(name, "", 1.0)
+    assert [replica.state for replica in table] == [Q, Q, R, R]
+
+
+# --- who there is ---
+
+
+def test_a_discovered_replica_is_known_by_its_address_until_it_says_who_it_is() -> None:
+    table = registry()
+    replica = table.discover("10.0.0.1:7300", "dns:inference:7300", 0.0)
+    assert (replica.name, replica.region, replica.rtt.smoothed_ms) == ("10.0.0.1:7300", "", 50.0)
+    assert not replica.takes_sessions
+    table.introduce(replica.name, Identity("x", "r", MODEL))
+    assert table["x"] is replica
+    assert (replica.region, replica.rtt.smoothed_ms) == ("r", 10.0)
+    table.connected("x", MODEL, 1.0)
+    assert replica.takes_sessions
+
+
+def test_the_way_to_a_new_replica_is_guessed_from_its_neighbours() -> None:
+    table = connected("a")
+    table.probed("a", 33.0, serving=True, now=0.1)
+    replica = table.discover("10.0.0.1:7300", "dns", 0.0)
+    table.introduce(replica.name, Identity("x", "r", MODEL))
+    assert replica.rtt.smoothed_ms == 33.0
+
+
+def test_an_address_may_come_back_under_another_name() -> None:
+    table = registry("s")
+    replica = table.discover("h:2", "dns", 0.0)
+    table.introduce("h:2", Identity("x", "r", MODEL))
+    table.connected("x", MODEL, 1.0)
+    for _ in range(2):
+        table.failed("x", "", 1.0)
+    table.lost("x", "", 2.0)
+    table.introduce("x", Identity("y", "r", MODEL))
+    table.connected("y", MODEL, 3.0)
+    assert sorted(r.name for r in table) == ["s", "y"]
+    assert replica.state is R, "the failures were those of another one"
+
+
+def test_a_name_may_come_back_at_another_address_once_the_old_one_is_lost() -> None:
+    table = registry("s")
+    table.discover("h:2", "dns", 0.0)
+    table.introduce("h:2", Identity("x", "r", MODEL))
+    table.connected("x", MODEL, 1.0)
+    table.discover("h:3", "dns", 2.0)
+    with pytest.raises(UnavailableError, match="calls itself x, as the replica at h:2 does"):
+        table.introduce("h:3", Identity("x", "r", MODEL))
+    table.lost("x", "", 3.0)
+    table.introduce("h:3", Identity("x", "r", MODEL))
+    assert {r.name: r.address for r in table} == {"s": "h:1", "h:2": "h:2", "x": "h:3"}
+
+
+def test_a_configured_replica_keeps_its_name() -> None:
+    table = registry("a")
+    table.discover("h:2", "dns", 0.0)
+    with pytest.raises(UnavailableError, match="a name of its own"):
+        table.introduce("h:2", Identity("a", "r", MODEL))
+
+
+def test_who_is_not_found_any_more_keeps_its_sessions_and_gets_no_others() -> None:
+    table = connected("a")
+    table.place("a", 1, 10, 0.5)
+    table.leave("a", 1.0)
+    table.probed("a", 1.0, serving=True, now=1.5)
+    assert (table["a"].state, table["a"].sessions) == (G, {1})
+    table.lost("a", "", 1.6)
+    table.connected("a", MODEL, 1.7)
+    assert table["a"].state is G
+    table.stay("a", 1.8)
+    assert table["a"].takes_sessions
+
+
+def test_the_rows_that_changed_are_named() -> None:
+    table = registry()
+
+    def changed() -> set[str]:
+        names = set(table.changed)
+        table.changed.clear()
+        return names
+
+    assert changed() == {"a"}
+    table.connected("a", MODEL, 1.0)
+    assert changed() == {"a"}
+    table.discover("h:2", "dns", 1.2)
+    assert changed() == {"h:2"}
+    table.introduce("h:2", Identity("x", "r", MODEL))
+    assert changed() == {"h:2", "x"}
+    assert (table.find("h:2"), table.find("x")) == (None, table["x"])
+    table.report("a", Load(running_sessions=3), 1.3)
+    table.expire(1.4)
+    assert changed() == {"a"}
+    table.place("x", 1, 10, 1.5)
+    assert changed() == {"x"}
+    table.opened("x", 1, 20.0, 1.6)
+    table.probed("a", 1.0, serving=True, now=1.6)
+    assert changed() == {"a", "x"}
+    table.release("x", 1)
+    table.remove("x")
+    assert changed() == {"x"}
 
 
 def test_codecs_are_those_that_every_replica_reads() -> None:
     table = registry("a", "b", "c")
     assert table.codecs_of("m") == ()
-    table.connected("a", MODEL, now=0.0)
-    table.connected("b", Model("m", b"d", 0, (3, 2)), now=0.0)
-    table.connected("c", Model("other", b"d", 0, ()), now=0.0)
+    table.connected("a", MODEL, 0.0)
+    table.connected("b", Model("m", b"d", 0, (3, 2)), 0.0)
+    table.connected("c", Model("other", b"d", 0, ()), 0.0)
     assert table.codecs_of("m") == (2, 3)
 
 
 def test_counts_name_every_state() -> None:
     table = registry("a", "b")
-    table.connected("a", MODEL, now=0.0)
-    assert table.count() == {C: 1, R: 1, S: 0, D: 0, G: 0}
-
-
-# --- load ---
-
-
-def test_a_report_covers_what_was_placed_a_round_trip_before() -> None:
-    table = registry()
-    replica = table["a"]  # 10 ms away
-    replica.place(1, 100, now=1.000)
-    replica.place(2, 50, now=1.005)
-    assert (replica.num_sessions, replica.placed_tokens) == (2, 150)
-    table.report("a", Load(running_sessions=1, queued_prompt_tokens=80), now=1.012)
-    assert (replica.num_sessions, replica.placed_tokens) == (2, 50)
-    table.report("a", Load(running_sessions=2), now=1.016)
-    assert (replica.num_sessions, replica.placed_tokens) == (2, 0)
-
-
-def test_a_session_that_ends_before_the_report_is_uncounted() -> None:
-    replica = registry()["a"]
-    replica.place(1, 100, now=1.0)
-    replica.release(1)
-    replica.release(1)
-    assert (replica.num_sessions, replica.placed_tokens, replica.sessions) == (0, 0, set())
-
-
-def test_full_is_reported_and_placed_together() -> None:
-    table = registry()
-    replica = table["a"]
-    assert replica.num_excess == 0
-    table.report("a", Load(running_sessions=2, queued_sessions=1, max_sessions=4), now=0.0)
-    assert replica.num_excess == 0
-    replica.place(1, 10, now=1.0)
-    assert replica.num_excess == 1
-    table.report("a", Load(running_sessions=4, queued_sessions=3, max_sessions=4), now=2.0)
-    assert replica.num_excess == 4
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["place", "release", "report"]),
-            st.integers(0, 5),
-            st.integers(0, 1000),
-            st.floats(0, 0.05),
-        ),
-        max_size=60,
-    )
-)
-def test_placed_tokens_always_equal_the_sum_of_what_is_placed(
-    steps: list[tuple[str, int, int, float]],
-) -> None:
-    replica = registry()["a"]
-    now, placed = 0.0, dict[int, tuple[float, int]]()
-    for verb, session, tokens, passed in steps:
-        now += passed
-        if verb == "place" and session not in replica.sessions:
-            replica.place(session, tokens, now)
-            placed[session] = (now, tokens)
-        elif verb == "release":
-            replica.release(session)
-            placed.pop(session, None)
-        elif verb == "report":
-            replica.report(Load(), now)
-            placed = {s: p for s, p in placed.items() if p[0] > now - 0.010}
-        assert replica.placed_tokens == sum(tokens for _, tokens in placed.values())
-        assert replica.num_sessions == len(placed)
-
-
-# --- round trips ---
-
-
-def test_the_first_sample_replaces_the_guess() -> None:
-    rtt = RoundTrip(100.0)
-    assert (rtt.smoothed_ms, rtt.min_ms) == (100.0, 100.0)
-    rtt.add(20.0)
-    assert (rtt.smoothed_ms, rtt.min_ms) == (20.0, 20.0)
-
-
-def test_a_stall_moves_the_estimate_little() -> None:
-    rtt = RoundTrip(100.0)
-    for _ in range(10):
-        rtt.add(1.0)
-    rtt.add(1000.0)
-    assert rtt.smoothed_ms < 3.0
-
-
-def test_a_longer_path_is_learned_as_the_short_one_is_forgotten() -> None:
-    rtt = RoundTrip(1.0)
-    rtt.add(1.0)
-    for _ in range(200):
-        rtt.add(80.0)
-    assert rtt.smoothed_ms == pytest.approx(80.0, rel=0.01)
-
-
-@given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=100))
-def test_the_estimate_stays_within_what_was_seen(samples: list[float]) -> None:
-    rtt = RoundTrip(50.0)
-    for sample in samples:
-        rtt.add(sample)
-    assert min(samples) * 0.999 <= rtt.smoothed_ms <= max(samples) * 1.001
+    table.connected("a", MODEL, 0.0)
+    assert table.count() == {C: 1, R: 1, S: 0, D: 0, G: 0, Q: 0, T: 0}

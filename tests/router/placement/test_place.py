@@ -17,7 +17,10 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from services.router.fleet.registry import Load, Model, Replica, ReplicaState, RoundTrip
+from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
+from outrider.peers.round_trip import RoundTrip
+from services.router.fleet.load import Load, Model
+from services.router.fleet.replica import Replica
 from services.router.placement.place import Decision, PlacementPolicy, Request, place, predict
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
@@ -30,7 +33,7 @@ def replica(
     rtt_ms: float = 1.0,
     model: Model | None = Model("m", DIGEST),  # noqa: B008 - frozen
     expected_model: str = "",
-    state: ReplicaState = ReplicaState.READY,
+    state: PeerState = PeerState.READY,
     load: Load | None = Load(fixed_ms=10.0, row_ms=1.0),  # noqa: B008 - frozen
 ) -> Replica:
     return Replica(
@@ -38,9 +41,8 @@ def replica(
         region=region,
         address="h:1",
         expected_model=expected_model,
-        since=0.0,
+        health=PeerHealth(HealthPolicy(), 0.0, state),
         rtt=RoundTrip(rtt_ms),
-        state=state,
         model=model,
         load=load,
     )
@@ -166,7 +168,7 @@ def test_an_unknown_model_names_those_there_are() -> None:
 
 
 def test_a_model_known_only_from_the_configuration_counts() -> None:
-    unreached = replica("a", model=None, expected_model="m", state=ReplicaState.CONNECTING)
+    unreached = replica("a", model=None, expected_model="m", state=PeerState.CONNECTING)
     with pytest.raises(UnknownModelError):
         choose(Request("x", DIGEST, 1), unreached)
     with pytest.raises(NoReplicaError, match="a CONNECTING"):
@@ -174,7 +176,7 @@ def test_a_model_known_only_from_the_configuration_counts() -> None:
 
 
 def test_a_replica_never_reached_might_serve_any_model() -> None:
-    unreached = replica("b", model=None, state=ReplicaState.DOWN)
+    unreached = replica("b", model=None, state=PeerState.DOWN)
     with pytest.raises(NoReplicaError, match="b DOWN") as caught:
         choose(Request("x", DIGEST, 1), replica("a"), unreached)
     assert caught.value.retry_delay_ms > 0
@@ -197,8 +199,8 @@ def test_replicas_of_the_right_vocabulary_are_preferred_to_refusing() -> None:
     assert choose(ASK, old, replica("new", rtt_ms=100.0)).replica == "new"
 
 
-@pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.READY])
-def test_only_ready_replicas_take_sessions(state: ReplicaState) -> None:
+@pytest.mark.parametrize("state", sorted(set(PeerState) - {PeerState.READY, PeerState.TRIAL}))
+def test_only_ready_replicas_take_sessions(state: PeerState) -> None:
     with pytest.raises(NoReplicaError, match=f"a {state.name}, b {state.name}"):
         choose(ASK, replica("a", state=state), replica("b", state=state))
     assert choose(ASK, replica("a", state=state), replica("c", rtt_ms=99.0)).replica == "c"
@@ -252,18 +254,18 @@ def drawn_replica(data: st.DataObject, name: str) -> Replica:
         region=data.draw(st.sampled_from(REGIONS)),
         rtt_ms=data.draw(st.floats(0.1, 300)),
         model=data.draw(st.none() | st.builds(Model, MODELS, DIGESTS)),
-        state=data.draw(st.sampled_from(ReplicaState)),
+        state=data.draw(st.sampled_from(PeerState)),
         load=data.draw(st.none() | LOADS),
     )
-    if entry.model is None and entry.state is ReplicaState.READY:
-        entry.state = ReplicaState.CONNECTING  # READY implies that the model is known
+    if entry.model is None and entry.takes_sessions:
+        entry.health.state = PeerState.CONNECTING  # READY implies that the model is known
     return entry
 
 
 def is_able(entry: Replica, request: Request) -> bool:
     """The constraints, said once more."""
     return (
-        entry.state is ReplicaState.READY
+        entry.takes_sessions
         and entry.model == Model(request.model, request.vocabulary_digest)
         and (not request.residency or entry.region in request.residency)
         and entry.num_excess == 0

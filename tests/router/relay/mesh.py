@@ -11,7 +11,8 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.config import ReplicaConfig
-from services.router.fleet.registry import Model, Registry, Signal
+from services.router.fleet.load import Model
+from services.router.fleet.registry import Registry
 from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
@@ -32,9 +33,7 @@ class Mesh:
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
         replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
-        self.registry = Registry(
-            replicas, rtt_ms={"us": 1.0, "eu": 90.0}, suspect_s=5, connect_s=5, now=0.0
-        )
+        self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
         self.journal = Journal(self.metrics, self.clock)
         self.texts: list[RelayedSession] = []
@@ -57,7 +56,7 @@ class Mesh:
         self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
 
     def lose(self, name: str) -> None:
-        self.registry.signal(name, Signal.LOST, self.clock())
+        self.registry.lost(name, "the test says so", self.clock())
         self.switch.detach_replica(name, self.streams.pop(name), self.clock())
 
     def edge(self) -> int:

@@ -15,7 +15,7 @@ from tests.router.replica import Replica, running_replicas
 async def test_absurd_costs_leave_predictions_numbers(absurd: float) -> None:
     replica = Replica("a")
     async with running_replicas(replica), make_channel(replica.address) as channel:
-        reports = watches.loads(channel, 1)
+        reports = watches.loads(channel, min_interval_ms=1, max_interval_ms=1000)
         assert (await anext(reports)).fixed_ms == 10.0
         replica.report(fixed_ms=absurd, row_ms=absurd)
         load = await anext(reports)

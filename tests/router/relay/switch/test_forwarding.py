@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.peers.health import Signal
 from outrider.v1 import common_pb2
-from services.router.fleet.registry import Load, Signal
+from services.router.fleet.load import Load
 from tests.router.relay.mesh import (
     DIGEST,
     Mesh,

@@ -1,0 +1,122 @@
+"""One replica as the router knows it. Pure.
+
+Its load is its last report plus what this router placed on it since (the in-flight credit that
+keeps a burst from landing on one replica; the idea of SGLang's least-load policy and Dynamo's
+router, which both count at dispatch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.peers.health import PeerHealth, PeerState
+from outrider.peers.round_trip import RoundTrip
+from services.router.fleet.load import Load, Model
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    prompt_tokens: int
+    at: float
+
+
+@dataclass(slots=True)
+class Replica:
+    """One row of the table. Changed by the Registry alone."""
+
+    name: str
+    """Unique in the mesh; its address until a replica that was discovered says who it is."""
+    region: str
+    """"" until that is known."""
+    address: str
+    expected_model: str
+    health: PeerHealth
+    rtt: RoundTrip
+    source: str = ""
+    """What it was discovered by; "" for one that is configured."""
+    is_leaving: bool = False
+    """It is not among those that there should be any more."""
+    model: Model | None = None
+    load: Load | None = None
+    sessions: set[int] = field(default_factory=set)
+    """Sessions of this router on it."""
+    placed_tokens: int = 0
+    """Prompt tokens of the sessions the last report cannot have counted."""
+    reported_at: float = 0.0
+    """When it last reported its load, or connected."""
+    is_unanswering: bool = False
+    """The last health check got no answer."""
+    _placed: dict[int, _Placed] = field(default_factory=dict)
+    _sent_at: dict[int, float] = field(default_factory=dict)
+    """Sessions it has not answered yet."""
+
+    @property
+    def state(self) -> PeerState:
+        """Its health."""
+        return self.health.state
+
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether a new session may go to it now."""
+        return self.health.takes_sessions
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it answers, but is to get no new sessions."""
+        return self.is_leaving or (self.load is not None and self.load.draining)
+
+    @property
+    def model_name(self) -> str:
+        """What it serves, as far as known; "" if nothing is."""
+        return self.model.name if self.model else self.expected_model
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions it has, of every router: those reported and those placed since."""
+        load = self.load or Load()
+        return load.running_sessions + load.queued_sessions + len(self._placed)
+
+    @property
+    def num_excess(self) -> int:
+        """Sessions that have to end before one more could start, 0 with a place free."""
+        limit = self.load.max_sessions if self.load else 0
+        return max(0, self.num_sessions + 1 - limit) if limit else 0
+
+    def place(self, session: int, prompt_tokens: int, now: float) -> None:
+        """Count a session sent to it."""
+        self.sessions.add(session)
+        self._placed[session] = _Placed(prompt_tokens, now)
+        self._sent_at[session] = now
+        self.placed_tokens += prompt_tokens
+        self.health.begin_session(session)
+
+    def opened(self, session: int, held_ms: float, now: float) -> None:
+        """It answered the open after `held_ms` of its own: the rest was the way (RFC 9002, 5.3).
+
+        0 stands for one that does not say. Only the first answer to an open counts.
+        """
+        sent_at = self._sent_at.pop(session, None)
+        if sent_at is not None and held_ms > 0.0:
+            rtt_ms = (now - sent_at) * 1000.0 - held_ms
+            if rtt_ms > 0.0:  # the two clocks need not run alike
+                self.rtt.add(rtt_ms)
+
+    def release(self, session: int) -> None:
+        """Uncount a session that ended or moved. Unknown ones are ignored."""
+        self.sessions.discard(session)
+        self._sent_at.pop(session, None)
+        self.health.end_session(session)
+        placed = self._placed.pop(session, None)
+        if placed:
+            self.placed_tokens -= placed.prompt_tokens
+
+    def report(self, load: Load, now: float) -> None:
+        """Take a report: what was sent a round trip or longer ago is in it."""
+        self.load = load
+        self.reported_at = now
+        counted_until = now - self.rtt.smoothed_ms / 1000.0
+        for session, placed in list(self._placed.items()):
+            if placed.at > counted_until:
+                break
+            del self._placed[session]
+            self.placed_tokens -= placed.prompt_tokens
