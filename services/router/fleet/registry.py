@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from outrider.errors import UnavailableError
 from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Signal
 from outrider.peers.quarantine import Quarantine
 from outrider.peers.round_trip import RoundTrip
 from services.router.config import ReplicaConfig
 from services.router.fleet.load import Identity, Load, Model
 from services.router.fleet.replica import Replica
+from services.router.fleet.roster import Roster
 
 _MAX_TRANSITIONS: Final = 4096
 _STALL_S: Final = 1.0
@@ -54,29 +54,31 @@ class Registry:
         now: float,
     ) -> None:
         """`rtt_ms` guesses the round trip to a region, where no replica of it is measured."""
-        self._rtt_ms = rtt_ms
+        self._roster = Roster(rtt_ms)
         self._policy = policy or FleetPolicy()
-        self._replicas: dict[str, Replica] = {}
         self._transitions: deque[Transition] = deque(maxlen=_MAX_TRANSITIONS)
         self._expired_at = now
-        self.changed: set[str] = set()
-        """Names whose rows changed, came or went, for the one reader that empties it: what was
-        derived from the other rows may be kept."""
         for config in replicas:
             self.add(config, now)
 
     def __iter__(self) -> Iterator[Replica]:
-        return iter(self._replicas.values())
+        return iter(self._roster)
 
     def __len__(self) -> int:
-        return len(self._replicas)
+        return len(self._roster)
+
+    @property
+    def changed(self) -> set[str]:
+        """Names whose rows changed, came or went, for the one reader that empties it: what was
+        derived from the other rows may be kept."""
+        return self._roster.changed
 
     def __getitem__(self, name: str) -> Replica:
-        return self._replicas[name]
+        return self._roster[name]
 
     def find(self, name: str) -> Replica | None:
         """The replica of that name, if there is one."""
-        return self._replicas.get(name)
+        return self._roster.find(name)
 
     def take_transitions(self) -> list[Transition]:
         """The changes since the last time, in order."""
@@ -88,27 +90,27 @@ class Registry:
 
     def add(self, config: ReplicaConfig, now: float) -> Replica:
         """A replica that is configured."""
-        return self._add(
+        return self._roster.add(
             Replica(
                 name=config.name,
                 region=config.region,
                 address=config.address,
                 expected_model=config.model,
                 health=PeerHealth(self._policy.health, now),
-                rtt=RoundTrip(self._guess_ms(config.region)),
+                rtt=RoundTrip(self._roster.guess_ms(config.region)),
             )
         )
 
     def discover(self, address: str, source: str, now: float) -> Replica:
         """A replica of which no more is known than where it is; it will introduce itself."""
-        return self._add(
+        return self._roster.add(
             Replica(
                 name=address,
                 region="",
                 address=address,
                 expected_model="",
                 health=PeerHealth(self._policy.health, now),
-                rtt=RoundTrip(self._guess_ms("")),
+                rtt=RoundTrip(self._roster.guess_ms("")),
                 source=source,
             )
         )
@@ -119,36 +121,35 @@ class Registry:
         Raises UnavailableError if another replica of that name is there. One that is not reached
         any more gives its name up: its host has a new address.
         """
-        replica = self._replicas[name]
-        self._claim(replica, said.name or replica.address)
-        self.changed.add(replica.name)
-        if said.region != replica.region:
-            replica.region = said.region
-            replica.rtt.guess(self._guess_ms(said.region))
+        replica = self._roster[name]
+        if self._roster.claim(replica, said.name or replica.address):
+            # Another one than before, at the same place: what was known of that one is void.
+            replica.model, replica.load = None, None
+            replica.health.quarantine = Quarantine(self._policy.health.quarantine)
+        self._roster.locate(replica, said.region)
 
     def remove(self, name: str) -> None:
         """Forget a replica, which has no sessions of this router any more."""
-        del self._replicas[name]
-        self.changed.add(name)
+        self._roster.remove(name)
 
     def leave(self, name: str, now: float) -> None:
         """It is not among those that there should be: no new sessions, those it has go on."""
-        self._replicas[name].is_leaving = True
+        self._roster[name].is_leaving = True
         self.signal(name, Signal.NOT_SERVING, now, "it is not found any more")
 
     def stay(self, name: str, now: float) -> None:
         """It is found again."""
-        self._replicas[name].is_leaving = False
+        self._roster[name].is_leaving = False
         self.signal(name, Signal.SERVING, now, "it is found again")
 
     # --- what is heard of them ---
 
     def connected(self, name: str, model: Model, now: float) -> None:
         """The stream is up and the replica said what it serves; its old load is void."""
-        replica = self._replicas[name]
+        replica = self._roster[name]
         replica.model, replica.load = model, None
         replica.reported_at, replica.is_unanswering = now, False
-        self.changed.add(name)
+        self._roster.changed.add(name)
         self.signal(name, Signal.CONNECTED, now)
         if replica.is_leaving:
             self.signal(name, Signal.NOT_SERVING, now)
@@ -156,7 +157,7 @@ class Registry:
     def lost(self, name: str, why: str, now: float) -> None:
         """Its stream broke, or an attempt to reach it failed. A stream that breaks while it is
         good for sessions counts as a failure, however many sessions it had."""
-        health = self._replicas[name].health
+        health = self._roster[name].health
         is_failure = health.is_up and health.state is not PeerState.DRAINING
         self.signal(name, Signal.LOST, now, why)
         if is_failure:
@@ -164,7 +165,7 @@ class Registry:
 
     def signal(self, name: str, signal: Signal, now: float, why: str = "") -> None:
         """Apply one observation."""
-        replica = self._replicas[name]
+        replica = self._roster[name]
         if signal is Signal.SERVING:
             if replica.is_draining:
                 signal = Signal.NOT_SERVING
@@ -174,22 +175,22 @@ class Registry:
 
     def probed(self, name: str, rtt_ms: float, serving: bool, now: float) -> None:
         """A health check was answered after `rtt_ms`."""
-        replica = self._replicas[name]
+        replica = self._roster[name]
         replica.rtt.add(rtt_ms)
-        self.changed.add(name)
+        self._roster.changed.add(name)
         replica.is_unanswering = False
         self.signal(name, Signal.SERVING if serving else Signal.NOT_SERVING, now)
 
     def unanswered(self, name: str, now: float) -> None:
         """A health check got no answer in time."""
-        self._replicas[name].is_unanswering = True
+        self._roster[name].is_unanswering = True
         self.signal(name, Signal.SILENT, now, "no answer to a health check")
 
     def report(self, name: str, load: Load, now: float) -> None:
         """A load report came in. Reports come at intervals: they are the heartbeat."""
-        replica = self._replicas[name]
+        replica = self._roster[name]
         replica.report(load, now)
-        self.changed.add(name)
+        self._roster.changed.add(name)
         if load.draining:
             self.signal(name, Signal.NOT_SERVING, now, "it says that it stops")
         elif replica.state is PeerState.SUSPECT:
@@ -199,22 +200,22 @@ class Registry:
 
     def place(self, name: str, session: int, prompt_tokens: int, now: float) -> None:
         """A session was sent to it."""
-        self._replicas[name].place(session, prompt_tokens, now)
-        self.changed.add(name)
+        self._roster[name].place(session, prompt_tokens, now)
+        self._roster.changed.add(name)
 
     def release(self, name: str, session: int) -> None:
         """A session ended or moved away. Unknown ones are ignored."""
-        self._replicas[name].release(session)
-        self.changed.add(name)
+        self._roster[name].release(session)
+        self._roster.changed.add(name)
 
     def opened(self, name: str, session: int, held_ms: float, now: float) -> None:
         """It answered a session's open, which it had for `held_ms`; 0: it does not say."""
-        self._replicas[name].opened(session, held_ms, now)
-        self.changed.add(name)
+        self._roster[name].opened(session, held_ms, now)
+        self._roster.changed.add(name)
 
     def served(self, name: str, session: int, now: float) -> None:
         """A session got its first tokens from it: a trial went well."""
-        health = self._replicas[name].health
+        health = self._roster[name].health
         if health.trial is not None and health.trial == session:
             self._note(name, health.signal(Signal.CLEARED, now), "a trial went well")
 
@@ -226,7 +227,7 @@ class Registry:
     def hung(self, name: str, why: str, now: float) -> None:
         """It makes no progress with any session, though its stream is up and it may answer health
         checks: quarantine at once, and for longer each time."""
-        self._note(name, self._replicas[name].health.condemn(now), why)
+        self._note(name, self._roster[name].health.condemn(now), why)
 
     def expire(self, now: float) -> None:
         """What passes with time alone: limits of states, silence, the end of quarantine."""
@@ -243,7 +244,7 @@ class Registry:
 
     def is_up(self, name: str) -> bool:
         """Whether its stream is worth keeping."""
-        return self._replicas[name].state is not PeerState.DOWN
+        return self._roster[name].state is not PeerState.DOWN
 
     def is_settled(self) -> bool:
         """Whether every replica was reached, or tried in vain, once."""
@@ -263,42 +264,12 @@ class Registry:
 
     # --- how ---
 
-    def _add(self, replica: Replica) -> Replica:
-        self._replicas[replica.name] = replica
-        self.changed.add(replica.name)
-        return replica
-
-    def _claim(self, replica: Replica, name: str) -> None:
-        if name == replica.name:
-            return
-        other = self._replicas.get(name)
-        if other is not None:
-            if other.health.is_up or not other.source:
-                raise UnavailableError(
-                    f"it calls itself {name}, as the replica at {other.address} does: give every "
-                    "replica a name of its own"
-                )
-            self._rename(other, other.address)
-        self._rename(replica, name)
-
-    def _rename(self, replica: Replica, name: str) -> None:
-        """Another one than before, at the same place: what was known of that one is void."""
-        self.remove(replica.name)
-        replica.name, replica.model, replica.load = name, None, None
-        replica.health.quarantine = Quarantine(self._policy.health.quarantine)
-        self._add(replica)
-
-    def _guess_ms(self, region: str) -> float:
-        """The way to a region is as long as that to the nearest replica measured there."""
-        measured = [r.rtt.min_ms for r in self if r.region == region and r.rtt.is_measured]
-        return min(measured) if measured else self._rtt_ms(region)
-
     def _is_silent(self, replica: Replica, now: float) -> bool:
         return now - replica.reported_at >= self._policy.silence_s
 
     def _fail(self, name: str, why: str, now: float) -> None:
-        health = self._replicas[name].health
-        if health.fail(now) and self._may_condemn(self._replicas[name]):
+        health = self._roster[name].health
+        if health.fail(now) and self._may_condemn(self._roster[name]):
             self._note(name, health.condemn(now), why)
 
     def _may_condemn(self, replica: Replica) -> bool:
@@ -310,5 +281,5 @@ class Registry:
 
     def _note(self, name: str, change: Change | None, why: str) -> None:
         if change:
-            self.changed.add(name)
+            self._roster.changed.add(name)
             self._transitions.append(Transition(name, change.before, change.after, why))
