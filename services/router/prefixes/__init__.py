@@ -1,0 +1,1 @@
+"""Which replicas hold the KV of which prompts' beginnings (pure)."""
