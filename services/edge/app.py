@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,6 @@ from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
-from services.edge.session.control.acceptance import Averages
 from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
@@ -128,14 +126,10 @@ class Edge:
             prefill=config.prefill_policy(),
         )
 
-    def _tools(self, vocabulary: Vocabulary) -> Callable[[], ReplyTools]:
-        """Chats share what they learn of drafts, unless each of them is alone."""
-        config = self._config
-        used_drafter = self.drafter if config.has_drafter else None
-        tools = reply_tools(vocabulary, config.max_context_tokens, used_drafter)
-        if config.isolate_chats:
-            return lambda: replace(tools, averages=Averages())
-        return lambda: tools
+    def _tools(self, vocabulary: Vocabulary) -> ReplyTools:
+        """Chats share what they learn of the region and of how often drafts are right."""
+        used_drafter = self.drafter if self._config.has_drafter else None
+        return reply_tools(vocabulary, self._config.max_context_tokens, used_drafter)
 
     async def start(self) -> Ports:
         """Listen, and begin to connect to the routers. Raises ConfigError."""

@@ -62,7 +62,7 @@ class Chat:
         self._held: HeldEntry | None = None
         self._provisional = False
         self._identity = parts.identity()
-        self._session = ChatSession(parts.policy, parts.tools(), self._loop.time())
+        self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
         self._wire = RegionWire(
             parts.coder, parts.policy.vocabulary_digest, parts.region, self._identity
         )

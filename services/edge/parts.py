@@ -28,8 +28,8 @@ class EdgeParts:
     """Whose chat the next one is."""
     offer: Offer
     policy: SessionPolicy
-    tools: Callable[[], ReplyTools]
-    """For the next chat."""
+    tools: ReplyTools
+    """Their averages are of the region and of how often drafts are right, never of words."""
     coder: TokenCoder
     tokenization: Tokenization
     upstream: Upstream

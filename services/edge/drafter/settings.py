@@ -27,8 +27,8 @@ class DrafterLimits:
     """A copy this likely is not shown to the model before it is taken."""
     branch_tokens: int = 4
     """Guesses behind a second guess."""
-    min_branch: float = 0.05
-    """Least chance that a second guess will be needed."""
+    min_branch: float = 0.2
+    """Least chance that a second guess will be needed: it saves a step, and costs several."""
     max_rounds: int = 16
     """Most sessions in one call of the model."""
     catch_up_tokens: int = 16

@@ -48,8 +48,6 @@ async def test_isolated_chats_share_no_cache(words: Vocabulary, tmp_path: Path) 
                 await chat.result()
         assert [opening.tenant for opening in mesh.region.opened] == ["acme", "acme"]
         assert len({opening.cache_salt for opening in mesh.region.opened}) == 2
-        tools = mesh.edge.listener.parts.tools
-        assert tools().averages is not tools().averages
         assert mesh.edge._config.drafter_settings("m").isolate_chats
 
 

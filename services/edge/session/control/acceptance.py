@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from services.edge.session.control.calibration import Calibration
+from services.edge.session.control.model import Conditions
 from services.edge.session.control.pace import OwnPace
 
 _BUCKET_ENDS = (1, 2, 4, 8)
@@ -129,6 +130,8 @@ class Averages:
     own_pace: OwnPace = field(default_factory=OwnPace)
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     """By source: what its promises are worth."""
+    conditions: Conditions | None = None
+    """Those that a chat found last; a new one takes them for its own until it has seen them."""
 
     def chance(self, source: str, promise: float) -> float:
         """The chance that a draft is right, from what its source promises."""

@@ -55,7 +55,7 @@ class ControlPolicy:
     uploads: Uploads = Uploads.AUTO
     enter_gain: float = 0.10
     """Least share of the time per token that drafts must be predicted to save to begin..."""
-    leave_gain: float = 0.02
+    leave_gain: float = 0.05
     """...and to go on with them."""
     dwell_rounds: int = 24
     """Fewest commits between two changes."""
@@ -94,8 +94,7 @@ class Controller:
         self._pays = True
         self._is_probe = False
         self._overloaded = False
-        # What earlier chats showed is enough for a first decision.
-        self._since_change = policy.dwell_rounds if averages.acceptance.is_seasoned else 0
+        self._since_change = 0
         self._since_probe = 0
         self._regime = 0
         self._max_drafts = 0
@@ -106,6 +105,8 @@ class Controller:
         self._lead = self._useful_lead = max_lead
         self.predicted_s: tuple[float, float] | None = None
         """Seconds per token without drafts from the edge and with them."""
+        if averages.acceptance.is_seasoned:
+            self._begin_as_others_went()
 
     @property
     def mode(self) -> Mode:
@@ -137,7 +138,7 @@ class Controller:
 
     @property
     def conditions(self) -> Conditions | None:
-        """What predictions are made of; None until a round trip and an interval are known."""
+        """What predictions are made of; None until the chat knows a round trip and an interval."""
         rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
         if rtt_s is None or not interval_s:
             return None
@@ -194,6 +195,13 @@ class Controller:
             self.tally.checked += outcome.decides
             self.tally.right += outcome.right
 
+    def _begin_as_others_went(self) -> None:
+        """Decide by what earlier chats showed, and again once there are figures of this one."""
+        self._predict()
+        self._decide(self.predicted_gain)
+        self._since_change = self._policy.dwell_rounds
+        self.tally.switches = 0
+
     def _review(self) -> None:
         self._since_change += 1
         is_new_path = self.round_trip.regime != self._regime
@@ -206,6 +214,10 @@ class Controller:
 
     def _predict(self) -> None:
         conditions = self.conditions
+        if conditions is not None:
+            self._averages.conditions = conditions
+        else:
+            conditions = self._averages.conditions
         if conditions is not None:
             survival = self.acceptance.survival(_REACH)
             self.predicted_s = alone_s(conditions), with_drafts_s(conditions, survival)

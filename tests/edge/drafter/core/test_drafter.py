@@ -117,7 +117,7 @@ def test_a_reply_begins_with_less_likely_guesses() -> None:
 
 def test_a_second_guess_is_drafted_on_and_promoted() -> None:
     unsure = Calibration((0.8, 0.8), (0.8, 0.8))
-    limits = DrafterLimits(max_lead=6, min_survival=0.01)
+    limits = DrafterLimits(max_lead=6, min_survival=0.01, min_branch=0.05)
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=limits, calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()

@@ -148,8 +148,11 @@ def test_a_chat_decides_at_once_by_what_earlier_ones_showed() -> None:
     assert first.controller.mode is Mode.EDGE_DRAFTS, "nothing was known, and little is"
     first.commits(60, WRONG)
     second = Chat(averages=averages)
-    second.commits(8)
-    assert second.controller.mode is Mode.DISPLAY_ONLY
+    assert not second.controller.sends
+    assert second.controller.tally.switches == 0
+    assert Chat(averages=averages, shows=False).controller.lead == 0, "nobody wants drafts"
+    second.commits(60, RIGHT)
+    assert second.controller.mode is Mode.EDGE_DRAFTS, "its own figures count"
 
 
 def test_a_chat_knows_what_regions_found_by_themselves_in_earlier_ones() -> None:
