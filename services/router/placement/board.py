@@ -1,0 +1,177 @@
+"""One row of numbers per replica, side by side, so that a thousand are weighed at once (pure).
+
+A row is made anew when the registry says that its replica changed, and touched when this router
+places something on it. The row's number is also the replica's number in the prefix index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.router.fleet.load import Load
+from services.router.fleet.replica import Replica
+from services.router.placement.estimate import LocalEstimate
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+CHUNK_TOKENS = 256
+"""Prompt tokens assumed per engine call while a prompt is prefilled."""
+
+REPLY_TOKENS = 128
+"""Length assumed of the replies that have to end before a full replica has a place."""
+
+ROWS_PER_SESSION = 2
+"""Rows a running session adds to every call (the two-row rule of bit-exactness)."""
+
+UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
+"""Assumed of a replica that has not reported yet: a small CPU engine, idle."""
+
+NO_LIMIT = 1 << 40
+"""Places of a replica that states no limit."""
+
+_FLOATS = ("rtt_ms", "queue_ms", "reported_at", "drained_at", "row_ms", "call_ms", "place_ms")
+_INTS = ("num_sessions", "max_sessions", "model", "region", "overload", "block_tokens")
+
+
+class Names:
+    """Numbers for what replicas call themselves, so that columns of it compare at once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def number(self, name: object) -> int:
+        """The name's number, a new one for a new name."""
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def find(self, name: object) -> int:
+        """The name's number; -1 for one that no replica has."""
+        return self._numbers.get(name, -1)
+
+
+class Board:
+    """Columns by name; a row that is nobody's `takes` nothing."""
+
+    def __init__(self) -> None:
+        self.models, self.regions = Names(), Names()
+        self.names: list[str] = []
+        """By row; "" where the row is nobody's."""
+        self.region_names: list[str] = []
+        self.takes: Bools = np.zeros(0, dtype=np.bool_)
+        """May get new sessions."""
+        self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _FLOATS}
+        self.counts: dict[str, Ints] = {name: np.zeros(0, dtype=np.int64) for name in _INTS}
+        self._rows: dict[str, int] = {}
+        self._free: list[int] = []
+        self._estimates: list[LocalEstimate] = []
+        self._loads: list[Load] = []
+
+    def __len__(self) -> int:
+        """Rows, those that are nobody's included."""
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the replicas that have a row."""
+        return iter(self._rows)
+
+    def row(self, name: str) -> int:
+        """A replica's row; -1 if it has none."""
+        return self._rows.get(name, -1)
+
+    def rows(self, names: Iterable[str]) -> list[int]:
+        """The rows of those of these that have one."""
+        return [self._rows[name] for name in names if name in self._rows]
+
+    def sizes(self) -> Sequence[int]:
+        """The block sizes there are, 0 (unknown) left out."""
+        found = set(self.counts["block_tokens"].tolist())
+        return sorted(found - {0})
+
+    def update(self, replica: Replica) -> int:
+        """Take over what is known of a replica now; its row."""
+        row = self._rows.get(replica.name, -1)
+        if row < 0:
+            row = self._add(replica.name)
+        estimate = self._estimates[row]
+        if replica.reported_at > self.columns["reported_at"][row]:
+            estimate.reported(replica.reported_at, replica.rtt.smoothed_ms)
+        self._loads[row] = replica.load or UNREPORTED
+        self.takes[row] = replica.takes_sessions
+        self.columns["rtt_ms"][row] = replica.rtt.smoothed_ms
+        self.columns["reported_at"][row] = replica.reported_at
+        model = (replica.model_name, replica.model.vocabulary_digest if replica.model else b"")
+        self.counts["model"][row] = self.models.number(model)
+        self.region_names[row] = replica.region
+        self.counts["region"][row] = self.regions.number(replica.region)
+        self.counts["block_tokens"][row] = replica.model.block_tokens if replica.model else 0
+        self._weigh(row)
+        return row
+
+    def remove(self, name: str) -> int:
+        """A replica is gone; the row it had, -1 if it had none."""
+        row = self._rows.pop(name, -1)
+        if row >= 0:
+            self.takes[row] = False
+            self.names[row] = ""
+            self.counts["block_tokens"][row] = 0
+            self._estimates[row] = LocalEstimate()
+            self._free.append(row)
+        return row
+
+    def put(self, row: int, session: int, work_ms: float, now: float) -> None:
+        """A session was sent there with so much work."""
+        share_ms = work_ms / self._loads[row].num_instances
+        self._estimates[row].put(session, share_ms, now)
+        self._weigh(row)
+
+    def release(self, row: int, session: int) -> None:
+        """A session ended or moved."""
+        self._estimates[row].release(session)
+        self._weigh(row)
+
+    def _weigh(self, row: int) -> None:
+        """The terms that depend on how many sessions and tokens are there."""
+        load, estimate = self._loads[row], self._estimates[row]
+        num_sessions = load.running_sessions + load.queued_sessions + len(estimate)
+        limit = load.max_sessions or NO_LIMIT
+        # Instances share sessions and prompts evenly; a prompt is computed by one of them.
+        num_running = -(-min(num_sessions, limit) // load.num_instances)
+        call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * num_running
+        ahead = -(-load.queued_prompt_tokens // load.num_instances)
+        columns, counts = self.columns, self.counts
+        columns["row_ms"][row] = load.row_ms
+        columns["call_ms"][row] = call_ms
+        columns["queue_ms"][row] = ahead * load.row_ms + -(-ahead // CHUNK_TOKENS) * call_ms
+        columns["drained_at"][row] = estimate.drained_at
+        # Places come free one by one, over the time of a reply for all of them.
+        columns["place_ms"][row] = REPLY_TOKENS * call_ms / limit
+        counts["num_sessions"][row] = num_sessions
+        counts["max_sessions"][row] = limit
+        counts["overload"][row] = load.overload_level
+
+    def _add(self, name: str) -> int:
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self.names[row] = name
+        self._rows[name] = row
+        self.columns["reported_at"][row] = 0.0
+        return row
+
+    def _grow(self) -> None:
+        """Twice the rows, 16 at first."""
+        more = max(16, len(self.names))
+        self._free.extend(reversed(range(len(self.names), len(self.names) + more)))
+        self.takes = np.concatenate([self.takes, np.zeros(more, dtype=np.bool_)])
+        for name, column in self.columns.items():
+            self.columns[name] = np.concatenate([column, np.zeros(more)])
+        for name, count in self.counts.items():
+            self.counts[name] = np.concatenate([count, np.zeros(more, dtype=np.int64)])
+        self.names += [""] * more
+        self.region_names += [""] * more
+        self._estimates += [LocalEstimate() for _ in range(more)]
+        self._loads += [UNREPORTED] * more

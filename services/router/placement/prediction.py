@@ -1,0 +1,95 @@
+"""The predicted time to the first token on every replica, term by term. Pure.
+
+In the engine's own fitted cost, a call of n rows takes `fixed_ms + row_ms * n`. The wait is round
+trip + a free place + the prompts ahead + loading or computing the session's own prompt, as far as
+it is not cached there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.router.placement.board import CHUNK_TOKENS, Board, Bools, Floats, Ints
+from services.router.placement.request import PlacementPolicy, Request, Transfer, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """[rows] each term in milliseconds, for every row of a board."""
+
+    rtt_ms: Floats
+    place_ms: Floats
+    queue_ms: Floats
+    transfer_ms: Floats
+    prefill_ms: Floats
+    total_ms: Floats
+
+    def at(self, row: int) -> Wait:
+        """Those of one replica."""
+        return Wait(
+            rtt_ms=float(self.rtt_ms[row]),
+            place_ms=float(self.place_ms[row]),
+            queue_ms=float(self.queue_ms[row]),
+            transfer_ms=float(self.transfer_ms[row]),
+            prefill_ms=float(self.prefill_ms[row]),
+        )
+
+
+def num_excess(board: Board) -> Ints:
+    """[rows] sessions that have to end before one more could start, 0 with a place free."""
+    counts = board.counts
+    excess: Ints = np.maximum(counts["num_sessions"] + 1 - counts["max_sessions"], 0)
+    return excess
+
+
+def predict(
+    board: Board,
+    request: Request,
+    cached_tokens: Ints,
+    policy: PlacementPolicy,
+    now: float,
+) -> Waits:
+    """The wait on every row, were the session placed there now. [rows] `cached_tokens` are the
+    prompt tokens that each replica has."""
+    columns = board.columns
+    place_ms = num_excess(board) * columns["place_ms"]
+    queue_ms = _queue_ms(board, policy, now)
+    prefill_ms = _prefill_ms(board, request.prompt_tokens - cached_tokens)
+    transfer_ms = np.zeros(len(board))
+    if request.transfer.num_tokens:
+        loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
+        use = loaded_ms + request.transfer.load_ms < prefill_ms
+        prefill_ms = np.where(use, loaded_ms, prefill_ms)
+        transfer_ms = np.where(use, request.transfer.load_ms, 0.0)
+    rtt_ms = columns["rtt_ms"]
+    total_ms = rtt_ms + place_ms + queue_ms + transfer_ms + prefill_ms
+    return Waits(rtt_ms, place_ms, queue_ms, transfer_ms, prefill_ms, total_ms)
+
+
+def _queue_ms(board: Board, policy: PlacementPolicy, now: float) -> Floats:
+    """Prompts ahead: those reported, drained as long as no report can have told, and ours."""
+    columns = board.columns
+    since_ms = np.minimum((now - columns["reported_at"]) * 1000.0, policy.report_ms)
+    reported_ms = np.maximum(columns["queue_ms"] - np.maximum(since_ms, 0.0), 0.0)
+    return reported_ms + np.maximum(columns["drained_at"] - now, 0.0) * 1000.0
+
+
+def _prefill_ms(board: Board, num_tokens: Ints) -> Floats:
+    """Computing so many tokens, and one call at least."""
+    left = np.maximum(num_tokens, 0)
+    num_calls = np.maximum(-(-left // CHUNK_TOKENS), 1)
+    prefill_ms: Floats = left * board.columns["row_ms"] + num_calls * board.columns["call_ms"]
+    return prefill_ms
+
+
+def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> Floats:
+    """Computing what is left once the transferable KV is loaded; endless where nothing of it is
+    missing."""
+    transfer: Transfer = request.transfer
+    left_ms = _prefill_ms(
+        board, np.full(len(board), request.prompt_tokens - transfer.num_tokens, dtype=np.int64)
+    )
+    helps: Bools = cached_tokens < transfer.num_tokens
+    return np.where(helps, left_ms, np.inf)

@@ -1,0 +1,106 @@
+"""A few replicas and a placement over them, in virtual time."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from outrider.codec.block_hashes import block_hashes, root_hash
+from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
+from outrider.peers.round_trip import RoundTrip
+from services.router.fleet.load import Load, Model
+from services.router.fleet.replica import Replica
+from services.router.placement.placement import Placement
+from services.router.placement.request import Decision, PlacementPolicy, Request
+from services.router.prefixes.index import PrefixIndex, PrefixLimits
+
+DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
+BLOCK = 16
+MODEL = Model("m", DIGEST, block_tokens=BLOCK)
+LOAD = Load(fixed_ms=10.0, row_ms=1.0)
+ASK = Request("m", DIGEST, prompt_tokens=100)
+
+
+def replica(
+    name: str,
+    *,
+    region: str = "us-east",
+    rtt_ms: float = 1.0,
+    model: Model | None = MODEL,
+    expected_model: str = "",
+    state: PeerState = PeerState.READY,
+    load: Load | None = LOAD,
+    reported_at: float = 0.0,
+) -> Replica:
+    return Replica(
+        name=name,
+        region=region,
+        address="h:1",
+        expected_model=expected_model,
+        health=PeerHealth(HealthPolicy(), 0.0, state),
+        rtt=RoundTrip(rtt_ms),
+        model=model,
+        load=load,
+        reported_at=reported_at,
+    )
+
+
+class Table:
+    """The least that placement wants of a fleet."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.rows = {row.name: row for row in replicas}
+        self.changed: set[str] = set()
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.rows.values())
+
+    def find(self, name: str) -> Replica | None:
+        return self.rows.get(name)
+
+
+class Town:
+    """Placement over a table, and the time."""
+
+    def __init__(self, *replicas: Replica, seed: int = 1, **policy: Any) -> None:
+        self.table = Table(replicas)
+        self.prefixes = PrefixIndex(PrefixLimits())
+        settings = {"near_ms": 0.0, "max_queued": 0, "work_weight": 0.0, **policy}
+        self.placement = Placement(
+            self.table, self.prefixes, PlacementPolicy(**settings), Random(seed)
+        )
+        self.now = 100.0
+        self._next = 1
+
+    def decide(self, request: Request = ASK) -> Decision:
+        return self.placement.decide(request, self.now)
+
+    def send(self, request: Request = ASK) -> str:
+        """Decide and put; the session's number is the last one given out."""
+        decision = self.decide(request)
+        self.placement.put(self._next, request, decision, self.now)
+        self._next += 1
+        return decision.replica
+
+    @property
+    def last(self) -> int:
+        """The session sent last."""
+        return self._next - 1
+
+    def report(self, name: str, load: Load) -> None:
+        """A load report comes in now."""
+        self.table.rows[name].load = load
+        self.table.rows[name].reported_at = self.now
+        self.table.changed.add(name)
+
+    def asking(self, ids: Sequence[int], salt: bytes = b"") -> Request:
+        """A session with this prompt."""
+        packed = struct.pack(f"<{len(ids)}I", *ids)
+        return Request("m", DIGEST, len(ids), prompt=self.prefixes.prompt(packed, salt))
+
+    def hold(self, name: str, ids: Sequence[int], salt: bytes = b"") -> None:
+        """A replica tells that it holds the prompt's full blocks."""
+        blocks = list(block_hashes(ids, BLOCK, salt))
+        self.prefixes.store(self.placement.owner(name), root_hash(salt), blocks)

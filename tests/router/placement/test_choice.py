@@ -1,0 +1,75 @@
+"""The least cost wins; near-equals share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from services.router.fleet.load import Load
+from services.router.placement.placement import MAX_CONSIDERED
+from tests.router.placement.fleet import ASK, BLOCK, LOAD, Town, replica
+
+IDS = list(range(20 * BLOCK))
+
+
+def test_the_nearer_of_two_idle_replicas_is_taken_and_explained() -> None:
+    decision = Town(replica("far", rtt_ms=80.0), replica("near", rtt_ms=2.0)).decide()
+    assert (decision.replica, decision.region, decision.num_able) == ("near", "us-east", 2)
+    assert decision.considered == (("near", 112.0), ("far", 190.0))
+    assert decision.wait.rtt_ms == 2.0
+    assert decision.runner_up is not None
+    assert (decision.runner_up.replica, decision.margin_ms) == ("far", 78.0)
+
+
+def test_one_alone_has_no_runner_up() -> None:
+    decision = Town(replica("a")).decide()
+    assert (decision.runner_up, decision.margin_ms, decision.num_able) == (None, 0.0, 1)
+
+
+def test_a_far_idle_replica_beats_a_near_busy_one() -> None:
+    busy = replica("near", load=Load(8, 2, 900, fixed_ms=10.0, row_ms=1.0), reported_at=100.0)
+    assert Town(busy, replica("far", rtt_ms=80.0)).decide().replica == "far"
+
+
+def test_near_equals_share_by_the_better_of_two_random_ones() -> None:
+    town = Town(
+        *(replica(f"r{n}", rtt_ms=1.0 + n / 10) for n in range(5)),
+        replica("out", rtt_ms=50.0),
+        near_ms=5.0,
+        seed=7,
+    )
+    got = Counter(town.decide().replica for _ in range(2000))
+    assert got["out"] == 0
+    assert got["r4"] == 0, "the worst of the near-equals never wins a comparison"
+    # P(index i is the lower of two of five) = (4 - i) / 10.
+    for index, share in enumerate((0.4, 0.3, 0.2, 0.1)):
+        assert got[f"r{index}"] / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_two_near_equals_leave_nothing_to_chance() -> None:
+    pair = (replica("a", rtt_ms=2.0), replica("b", rtt_ms=1.0))
+    assert {Town(*pair, seed=s, near_ms=5.0).decide().replica for s in range(20)} == {"b"}
+
+
+def test_work_that_others_would_wait_for_has_a_price() -> None:
+    """One replica has the prompt and a queue as long as computing it elsewhere, and a bit."""
+    loads = (replace(LOAD, queued_prompt_tokens=20 * BLOCK), LOAD)
+    for weight, expected in ((0.0, "idle"), (0.5, "warm")):
+        town = Town(
+            replica("warm", load=loads[0], reported_at=100.0),
+            replica("idle", load=loads[1]),
+            work_weight=weight,
+        )
+        town.hold("warm", IDS)
+        assert town.decide(town.asking(IDS)).replica == expected
+
+
+def test_a_decision_lists_the_best_of_many() -> None:
+    town = Town(*(replica(f"r{n}", rtt_ms=100.0 - n) for n in range(50)))
+    decision = town.decide(ASK)
+    assert [name for name, _ in decision.considered] == [
+        f"r{49 - n}" for n in range(MAX_CONSIDERED)
+    ]
+    assert decision.num_able == 50

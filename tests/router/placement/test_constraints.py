@@ -1,0 +1,198 @@
+"""Who may have a session; every refusal says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import (
+    NoReplicaError,
+    OutriderError,
+    OverloadedError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from outrider.peers.health import PeerState
+from services.router.fleet.load import Load, Model
+from services.router.fleet.replica import Replica
+from services.router.placement.request import HIGH, LOW, MEDIUM, Decision, Request
+from tests.router.placement.fleet import ASK, DIGEST, MODEL, OTHER, Town, replica
+
+
+def choose(request: Request, *replicas: Replica, max_queued: int = 0) -> Decision:
+    return Town(*replicas, max_queued=max_queued).decide(request)
+
+
+def test_residency_excludes_nearer_regions() -> None:
+    request = Request("m", DIGEST, 100, residency=("eu-west", "eu-north"))
+    eu = replica("eu", region="eu-west", rtt_ms=90.0)
+    assert choose(request, replica("us"), eu).replica == "eu"
+    with pytest.raises(NoReplicaError, match=r"eu-west, eu-north.*only in us-east"):
+        choose(request, replica("us"))
+
+
+def test_an_unknown_model_names_those_there_are() -> None:
+    with pytest.raises(UnknownModelError, match="model x: use one of m, n"):
+        choose(Request("x", DIGEST, 1), replica("a"), replica("b", model=Model("n", DIGEST)))
+
+
+def test_a_model_known_only_from_the_configuration_counts() -> None:
+    unreached = replica("a", model=None, expected_model="m", state=PeerState.CONNECTING)
+    with pytest.raises(UnknownModelError):
+        choose(Request("x", DIGEST, 1), unreached)
+    with pytest.raises(NoReplicaError, match="a CONNECTING"):
+        choose(ASK, unreached)
+
+
+def test_a_replica_never_reached_might_serve_any_model() -> None:
+    unreached = replica("b", model=None, state=PeerState.DOWN)
+    with pytest.raises(NoReplicaError, match="b DOWN") as caught:
+        choose(Request("x", DIGEST, 1), replica("a"), unreached)
+    assert caught.value.retry_delay_ms > 0
+
+
+def test_a_vocabulary_mismatch_names_both_digests() -> None:
+    with pytest.raises(VocabularyMismatchError) as caught:
+        choose(Request("m", OTHER, 1), replica("a"), replica("b"))
+    assert DIGEST.hex() in caught.value.message
+    assert OTHER.hex() in caught.value.message
+
+
+def test_ids_without_a_digest_match_nothing() -> None:
+    with pytest.raises(VocabularyMismatchError, match=r"\(none\)"):
+        choose(Request("m", b"", 1), replica("a"))
+
+
+def test_replicas_of_the_right_vocabulary_are_preferred_to_refusing() -> None:
+    old = replica("old", model=Model("m", OTHER))
+    assert choose(ASK, old, replica("new", rtt_ms=100.0)).replica == "new"
+
+
+@pytest.mark.parametrize(
+    "state", [s for s in PeerState if s not in (PeerState.READY, PeerState.TRIAL)]
+)
+def test_only_replicas_in_good_health_take_sessions(state: PeerState) -> None:
+    with pytest.raises(NoReplicaError, match=f"a {state.name}, b {state.name}"):
+        choose(ASK, replica("a", state=state), replica("b", state=state))
+    assert choose(ASK, replica("a", state=state), replica("c", rtt_ms=99.0)).replica == "c"
+
+
+def test_a_replica_on_trial_takes_one() -> None:
+    on_trial = replica("a", state=PeerState.TRIAL)
+    town = Town(on_trial, replica("b", rtt_ms=50.0))
+    assert town.send() == "a"
+    on_trial.health.begin_session(town.last)
+    town.table.changed.add("a")
+    assert town.send() == "b"
+
+
+def test_replicas_already_tried_are_left_out() -> None:
+    request = Request("m", DIGEST, 1, exclude=frozenset({"a", "gone"}))
+    assert choose(request, replica("a"), replica("b", rtt_ms=99.0)).replica == "b"
+    with pytest.raises(NoReplicaError, match="a tried"):
+        choose(request, replica("a"))
+
+
+def test_full_replicas_are_overload_not_absence() -> None:
+    full = replica("a", load=Load(running_sessions=8, max_sessions=8))
+    assert choose(ASK, full, replica("b", rtt_ms=99.0)).replica == "b"
+    with pytest.raises(OverloadedError, match="a 8 of 8") as caught:
+        choose(ASK, full)
+    assert caught.value.retry_delay_ms > 0
+
+
+def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
+    def queued(count: int) -> Replica:
+        return replica("a", load=Load(4, count, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
+
+    assert choose(ASK, queued(1), max_queued=2).wait.place_ms > 0.0
+    with pytest.raises(OverloadedError):
+        choose(ASK, queued(2), max_queued=2)
+
+
+def test_a_far_replica_with_a_place_beats_a_near_full_one() -> None:
+    full = replica("near", load=Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
+    assert choose(ASK, full, replica("far", rtt_ms=200.0), max_queued=9).replica == "far"
+
+
+@pytest.mark.parametrize(
+    ("level", "priority", "fits"),
+    [(2, LOW, True), (3, LOW, False), (3, MEDIUM, True), (3, HIGH, True), (4, HIGH, False)],
+)
+def test_an_overloaded_replica_gets_no_low_sessions_and_then_none(
+    level: int, priority: int, fits: bool
+) -> None:
+    busy = replica("a", load=Load(fixed_ms=10.0, row_ms=1.0, overload_level=level))
+    request = replace(ASK, priority=priority)
+    assert choose(request, busy, replica("b", rtt_ms=99.0)).replica == ("a" if fits else "b")
+    if not fits:
+        with pytest.raises(OverloadedError, match="overloaded"):
+            choose(request, busy)
+
+
+def test_a_router_without_replicas_says_so() -> None:
+    with pytest.raises(NoReplicaError, match="no replicas"):
+        choose(ASK)
+
+
+REGIONS = ("us", "eu")
+LOADS = st.builds(Load, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
+MODELS = st.builds(Model, st.sampled_from("mn"), st.sampled_from([DIGEST, OTHER]))
+
+
+def drawn_replica(data: st.DataObject, name: str) -> Replica:
+    model = data.draw(st.none() | MODELS)
+    # Only a replica that was reached takes sessions, and then its model is known.
+    states = st.sampled_from(PeerState) if model else st.just(PeerState.CONNECTING)
+    return replica(
+        name,
+        region=data.draw(st.sampled_from(REGIONS)),
+        rtt_ms=data.draw(st.floats(0.1, 300)),
+        model=model,
+        state=data.draw(states),
+        load=data.draw(st.none() | LOADS),
+    )
+
+
+def is_able(entry: Replica, request: Request) -> bool:
+    """The constraints, said once more."""
+    load = entry.load or Load()
+    return (
+        entry.takes_sessions
+        and entry.model is not None
+        and (entry.model.name, entry.model.vocabulary_digest)
+        == (request.model, request.vocabulary_digest)
+        and (not request.residency or entry.region in request.residency)
+        and (not load.max_sessions or load.running_sessions + load.queued_sessions < 10)
+    )
+
+
+@given(st.data())
+def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
+    replicas = [drawn_replica(data, f"r{n}") for n in range(data.draw(st.integers(0, 6)))]
+    request = Request(
+        data.draw(st.sampled_from("mn")),
+        data.draw(st.sampled_from([DIGEST, OTHER])),
+        data.draw(st.integers(1, 4000)),
+        residency=tuple(data.draw(st.lists(st.sampled_from(REGIONS), max_size=1))),
+    )
+    able = {entry.name for entry in replicas if is_able(entry, request)}
+    try:
+        decision = Town(*replicas, near_ms=5.0).decide(request)
+    except OutriderError:
+        assert not able
+    else:
+        assert {name for name, _ in decision.considered} == able
+        assert decision.num_able == len(able)
+        assert decision.wait.total_ms <= decision.considered[0][1] + 5.0
+
+
+def test_a_replica_that_changes_is_judged_anew() -> None:
+    town = Town(replica("a"), replica("b", rtt_ms=50.0))
+    assert town.decide().replica == "a"
+    town.table.rows["a"].model = replace(MODEL, name="other")
+    town.table.changed.add("a")
+    assert town.decide().replica == "b"

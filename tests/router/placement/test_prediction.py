@@ -1,0 +1,115 @@
+"""The terms of a predicted wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.fleet.load import Load
+from services.router.placement.request import Request, Transfer, Wait
+from tests.router.placement.fleet import ASK, BLOCK, DIGEST, Town, replica
+
+IDS = list(range(20 * BLOCK))
+
+
+def wait(load: Load | None, prompt_tokens: int = 100, rtt_ms: float = 1.0) -> Wait:
+    town = Town(replica("a", load=load, rtt_ms=rtt_ms), max_queued=1000)
+    return town.decide(replace(ASK, prompt_tokens=prompt_tokens)).wait
+
+
+def test_an_idle_replica_costs_its_distance_and_the_prompt() -> None:
+    found = wait(Load(fixed_ms=10.0, row_ms=1.0), rtt_ms=7.0)
+    assert found == Wait(7.0, 0.0, 0.0, 0.0, 110.0)
+    assert found.total_ms == 117.0
+
+
+def test_prompts_ahead_and_running_sessions_count() -> None:
+    town = Town(replica("a", load=Load(3, 0, 300, fixed_ms=10.0, row_ms=1.0), reported_at=100.0))
+    town.send(replace(ASK, prompt_tokens=200))
+    found = town.decide().wait
+    # 300 tokens reported, in two calls; each call also carries two rows of the four sessions. The
+    # prompt sent since was weighed with three of them.
+    assert found.queue_ms == pytest.approx(300.0 + 2 * (10.0 + 8.0) + 200.0 + 10.0 + 6.0)
+    assert found.prefill_ms == 100.0 + 18.0
+
+
+def test_instances_share_what_is_ahead_but_not_a_prompt() -> None:
+    one = Load(8, 0, 1024, fixed_ms=10.0, row_ms=1.0, max_sessions=16)
+    four = replace(one, running_sessions=32, queued_prompt_tokens=4096, max_sessions=64)
+    alike = wait(replace(four, num_instances=4))
+    assert alike == wait(one)
+    assert alike.prefill_ms < wait(four).prefill_ms
+
+
+def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
+    assert wait(None, 50, rtt_ms=0.0).total_ms == 60.0
+
+
+def test_a_place_is_waited_for_where_all_are_taken() -> None:
+    full = Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
+    # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
+    assert wait(full).place_ms == 128 * 18.0 / 4
+    assert wait(replace(full, queued_sessions=1)).place_ms == 2 * 128 * 18.0 / 4
+
+
+def test_what_is_cached_is_not_computed() -> None:
+    town = Town(replica("a"), replica("b"))
+    town.hold("b", IDS[: 10 * BLOCK])
+    found = town.decide(town.asking(IDS))
+    assert (found.replica, found.cached_tokens) == ("b", 10 * BLOCK)
+    assert found.wait.prefill_ms == 10 * BLOCK + 10.0
+    assert found.runner_up is not None
+    assert found.runner_up.wait.prefill_ms == 20 * BLOCK + 2 * 10.0
+    assert found.margin_ms == found.runner_up.wait.total_ms - found.wait.total_ms
+
+
+def test_a_prompt_cached_in_full_still_costs_a_call() -> None:
+    town = Town(replica("a"))
+    town.hold("a", IDS)
+    assert town.decide(town.asking(IDS)).wait.prefill_ms == 10.0
+
+
+def test_kv_is_loaded_where_that_is_cheaper() -> None:
+    town = Town(replica("a"))
+    ask = replace(ASK, prompt_tokens=300, transfer=Transfer(num_tokens=200, load_ms=50.0))
+    loading = town.decide(ask).wait
+    assert (loading.transfer_ms, loading.prefill_ms) == (50.0, 110.0)
+    slow = replace(ask, transfer=Transfer(200, 500.0))
+    assert town.decide(slow).wait == town.decide(replace(ask, transfer=Transfer())).wait
+
+
+def test_kv_that_is_there_is_not_loaded() -> None:
+    town = Town(replica("a"))
+    town.hold("a", IDS[: 10 * BLOCK])
+    ask = replace(town.asking(IDS), transfer=Transfer(10 * BLOCK, 0.0))
+    assert town.decide(ask).wait.transfer_ms == 0.0
+    more = replace(ask, transfer=Transfer(11 * BLOCK, 1.0))
+    found = town.decide(more).wait
+    assert (found.transfer_ms, found.prefill_ms) == (1.0, 9 * BLOCK + 10.0)
+
+
+@given(
+    st.integers(0, 50), st.integers(0, 10_000), st.integers(1, 4000), st.floats(0, 50),
+    st.floats(0, 5), st.floats(0, 300),
+)  # fmt: skip
+def test_more_load_never_predicts_a_shorter_wait(
+    running: int, queued: int, prompt: int, fixed: float, row: float, rtt: float
+) -> None:
+    def total(extra_running: int, extra_queued: int, extra_prompt: int) -> float:
+        load = Load(running + extra_running, 0, queued + extra_queued, fixed, row)
+        return wait(load, prompt + extra_prompt, rtt).total_ms
+
+    base = total(0, 0, 0)
+    assert base >= rtt
+    assert total(1, 0, 0) >= base
+    assert total(0, 100, 0) >= base
+    assert total(0, 0, 100) >= base
+
+
+def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
+    town = Town(replica("a", rtt_ms=3.0), replica("b"))
+    assert town.placement.wait("a", town.now) == Wait(3.0, 0.0, 0.0, 0.0, 10.0)
+    assert Request("m", DIGEST, 0).prompt is None
