@@ -39,10 +39,20 @@ class SteppedEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__(REPEATING)
-        self.allowed = threading.Semaphore(0)
+        self._allowed = threading.Semaphore(0)
+        self._num_allowed = self._num_begun = 0
+
+    async def waits(self) -> None:
+        """Return when a call is under way that is not allowed yet."""
+        await eventually(lambda: self._num_begun > self._num_allowed)
+
+    def allow(self) -> None:
+        self._num_allowed += 1
+        self._allowed.release()
 
     def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        if not self.allowed.acquire(timeout=30):
+        self._num_begun += 1
+        if not self._allowed.acquire(timeout=30):
             raise RuntimeError("nobody allowed a step")
         return super().step(rounds, meanwhile)
 
@@ -90,14 +100,14 @@ async def _talk(it: Running, engine: SteppedEngine, peer: Peer, frames: Frames) 
     epoch, reply = 0, peer.replies[1]
     assert (await peer.next(1)).WhichOneof("kind") == "opened"
     while len(reply.ids) < len(truth):
+        epoch += 1
+        await engine.waits()
         frame = frames(truth, len(reply.ids))
         if frame is not None and frame[1]:
-            epoch += 1
             await peer.draft(1, epoch, *frame)
             await eventually(lambda: len(runner._inbox._commands) > 0)
-        engine.allowed.release()
+        engine.allow()
         await peer.next(1)
-    engine.allowed.release(2)
     return (await peer.finish(1)).ids
 
 

@@ -6,21 +6,17 @@ import asyncio
 import json
 import random
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.codec.ranks import shipped_table
-from outrider.codec.tokens import TokenCoder
-from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
@@ -29,6 +25,7 @@ from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
+from tests.inference.real.engine import Borrowed, coder_of, loaded
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -48,55 +45,15 @@ RESERVED = range(3, 17)
 """Ids of tokens for repositories and files, which no chat reply has: drafts surely wrong."""
 
 
-class Borrowed:
-    """The session's shared engine: closing it gives back what was opened, and it lives on."""
-
-    def __init__(self, engine: OpenVinoEngine) -> None:
-        self._engine = engine
-        self._opened: set[int] = set()
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
-
-    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
-        self._engine.open(sequence, prompt, salt, num_candidates)
-        self._opened.add(sequence)
-
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        return self._engine.step(rounds, meanwhile)
-
-    def close_sequence(self, sequence: int) -> None:
-        self._engine.close_sequence(sequence)
-        self._opened.discard(sequence)
-
-    def copy_block(self, source: int, target: int) -> None:
-        self._engine.copy_block(source, target)
-
-    def export_blocks(self, blocks: Sequence[int]) -> bytes:
-        return self._engine.export_blocks(blocks)
-
-    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
-        self._engine.import_blocks(blocks, data)
-
-    def close(self) -> None:
-        for sequence in list(self._opened):
-            self.close_sequence(sequence)
-
-
 def _sampling(number: int) -> SamplingParams:
     temperature = 0.8 if number % 2 else 0.0
     return SamplingParams(temperature=temperature, seed=number, max_tokens=20)
 
 
-def _coder(vocabulary: Vocabulary) -> TokenCoder:
-    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
-
-
 def _opening(
     vocabulary: Vocabulary, prompt: list[int], sampling: SamplingParams, number: int
 ) -> inference_pb2.OpenSession:
-    coder = _coder(vocabulary)
+    coder = coder_of(vocabulary)
     return inference_pb2.OpenSession(
         request_id=str(number),
         vocabulary_digest=vocabulary.digest,
@@ -115,7 +72,7 @@ class Conversation:
         vocabulary: Vocabulary,
         garbage: random.Random | None = None,
     ) -> None:
-        self._coder = _coder(vocabulary)
+        self._coder = coder_of(vocabulary)
         self._garbage = garbage
         self._call = stub.Generate()
         self._epoch = 0
@@ -168,11 +125,7 @@ def prompts(vocabulary: Vocabulary) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> LoadedModel:
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
-
-    engine = Borrowed(openvino_engine)
-    return LoadedModel("smollm2", (engine,), _coder(vocabulary), vocabulary.digest, new_reply)
+    return loaded(Borrowed(openvino_engine), vocabulary)
 
 
 @pytest.fixture(scope="module")
