@@ -41,7 +41,7 @@ def _free_port(host: str, kind: socket.SocketKind) -> int:
         return int(probe.getsockname()[1])
 
 
-async def eventually(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Return as soon as `condition` holds; AssertionError when it does not in time."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while not condition():
@@ -51,7 +51,7 @@ async def eventually(condition: Callable[[], bool], *, timeout_s: float = 5.0) -
 
 
 @asynccontextmanager
-async def leak_check(*, settle_s: float = 2.0) -> AsyncIterator[None]:
+async def leak_check(*, settle_s: float = 10.0) -> AsyncIterator[None]:
     """Fail when the block leaves asyncio tasks behind that were not there before.
 
     Tasks that are on their way out get `settle_s` to finish.

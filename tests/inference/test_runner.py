@@ -209,7 +209,7 @@ class Unclosable(FakeEngine):
 async def test_an_engine_that_cannot_be_closed_does_not_hold_up_the_end() -> None:
     it = Watched(Unclosable())
     it.runner.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await it.runner.stop()
     assert it.ticks[-1].over
 

@@ -78,7 +78,7 @@ async def test_datagrams_take_the_delay_both_ways_and_reach_their_own_client() -
             began = time.perf_counter()
             one.transport.sendto(b"one")
             other.transport.sendto(b"another")
-            answers = [await asyncio.wait_for(c.got.get(), 5) for c in (one, other)]
+            answers = [await asyncio.wait_for(c.got.get(), 30) for c in (one, other)]
             assert time.perf_counter() - began >= 0.06
             assert answers == [b"one", b"another"]
         up, down = link.take_traffic()
@@ -92,7 +92,7 @@ async def test_a_lossy_link_loses_datagrams_and_says_so() -> None:
         front = await link.start()
         async with udp_client(front) as client:
             client.transport.sendto(b"open")
-            assert await asyncio.wait_for(client.got.get(), 5) == b"open"
+            assert await asyncio.wait_for(client.got.get(), 30) == b"open"
             link.set(Conditions(loss=0.5), Conditions())
             for _ in range(100):
                 client.transport.sendto(b"x")
@@ -134,7 +134,7 @@ async def test_conditions_change_under_a_connection() -> None:
             link.set(conditions, conditions)
             began = time.perf_counter()
             writer.write(b"ping")
-            assert await asyncio.wait_for(reader.readexactly(4), 5) == b"ping"
+            assert await asyncio.wait_for(reader.readexactly(4), 30) == b"ping"
             assert time.perf_counter() - began >= conditions.delay_ms * 2 / 1000
         writer.close()
         await link.stop()
@@ -145,7 +145,7 @@ async def test_a_client_hears_of_a_server_that_is_gone() -> None:
         pass
     link = TcpLink(("127.0.0.1", port), seed=1)
     reader, writer = await asyncio.open_connection("127.0.0.1", await link.start())
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
     await link.stop()
 
@@ -162,10 +162,10 @@ async def test_the_relays_process_does_what_it_is_told() -> None:
         await control.set("a", SLOW)
         async with udp_client(front) as client:
             client.transport.sendto(b"hello")
-            assert await asyncio.wait_for(client.got.get(), 5) == b"hello"
+            assert await asyncio.wait_for(client.got.get(), 30) == b"hello"
         reader, writer = await asyncio.open_connection("127.0.0.1", stream)
         writer.write(b"over tcp")
-        assert await asyncio.wait_for(reader.readexactly(8), 5) == b"over tcp"
+        assert await asyncio.wait_for(reader.readexactly(8), 30) == b"over tcp"
         writer.close()
         passage = await control.passage()
         assert [way.num_bytes for way in passage.links["a"]] == [5, 5]

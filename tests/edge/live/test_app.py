@@ -48,7 +48,7 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
                 async with client.chat(ask, sampling=sampling, provisional=provisional) as chat:
                     assert (await chat.result()).text == REPLY
         stop.set()
-        await asyncio.wait_for(service, 10)
+        await asyncio.wait_for(service, 30)
     assert not (tmp_path / "unused").exists()
 
 

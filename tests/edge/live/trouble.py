@@ -50,7 +50,7 @@ class RawStream:
 
     async def error(self) -> OutriderError:
         """The error that ended the stream."""
-        await asyncio.wait_for(self.ended.wait(), 5)
+        await asyncio.wait_for(self.ended.wait(), 30)
         assert self.cut_off is None
         assert self.frames[-1].WhichOneof("kind") == "error"
         return from_detail(self.frames[-1].error)

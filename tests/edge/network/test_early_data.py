@@ -39,7 +39,7 @@ async def test_a_chat_in_0_rtt_waits_for_the_handshake_and_a_question_does_not(
         relay.holds_answers_of_client = True
         async with mesh.client(relay.port, tickets=tickets, early_data=True) as client:
             async with client.chat(ASK) as chat:
-                info = await asyncio.wait_for(client.describe(), 5)
+                info = await asyncio.wait_for(client.describe(), 30)
                 assert (info.name, info.model) == ("edge", "small")
                 assert info.vocabulary_digest == words.digest
                 assert mesh.sample(EARLY) > 0, "the chat is there"
@@ -91,7 +91,7 @@ async def replay(port: int, flight: list[bytes]) -> None:
     try:
         for data in flight:
             transport.sendto(data)
-        await asyncio.wait_for(answered.wait(), 5)
+        await asyncio.wait_for(answered.wait(), 30)
     finally:
         transport.close()
 
@@ -141,7 +141,7 @@ async def test_a_question_that_comes_byte_by_byte_is_answered(
         for byte in DESCRIBE[1:]:
             await asyncio.sleep(0)
             connection.send(stream.stream_id, bytes([byte]))
-        await asyncio.wait_for(stream.ended.wait(), 5)
+        await asyncio.wait_for(stream.ended.wait(), 30)
         (frame,) = stream.frames
         assert frame.description.edge == "edge"
         await mesh.settled()

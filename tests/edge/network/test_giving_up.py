@@ -53,7 +53,7 @@ async def test_a_client_that_is_closed_while_it_connects_ends_its_chats(
         await asyncio.sleep(0)  # the chat waits for it
         client._link.close()
         with pytest.raises(UnavailableError, match="closed"):
-            await asyncio.wait_for(reading, 5)
+            await asyncio.wait_for(reading, 30)
 
 
 async def test_a_defect_ends_the_chat_that_meets_it(
@@ -68,7 +68,7 @@ async def test_a_defect_ends_the_chat_that_meets_it(
         monkeypatch.setattr("outrider.client.transport.link.dial", fails)
         cut(client)
         with pytest.raises(OutriderError, match="ZeroDivisionError"):
-            await asyncio.wait_for(chat.result(), 5)
+            await asyncio.wait_for(chat.result(), 30)
 
 
 async def test_a_cancel_while_the_chat_is_cut_off_is_heard_later(

@@ -147,7 +147,7 @@ async def test_silence_on_every_way_leads_to_another_connection(
         relay.is_cut = True
         mesh.region.gate.set()  # the reply is made while nobody can hear it
         while not isinstance(events[-1], Interrupted):
-            events.append(await asyncio.wait_for(anext(chat), 10))
+            events.append(await asyncio.wait_for(anext(chat), 30))
         relay.is_cut = False
         events = await finish(mesh, chat, events)
         kinds = [type(event) for event in events]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
         mesh.region.hold_at = 6
         mesh.region.gate.clear()
         chat = await start(client, provisional=provisional)
+        began = time.monotonic()
         cut(client)
         await eventually(
             lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
@@ -59,7 +61,7 @@ async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
         assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
         (resumed,) = (event for event in events if isinstance(event, Resumed))
         assert resumed.edge == "edge"
-        assert 0 < resumed.pause_ms < 5000
+        assert 0 < resumed.pause_ms < (time.monotonic() - began) * 1e3
         assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
         assert mesh.region.cancelled == []
         await mesh.settled()

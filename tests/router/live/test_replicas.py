@@ -88,7 +88,7 @@ async def test_the_replica_list_shows_what_placement_sees(
     entry = (await router.replicas())["near"]
     assert (entry.region, entry.address, entry.model) == ("us", near.address, "m")
     assert (entry.vocabulary_digest, entry.sessions) == (near.digest, 1)
-    assert 0.0 < entry.rtt_ms < 500.0
+    assert entry.rtt_ms > 0.0
     only = await router.stub.ListReplicas(router_pb2.ListReplicasRequest(region="eu"))
     assert [replica.name for replica in only.replicas] == ["far"]
 
