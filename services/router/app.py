@@ -13,6 +13,7 @@ import structlog
 
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.quarantine import QuarantinePolicy
+from outrider.peers.targets import parse
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
@@ -29,7 +30,8 @@ from services.router.relay.journal import Journal
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch, Up
 from services.router.service import Intake, RouterService
-from services.router.upstream.link import ReplicaLink, log_transition
+from services.router.upstream.fleet import Fleet
+from services.router.upstream.link import log_transition
 from services.router.upstream.tokenizers import TokenizerPool
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -49,16 +51,14 @@ class Router:
         self.table: SessionTable[Up] = SessionTable(_limits(config))
         self.rng = Random(config.seed or None)
         self.journal = Journal(self.metrics, time.perf_counter)
-        self.intake = Intake(_pool(config), self.registry, clock=self.clock)
+        self.tokenizers = _pool(config, self.clock, self.rng)
+        self.intake = Intake(self.tokenizers, self.registry, clock=self.clock)
         self.switch = self._make_switch()
         self.settled = asyncio.Event()
         """Set once every replica was reached, or tried in vain."""
         self.idle = asyncio.Event()
         """Set by the next tick that finds no session."""
-        self.links = [
-            ReplicaLink(r, config, self.registry, self.switch, clock=self.clock, rng=self.rng)
-            for r in config.replicas
-        ]
+        self.fleet = Fleet(config, self.registry, self.switch, clock=self.clock, rng=self.rng)
 
     def _make_switch(self) -> Switch:
         policy = PlacementPolicy(self.config.near_ms, self.config.max_queued)
@@ -78,11 +78,13 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
+        self.fleet.tick()
+        self.tokenizers.tick()
         self.registry.expire(self.clock())
         for transition in self.registry.take_transitions():
             log_transition(transition)
         self.switch.expire(self.clock())
-        if self.registry.is_settled():
+        if self.fleet.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table):
             self.idle.set()
@@ -166,7 +168,7 @@ def _service(router: Router) -> RouterService:
 @asynccontextmanager
 async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
     """The endless jobs beside the listener."""
-    endless = [router.ticking(), *(link.run() for link in router.links)]
+    endless = [router.ticking(), router.fleet.run(), router.tokenizers.run()]
     jobs = [asyncio.create_task(job) for job in endless]
     try:
         yield jobs
@@ -214,9 +216,12 @@ def _limits(config: RouterConfig) -> RelayLimits:
     )
 
 
-def _pool(config: RouterConfig) -> TokenizerPool:
+def _pool(config: RouterConfig, clock: Callable[[], float], rng: Random) -> TokenizerPool:
     return TokenizerPool(
-        config.tokenizers,
+        [parse(text, "each of tokenizers") for text in config.tokenizers],
+        policy=config.discovery(),
+        clock=clock,
+        rng=rng,
         timeout_s=config.tokenize_timeout_s,
         max_waiting=config.max_tokenizing,
         # An edge's largest open has to fit into the request made of it.

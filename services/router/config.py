@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
+from outrider.peers.membership import DiscoveryPolicy
+from outrider.peers.targets import Lookup, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,18 @@ class RouterConfig:
     """What a session that names no model gets."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Replicas of every region this router may use."""
+    replica_targets: tuple[str, ...] = ()
+    """Where further replicas are found, `dns:HOST:PORT` or `srv:NAME`; they say themselves what
+    their names and regions are."""
     tokenizers: tuple[str, ...] = ()
-    """gRPC targets of tokenizer services, best first; used for sessions that bring text."""
+    """Tokenizer services, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`, best first; used for sessions
+    that bring text."""
+    nameservers: tuple[str, ...] = ()
+    """DNS servers, as IP:PORT; empty: this machine's."""
+    lookup_interval_s: float = 5.0
+    """Time between two lookups of one target."""
+    lookup_grace_s: float = 15.0
+    """What lookups do not find for so long gets no new sessions; those it has go on."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
@@ -130,7 +142,13 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         for tokenizer in self.tokenizers:
-            check_address(tokenizer, "each of tokenizers")
+            parse(tokenizer, "each of tokenizers")
+        for target in self.replica_targets:
+            if parse(target, "each of replica_targets").lookup is Lookup.NONE:
+                raise ConfigError(
+                    f"{target} in replica_targets is one address: give it a name and a region in "
+                    "[[router.replicas]], or have it looked up with dns: or srv:."
+                )
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("region", [region.name for region in self.regions])
         for field in _POSITIVE:
@@ -144,9 +162,13 @@ class RouterConfig:
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
-        for field in ("near_ms", "max_queued", "default_rtt_ms", "drain_s"):
+        for field in ("near_ms", "max_queued", "default_rtt_ms", "drain_s", "lookup_grace_s"):
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
+
+    def discovery(self) -> DiscoveryPolicy:
+        """How often targets are looked up, and what becomes of what is not found any more."""
+        return DiscoveryPolicy(self.nameservers, self.lookup_interval_s, self.lookup_grace_s)
 
     @staticmethod
     def _check_unique(kind: str, names: list[str]) -> None:
@@ -169,6 +191,7 @@ _POSITIVE = (
     "connect_timeout_s",
     "max_backoff_s",
     "load_interval_ms",
+    "lookup_interval_s",
     "heartbeat_ms",
     "silence_s",
     "quarantine_failures",

@@ -15,9 +15,10 @@ from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.health import Signal
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
-from services.router.config import ReplicaConfig, RouterConfig
-from services.router.fleet.load import Model
+from services.router.config import RouterConfig
+from services.router.fleet.load import Identity, Model
 from services.router.fleet.registry import Registry, Transition
+from services.router.fleet.replica import Replica
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches
@@ -36,7 +37,7 @@ class ReplicaLink:
 
     def __init__(
         self,
-        replica: ReplicaConfig,
+        replica: Replica,
         config: RouterConfig,
         registry: Registry,
         switch: Switch,
@@ -44,14 +45,18 @@ class ReplicaLink:
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
-        self._name = replica.name
-        self._address = replica.address
+        self._replica = replica
         self._config = config
         self._registry = registry
         self._switch = switch
         self._clock = clock
         self._rng = rng
         self._backoff_s = _FIRST_BACKOFF_S
+
+    @property
+    def _name(self) -> str:
+        """A discovered replica's changes when it says who it is."""
+        return self._replica.name
 
     async def run(self) -> None:
         """Connect, serve, and reconnect with jittered exponential backoff, for ever."""
@@ -66,9 +71,9 @@ class ReplicaLink:
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""
         limit = self._config.max_message_bytes
-        async with make_channel(self._address, max_message_bytes=limit) as channel:
+        async with make_channel(self._replica.address, max_message_bytes=limit) as channel:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                model = await self._greet(channel)
+                said = await self._greet(channel)
                 rtt_ms, is_serving = await watches.probe(channel, self._config.connect_timeout_s)
                 # GenerateRequest and RouteRequest are the same bytes, as are the responses: the
                 # stream carries the edge's own messages, renumbered, never copied.
@@ -79,7 +84,9 @@ class ReplicaLink:
                 )
                 call = generate()
                 await call.wait_for_connection()
-            self._registry.connected(self._name, model, self._clock())
+            if self._replica.source:
+                self._registry.introduce(self._name, said)
+            self._registry.connected(self._name, said.model, self._clock())
             self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
             self._backoff_s = _FIRST_BACKOFF_S
             await self._serve(channel, call)
@@ -104,18 +111,19 @@ class ReplicaLink:
             self._lose("")  # before its sessions are placed anew
             self._switch.detach_replica(self._name, stream, self._clock())
 
-    async def _greet(self, channel: grpc.aio.Channel) -> Model:
-        """What the replica serves."""
+    async def _greet(self, channel: grpc.aio.Channel) -> Identity:
+        """Who the replica is, and what it serves."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         said = await stub.GetModel(inference_pb2.GetModelRequest())
-        return Model(
+        model = Model(
             name=said.model,
             vocabulary_digest=said.vocabulary_digest,
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
         )
+        return Identity(said.replica, said.region, model)
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall[Up, Down], outlet: Outlet[Up]

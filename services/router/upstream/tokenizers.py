@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
+from typing import Final
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OverloadedError, UnavailableError
+from outrider.peers.discovery import Discovery
+from outrider.peers.membership import DiscoveryPolicy
+from outrider.peers.targets import Target
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import from_detail
+
+_MAX_ASKED: Final = 4
+"""Tokenizers that one prompt is offered to, one after the other."""
 
 _EncodeCall = grpc.aio.StreamStreamCall[tokenizer_pb2.EncodeRequest, tokenizer_pb2.EncodeResponse]
 
@@ -23,6 +31,14 @@ class Tokenized:
 
     ids: common_pb2.TokenBlock
     vocabulary_digest: bytes
+
+
+@dataclass(slots=True)
+class _Ranked:
+    stream: TokenizerStream
+    rank: int
+    """The least is asked first."""
+    is_leaving: bool = False
 
 
 class TokenizerStream:
@@ -36,6 +52,11 @@ class TokenizerStream:
         self._writing = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[Tokenized]] = {}
         self._last_number = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that it has not answered yet."""
+        return len(self._waiting)
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize; `request.number` is set here. Raises what the tokenizer answers, and
@@ -99,22 +120,62 @@ class TokenizerStream:
 
 
 class TokenizerPool:
-    """Asks tokenizers in order until one answers. At most `max_waiting` prompts at once."""
+    """Asks tokenizers until one answers, at most `max_waiting` prompts at once: those of the first
+    target first, of one target the one that has least to do. `run` it, and `tick` now and then."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        targets: Sequence[Target],
         *,
+        policy: DiscoveryPolicy,
+        clock: Callable[[], float],
+        rng: Random,
         timeout_s: float,
         max_waiting: int,
         max_message_bytes: int,
     ) -> None:
-        self._streams = [
-            TokenizerStream(address, max_message_bytes=max_message_bytes) for address in addresses
-        ]
+        self._ranks = {target.text: rank for rank, target in enumerate(targets)}
+        self._discovery = Discovery(targets, self, policy=policy, clock=clock, rng=rng)
+        self._streams: dict[str, _Ranked] = {}
+        """By address."""
+        self._closing: set[asyncio.Task[None]] = set()
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
+        self._max_message_bytes = max_message_bytes
         self._num_waiting = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every target was looked up, or tried in vain, once."""
+        return self._discovery.is_settled
+
+    async def run(self) -> None:
+        """Look the tokenizers up for ever."""
+        await self._discovery.run()
+
+    def tick(self) -> None:
+        """What passes with time alone."""
+        self._discovery.tick()
+        for address, entry in list(self._streams.items()):
+            if entry.is_leaving and not entry.stream.num_waiting:
+                del self._streams[address]
+                self._discovery.forget(address)
+                task = asyncio.create_task(entry.stream.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def joined(self, address: str, source: str) -> None:
+        """A tokenizer was found."""
+        stream = TokenizerStream(address, max_message_bytes=self._max_message_bytes)
+        self._streams[address] = _Ranked(stream, self._ranks[source])
+
+    def returned(self, address: str) -> None:
+        """One that was to leave is found again."""
+        self._streams[address].is_leaving = False
+
+    def left(self, address: str) -> None:
+        """One is not found any more: it gets no more prompts."""
+        self._streams[address].is_leaving = True
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize one prompt. Raises UnavailableError when no tokenizer answers in time,
@@ -132,24 +193,26 @@ class TokenizerPool:
 
     async def close(self) -> None:
         """End all streams."""
-        for stream in self._streams:
-            await stream.close()
+        for entry in self._streams.values():
+            await entry.stream.close()
+        await asyncio.gather(*self._closing)
 
     async def _first_answer(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         failures: list[str] = []
         overload: OverloadedError | None = None
-        for stream in list(self._streams):
+        entries = self._ranked()
+        for entry in entries:
             try:
-                async with asyncio.timeout(self._timeout_s / len(self._streams)):
-                    return await stream.encode(request)
+                async with asyncio.timeout(self._timeout_s / len(entries)):
+                    return await entry.stream.encode(request)
             except OverloadedError as error:
                 overload = error
             except UnavailableError as error:
-                failures.append(f"{stream.address}: {error.message}")
-                self._demote(stream)
+                failures.append(f"{entry.stream.address}: {error.message}")
+                self._demote(entry)
             except TimeoutError:
-                failures.append(f"{stream.address}: no answer in time")
-                self._demote(stream)
+                failures.append(f"{entry.stream.address}: no answer in time")
+                self._demote(entry)
         if overload:
             raise overload
         raise UnavailableError(
@@ -158,7 +221,11 @@ class TokenizerPool:
             retry_delay_ms=500,
         )
 
-    def _demote(self, stream: TokenizerStream) -> None:
+    def _ranked(self) -> list[_Ranked]:
+        """At most a few of many: each gets its share of the time."""
+        able = [entry for entry in self._streams.values() if not entry.is_leaving]
+        return sorted(able, key=lambda it: (it.rank, it.stream.num_waiting))[:_MAX_ASKED]
+
+    def _demote(self, entry: _Ranked) -> None:
         """Ask it last from now on, so that not every prompt waits for it first."""
-        self._streams.remove(stream)
-        self._streams.append(stream)
+        entry.rank = 1 + max(other.rank for other in self._streams.values())

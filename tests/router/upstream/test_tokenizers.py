@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from outrider.errors import OutriderError, OverloadedError, UnavailableError, UnknownModelError
+from outrider.peers.membership import DiscoveryPolicy
+from outrider.peers.targets import parse
 from outrider.rpc import bind, make_server
 from outrider.testing import eventually, free_tcp_port, leak_check
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -78,10 +82,21 @@ async def running(count: int) -> AsyncIterator[list[Scripted]]:
 @asynccontextmanager
 async def pool_of(*addresses: str, **settings: Any) -> AsyncIterator[TokenizerPool]:
     values: dict[str, Any] = {"timeout_s": 5.0, "max_waiting": 100, "max_message_bytes": 1 << 20}
-    pool = TokenizerPool(addresses, **(values | settings))
+    targets = [parse(address, "an address") for address in addresses]
+    pool = TokenizerPool(
+        targets,
+        policy=DiscoveryPolicy(),
+        clock=time.monotonic,
+        rng=Random(1),
+        **(values | settings),
+    )
+    looking = asyncio.create_task(pool.run())
     try:
+        await eventually(lambda: pool.is_settled)
         yield pool
     finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await pool.close()
 
 
