@@ -1,0 +1,110 @@
+"""Sessions and fleets for tests of admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from outrider.errors import NoReplicaError, OverloadedError
+from services.router.admission.choosing import Regions, Sight
+from services.router.admission.policy import Lane, Priority
+from services.router.admission.ticket import Arrival, Ticket
+from services.router.placement.place import Decision, Request, Wait
+
+REQUEST = Request("m", b"", 10)
+
+
+def ticket(
+    session: int = 1,
+    tenant: str = "",
+    lane: Lane = Lane.MEDIUM,
+    *,
+    cost: int = 100,
+    weight: float = 1.0,
+    at: float = 0.0,
+    until: float = 1e6,
+    request: Request = REQUEST,
+) -> Ticket:
+    """A session that was let in."""
+    return Ticket(
+        session=session,
+        request=request,
+        tenant=tenant,
+        priority=Priority(min(lane, Priority.HIGH)),
+        lane=lane,
+        cost_tokens=cost,
+        weight=weight,
+        reservation=0,
+        arrived_at=at,
+        deadline_at=None,
+        expires_at=until,
+    )
+
+
+def arrival(
+    session: int,
+    priority: Priority | None = None,
+    tenant: str = "",
+    *,
+    model: str = "m",
+    max_tokens: int = 90,
+    deadline_at: float | None = None,
+    has_started: bool = False,
+) -> Arrival:
+    """A session that asks to be let in."""
+    return Arrival(
+        session=session,
+        request=replace(REQUEST, model=model),
+        max_tokens=max_tokens,
+        tenant=tenant,
+        priority=priority,
+        deadline_at=deadline_at,
+        has_started=has_started,
+    )
+
+
+@dataclass
+class Region:
+    """A region's best replica, as placement would see it."""
+
+    backlog_ms: float = 0.0
+    rtt_ms: float = 1.0
+    prefill_ms: float = 20.0
+    is_full: bool = False
+    is_down: bool = False
+
+
+@dataclass
+class FakeScout:
+    """Placement over regions that a test describes, the first one at home."""
+
+    fleet: dict[str, Region] = field(default_factory=lambda: {"us": Region()})
+    looked: list[tuple[str, ...]] = field(default_factory=list)
+
+    def regions(self, request: Request) -> Regions:
+        allowed = self._allowed(request)
+        return Regions(allowed[:1], allowed[1:])
+
+    def look(self, request: Request, regions: tuple[str, ...]) -> Sight:
+        self.looked.append(regions)
+        found = {name: self.fleet[name] for name in regions or self._allowed(request)}
+        up = {name: region for name, region in found.items() if not region.is_down}
+        if not up:
+            raise NoReplicaError("none")
+        free = {name: region for name, region in up.items() if not region.is_full}
+        if not free:
+            raise OverloadedError("full")
+        return min((_sight(*entry) for entry in free.items()), key=lambda sight: sight.ttft_ms)
+
+    def _allowed(self, request: Request) -> tuple[str, ...]:
+        return tuple(n for n in self.fleet if not request.residency or n in request.residency)
+
+
+def _sight(name: str, region: Region) -> Sight:
+    wait = Wait(
+        rtt_ms=region.rtt_ms,
+        place_ms=0.0,
+        queue_ms=region.backlog_ms,
+        prefill_ms=region.prefill_ms,
+    )
+    decision = Decision(replica=f"{name}-0", wait=wait, considered=())
+    return Sight(name, wait.total_ms, region.backlog_ms, region.rtt_ms, decision)
