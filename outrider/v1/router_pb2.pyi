@@ -173,3 +173,161 @@ class ListReplicasResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """Why sessions went where they went. Nothing of their prompts is kept or told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MAX_PLACEMENTS_FIELD_NUMBER: _builtins.int
+    WHAT_IF_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Placements of the session with this id; empty: of any."""
+    max_placements: _builtins.int
+    """Most placements wanted, newest first; 0: 16."""
+    @_builtins.property
+    def what_if(self) -> _inference_pb2.OpenSession:
+        """What would be decided now for this session. It is not opened and nothing is remembered of it."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        max_placements: _builtins.int = ...,
+        what_if: _inference_pb2.OpenSession | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["what_if", b"what_if"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_placements", b"max_placements", "request_id", b"request_id", "what_if", b"what_if"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]:
+        """Newest first; with `what_if`, that one alone."""
+
+    def __init__(
+        self,
+        *,
+        placements: _abc.Iterable[Global___Placement] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placements", b"placements"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class Placement(_message.Message):
+    """One decision. docs/guides/placement.md explains the terms."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    DECISION_MS_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    RUNNER_UP_FIELD_NUMBER: _builtins.int
+    MARGIN_MS_FIELD_NUMBER: _builtins.int
+    ABLE_FIELD_NUMBER: _builtins.int
+    CONSIDERED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    model: _builtins.str
+    prompt_tokens: _builtins.int
+    age_ms: _builtins.float
+    """How long ago it was made."""
+    decision_ms: _builtins.float
+    """How long it took."""
+    margin_ms: _builtins.float
+    """The runner-up's predicted wait less that of the chosen one."""
+    able: _builtins.int
+    """Replicas that met the constraints."""
+    @_builtins.property
+    def chosen(self) -> Global___PlacementCandidate: ...
+    @_builtins.property
+    def runner_up(self) -> Global___PlacementCandidate:
+        """The best of the others; absent if there was none."""
+
+    @_builtins.property
+    def considered(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementCandidate]:
+        """The best of them, best first, with their predicted waits alone."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        age_ms: _builtins.float = ...,
+        decision_ms: _builtins.float = ...,
+        chosen: Global___PlacementCandidate | None = ...,
+        runner_up: Global___PlacementCandidate | None = ...,
+        margin_ms: _builtins.float = ...,
+        able: _builtins.int = ...,
+        considered: _abc.Iterable[Global___PlacementCandidate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "runner_up", b"runner_up"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["able", b"able", "age_ms", b"age_ms", "chosen", b"chosen", "considered", b"considered", "decision_ms", b"decision_ms", "margin_ms", b"margin_ms", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "runner_up", b"runner_up"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class PlacementCandidate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    PLACE_MS_FIELD_NUMBER: _builtins.int
+    QUEUE_MS_FIELD_NUMBER: _builtins.int
+    TRANSFER_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    region: _builtins.str
+    wait_ms: _builtins.float
+    """The sum of the terms that follow."""
+    rtt_ms: _builtins.float
+    place_ms: _builtins.float
+    queue_ms: _builtins.float
+    transfer_ms: _builtins.float
+    prefill_ms: _builtins.float
+    cached_tokens: _builtins.int
+    """Prompt tokens whose KV the replica had, or was expected to have by then."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        region: _builtins.str = ...,
+        wait_ms: _builtins.float = ...,
+        rtt_ms: _builtins.float = ...,
+        place_ms: _builtins.float = ...,
+        queue_ms: _builtins.float = ...,
+        transfer_ms: _builtins.float = ...,
+        prefill_ms: _builtins.float = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "place_ms", b"place_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacementCandidate: _TypeAlias = PlacementCandidate  # noqa: Y015

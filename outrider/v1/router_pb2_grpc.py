@@ -44,6 +44,11 @@ class RouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_router__pb2.ListReplicasRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_router__pb2.ListReplicasResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/outrider.v1.RouterService/Explain',
+                request_serializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -62,6 +67,12 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +85,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ListReplicas,
                     request_deserializer=outrider_dot_v1_dot_router__pb2.ListReplicasRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_router__pb2.ListReplicasResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +146,33 @@ class RouterService:
             '/outrider.v1.RouterService/ListReplicas',
             outrider_dot_v1_dot_router__pb2.ListReplicasRequest.SerializeToString,
             outrider_dot_v1_dot_router__pb2.ListReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RouterService/Explain',
+            outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            outrider_dot_v1_dot_router__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

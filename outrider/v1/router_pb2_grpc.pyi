@@ -34,6 +34,7 @@ class RouterServiceStub:
     Route: _grpc.StreamStreamMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]
     """The same session frames as InferenceService.Generate; the router chooses the replica."""
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]
+    Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -41,6 +42,7 @@ class RouterServiceAsyncStub(RouterServiceStub):
     Route: _aio.StreamStreamMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]  # type: ignore[assignment]
     """The same session frames as InferenceService.Generate; the router chooses the replica."""
     ListReplicas: _aio.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]  # type: ignore[assignment]
+    Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +59,12 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ListReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListReplicasResponse, _abc.Awaitable[_router_pb2.ListReplicasResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _router_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]: ...
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
