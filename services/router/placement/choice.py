@@ -1,7 +1,8 @@
 """Which of the replicas that could have a session gets it. Pure.
 
 The cost is the session's own wait and, weighted, the work that its prompt makes: work delays who
-comes next. Between near-equals the better of two random ones is taken (Mitzenmacher, "The power of
+comes next, the more the busier a region is. Without that price a busy fleet computes in many places
+what it has in one, for the sake of shorter queues, and has longer ones for it. Between near-equals the better of two random ones is taken (Mitzenmacher, "The power of
 two choices in randomized load balancing", 2001), so that several routers with the same reports do
 not all run to the same replica.
 """
@@ -12,15 +13,26 @@ from random import Random
 
 import numpy as np
 
-from services.router.placement.board import Bools, Floats
+from services.router.placement.board import Bools, Floats, Ints
 from services.router.placement.prediction import Waits
 from services.router.placement.request import PlacementPolicy
 
 
-def costs_ms(waits: Waits, able: Bools, policy: PlacementPolicy) -> Floats:
-    """[rows] what is to be least; infinite for a replica that may not have the session."""
-    costs = waits.total_ms + policy.work_weight * (waits.prefill_ms + waits.transfer_ms)
+def costs_ms(waits: Waits, able: Bools, regions: Ints, policy: PlacementPolicy) -> Floats:
+    """[rows] what is to be least; infinite for a replica that may not have the session. [rows]
+    `regions` are numbers from 0 on. At least one replica has to be able."""
+    more = policy.busy_work_weight - policy.work_weight
+    weights = policy.work_weight + more * _busy_shares(waits, able, regions)
+    costs = waits.total_ms + weights * (waits.prefill_ms + waits.transfer_ms)
     return np.where(able, costs, np.inf)
+
+
+def _busy_shares(waits: Waits, able: Bools, regions: Ints) -> Floats:
+    """[rows] how many of the able replicas of a row's region have prompts waiting, 0 to 1."""
+    num_able = np.bincount(regions, weights=able)
+    num_busy = np.bincount(regions, weights=able & (waits.queue_ms > 0.0))
+    shares: Floats = (num_busy / np.maximum(num_able, 1.0))[regions]
+    return shares
 
 
 def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:

@@ -67,7 +67,7 @@ class Placement:
             raise constraints.refusal(request, self._fleet, self._board)
         cached = self._cached(request, able)
         waits = prediction.predict(self._board, request, cached, self._policy, now)
-        costs = choice.costs_ms(waits, able, self._policy)
+        costs = choice.costs_ms(waits, able, self._board.counts["region"], self._policy)
         return self._explained(costs, waits, cached, int(able.sum()))
 
     def put(self, session: int, request: Request, decision: Decision, now: float) -> None:

@@ -24,7 +24,10 @@ class PlacementPolicy:
     """A replica whose load changes reports it at least so often."""
     work_weight: float = 0.5
     """What a millisecond of a replica's work costs those who come later, in milliseconds of this
-    session's wait. 0: only its own wait counts, and idle replicas compute what others hold."""
+    session's wait, in a region without queues. 0: only its own wait counts, and idle replicas
+    compute what others hold."""
+    busy_work_weight: float = 4.0
+    """The same in a region where every replica has prompts waiting; in between by their share."""
 
 
 @dataclass(frozen=True, slots=True)

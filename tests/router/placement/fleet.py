@@ -68,6 +68,7 @@ class Town:
         self.table = Table(replicas)
         self.prefixes = PrefixIndex(PrefixLimits())
         settings = {"near_ms": 0.0, "max_queued": 0, "work_weight": 0.0, **policy}
+        settings.setdefault("busy_work_weight", settings["work_weight"])
         self.placement = Placement(
             self.table, self.prefixes, PlacementPolicy(**settings), Random(seed)
         )

@@ -66,6 +66,29 @@ def test_work_that_others_would_wait_for_has_a_price() -> None:
         assert town.decide(town.asking(IDS)).replica == expected
 
 
+def test_the_price_rises_with_the_share_of_a_region_that_is_busy() -> None:
+    """Another region's queues do not raise it."""
+    busy = replace(LOAD, queued_prompt_tokens=20 * BLOCK)
+
+    def chosen(*others: str) -> str:
+        town = Town(
+            replica("warm", load=busy, reported_at=100.0),
+            replica("idle"),
+            *(
+                replica(f"b{n}", region=region, load=busy, reported_at=100.0)
+                for n, region in enumerate(others)
+            ),
+            busy_work_weight=0.05,
+        )
+        town.hold("warm", IDS)
+        return town.decide(town.asking(IDS)).replica
+
+    # The warm one's queue is 10 ms longer than the work of 330 ms that it saves.
+    assert chosen() == "idle"
+    assert chosen("eu", "eu", "eu") == "idle"
+    assert chosen("us-east", "us-east") == "warm"
+
+
 def test_a_decision_lists_the_best_of_many() -> None:
     town = Town(*(replica(f"r{n}", rtt_ms=100.0 - n) for n in range(50)))
     decision = town.decide(ASK)
