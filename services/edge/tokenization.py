@@ -28,6 +28,8 @@ class Job:
 
     messages: Sequence[Message]
     answer: Callable[[Outcome], None]
+    is_typed: bool = False
+    """Whether its prompt is still being typed: it may wait."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     is_cancelled: bool = False
 
@@ -46,41 +48,54 @@ class Tokenization:
     """
 
     def __init__(self, vocabulary: Vocabulary, *, num_workers: int, max_queued: int) -> None:
-        """At most `max_queued` chats wait while all workers are busy."""
+        """At most `max_queued` chats wait while all workers are busy, and as many prompts that are
+        being typed. These come after the chats, and leave a worker to them if there are two."""
         self._vocabulary = vocabulary
-        self._max_pending = num_workers + max_queued
-        self._num_running = 0
+        self._num_workers = num_workers
+        self._max_queued = max_queued
+        self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
+        self._typed: deque[Job] = deque()
         self._is_closed = False
         self._changed = threading.Condition()
         for _ in range(num_workers):
             threading.Thread(target=self._work, name="tokenize", daemon=True).start()
 
-    def submit(self, messages: Sequence[Message], answer: Callable[[Outcome], None]) -> Job:
+    def submit(
+        self,
+        messages: Sequence[Message],
+        answer: Callable[[Outcome], None],
+        *,
+        is_typed: bool = False,
+    ) -> Job:
         """Call `answer` in the event loop once the ids are there. Raises OverloadedError when too
-        many chats wait already."""
-        job = Job(messages, answer)
+        many of its kind wait already."""
+        job = Job(messages, answer, is_typed)
+        queue = self._typed if is_typed else self._waiting
         with self._changed:
-            num_pending = len(self._waiting) + self._num_running
-            if num_pending >= self._max_pending:
+            num_running = sum(other.is_typed == is_typed for other in self._running)
+            num_pending = len(queue) + num_running
+            if num_pending >= self._num_workers + self._max_queued:
                 raise OverloadedError(
                     f"{num_pending} prompts wait for tokenization; try again", retry_delay_ms=100
                 )
-            self._waiting.append(job)
+            queue.append(job)
             self._changed.notify()
         return job
 
     def cancel(self, job: Job) -> None:
         """The outcome is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
+        queue = self._typed if job.is_typed else self._waiting
         with self._changed, contextlib.suppress(ValueError):  # a worker has it, or had it
-            self._waiting.remove(job)
+            queue.remove(job)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
+            self._typed.clear()
             self._changed.notify_all()
 
     # Everything below runs in the workers.
@@ -89,17 +104,26 @@ class Tokenization:
         while (job := self._take()) is not None:
             outcome = self._encode(job.messages)
             with self._changed:
-                self._num_running -= 1
+                self._running.remove(job)
+                self._changed.notify()  # typed text may have waited for this worker to be free
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 job.loop.call_soon_threadsafe(job.deliver, outcome)
 
     def _take(self) -> Job | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            self._changed.wait_for(lambda: self._next_queue() or self._is_closed)
             if self._is_closed:
                 return None
-            self._num_running += 1
-            return self._waiting.popleft()
+            job = self._next_queue().popleft()
+            self._running.append(job)
+            return job
+
+    def _next_queue(self) -> deque[Job]:
+        """Empty if there is nothing to do now."""
+        num_typed = sum(job.is_typed for job in self._running)
+        if not self._waiting and num_typed < max(1, self._num_workers - 1):
+            return self._typed
+        return self._waiting
 
     def _encode(self, messages: Sequence[Message]) -> Outcome:
         try:

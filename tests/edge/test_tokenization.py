@@ -23,9 +23,11 @@ def tokenization(words: Vocabulary) -> Iterator[Tokenization]:
     made.close()
 
 
-def submit(tokenization: Tokenization, ask: list[Message]) -> tuple[Job, asyncio.Future[Outcome]]:
+def submit(
+    tokenization: Tokenization, ask: list[Message], *, is_typed: bool = False
+) -> tuple[Job, asyncio.Future[Outcome]]:
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    return tokenization.submit(ask, future.set_result), future
+    return tokenization.submit(ask, future.set_result, is_typed=is_typed), future
 
 
 class Gate:
@@ -40,7 +42,7 @@ class Gate:
         def slow(vocabulary: Vocabulary, messages: Sequence[Message]) -> list[int]:
             self.threads.add(threading.current_thread())
             self.entered.release()
-            assert self._open.wait(5)
+            assert self._open.wait(30)
             return encode(vocabulary, messages)
 
         monkeypatch.setattr(Vocabulary, "encode_chat", slow)
@@ -86,7 +88,7 @@ async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
 ) -> None:
     gate = Gate(monkeypatch)
     _, running = submit(tokenization, ASK)
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     waiting, never = submit(tokenization, ASK)
     with pytest.raises(OverloadedError) as caught:
         submit(tokenization, ASK)
@@ -103,7 +105,7 @@ async def test_what_runs_when_it_is_cancelled_is_not_delivered(
 ) -> None:
     gate = Gate(monkeypatch)
     running, never = submit(tokenization, ASK)
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     tokenization.cancel(running)
     _, after = submit(tokenization, ASK)
     gate.open()
@@ -116,11 +118,47 @@ async def test_closing_gives_up_what_waits_and_ends_the_threads(
 ) -> None:
     gate = Gate(monkeypatch)
     _, running = submit(tokenization, ASK)
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     _, never = submit(tokenization, ASK)
     tokenization.close()
     gate.open()
     await running
     (worker,) = gate.threads
-    await asyncio.to_thread(worker.join, 5)
+    await asyncio.to_thread(worker.join, 30)
     assert not worker.is_alive() and not never.done()
+
+
+async def test_text_being_typed_takes_no_chats_place_and_no_chats_turn(
+    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, order = Gate(monkeypatch), list[str]()
+    _, running = submit(tokenization, ASK)
+    assert gate.entered.acquire(timeout=30)
+    typed = [submit(tokenization, ASK, is_typed=True)[1] for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        submit(tokenization, ASK, is_typed=True)
+    _, chat = submit(tokenization, ASK)
+    chat.add_done_callback(lambda _: order.append("chat"))
+    for outcome in typed:
+        outcome.add_done_callback(lambda _: order.append("typed"))
+    gate.open()
+    await asyncio.gather(running, chat, *typed)
+    assert order == ["chat", "typed", "typed"]
+
+
+async def test_text_being_typed_leaves_a_worker_to_chats(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, tokenization = Gate(monkeypatch), Tokenization(words, num_workers=2, max_queued=1)
+    outcomes = [submit(tokenization, ASK, is_typed=True)[1] for _ in range(2)]
+    assert gate.entered.acquire(timeout=30)
+    cancelled, never = submit(tokenization, ASK, is_typed=True)
+    tokenization.cancel(cancelled)
+    outcomes.append(submit(tokenization, ASK)[1])
+    assert gate.entered.acquire(timeout=30), "the chat runs beside the first of them"
+    assert len(gate.threads) == 2
+    assert not gate.entered.acquire(blocking=False)
+    gate.open()
+    await asyncio.gather(*outcomes)
+    assert not never.done()
+    tokenization.close()

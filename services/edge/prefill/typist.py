@@ -13,10 +13,10 @@ from outrider.v1 import common_pb2, inference_pb2
 from services.edge.parts import EdgeParts
 from services.edge.prefill.plan import PrefillPlan
 from services.edge.resumption.audience import ClientStream
+from services.edge.routers.link import RouterLink
 from services.edge.session.actions import OpenRegion
 from services.edge.session.inputs import ChatRequest, Input, Speculation
 from services.edge.tokenization import Job, Outcome
-from services.edge.upstream import RouterLink
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -93,7 +93,8 @@ class Typist:
         if messages is None:
             return
         try:
-            self._job = self._parts.tokenization.submit(messages, self._tokenized)
+            tokenization = self._parts.tokenization
+            self._job = tokenization.submit(messages, self._tokenized, is_typed=True)
         except OutriderError as error:
             log.debug("typed text not tokenized", reason=error.reason)
             self._plan.tokenized(None)

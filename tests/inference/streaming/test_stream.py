@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from outrider import errors
+from outrider.engines.base import Meanwhile, Round, Rows, nothing
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
@@ -56,13 +57,26 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
         await eventually(lambda: len(it.replica.table) == 0)
 
 
+class Pausing(GatedEngine):
+    """Shuts the gate behind its fourth step."""
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        rows = super().step(rounds, meanwhile)
+        if self.num_steps == 4:
+            self.gate.clear()
+        return rows
+
+
 async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
-    async with running() as it:
+    engine = Pausing()
+    engine.gate.set()
+    async with running(engine) as it:
         stream = _stream(it.replica.table)
         stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
         await eventually(lambda: len(stream.outbox) > 3)
         stream.close()
         assert len(it.replica.table._given_up) == 1
+        engine.gate.set()
         await eventually(lambda: not it.replica.table._given_up)
         labels = {
             "gen_ai_operation_name": "chat",
