@@ -4,8 +4,9 @@ Shown is the longest run of drafts whose estimated survival is at least theta, c
 of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 keeps the
 normalised erasure (Arivazhagan et al., IWSLT 2020) of calibrated drafts below 0.2; the first tokens
 of a reply have a lower one, since there the wait hurts more than a correction. Text that proved
-wrong is erased at once, and then nothing new is shown for `rewrite_interval_s`: the reader never
-sees two rewrites within that time.
+wrong is erased at once. Rewrites are limited as cells are in ATM (generic cell rate algorithm,
+ITU-T I.371): one per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together;
+beyond that nothing new is shown for a while.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class DisplayPolicy:
     """Most tokens to be expected to fall of all that is shown behind the first ones: long chains of
     likely tokens would be shown whole, and fall together."""
     rewrite_interval_s: float = 0.15
-    """Least time between two erasures of shown text."""
+    """Least time between two erasures of shown text, on average..."""
+    rewrite_burst: int = 3
+    """...over more than so many."""
     erasure: float = 0.15
     """Tokens taken back per final token that a reader is to bear: every one more raises theta by
     `caution`, until as many became final as make up for it."""
@@ -70,6 +73,8 @@ class Display:
         """Where in it each token ends that is shown whole."""
         self.quiet_until = float("-inf")
         """Nothing new is shown before this time."""
+        self._next_rewrite = float("-inf")
+        """When the next erasure would be due, were they spread evenly."""
         self.erased_chars = 0
         self.num_retractions = 0
         self.shown_tokens = 0
@@ -131,7 +136,11 @@ class Display:
         self._excess = min(_MAX_DEBT, self._excess + num_erased)
         self._ends = [end for end in self._ends if end <= kept]
         self._shown = self._shown[:kept]
-        self.quiet_until = now + self._policy.rewrite_interval_s
+        policy = self._policy
+        self._next_rewrite = max(self._next_rewrite, now) + policy.rewrite_interval_s
+        self.quiet_until = (
+            self._next_rewrite - (policy.rewrite_burst - 1) * policy.rewrite_interval_s
+        )
         return Retract(kept)
 
     def _likely(self, outlook: Outlook) -> tuple[int, float]:
