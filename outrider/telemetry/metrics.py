@@ -7,7 +7,7 @@ Recording costs a few microseconds; all methods may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation
@@ -32,6 +32,21 @@ class Gauge:
         """What a scrape sees: nothing until the first `set`."""
         value = self._value
         return [] if value is None else [Observation(value)]
+
+
+class GaugeTable:
+    """Values that go up and down, one for each set of labels; those of rows left out vanish."""
+
+    def __init__(self) -> None:
+        self._rows: list[Observation] = []
+
+    def set(self, rows: Iterable[tuple[float, Mapping[str, str]]]) -> None:
+        """Remember the rows for the next scrape."""
+        self._rows = [Observation(value, labels) for value, labels in rows]
+
+    def observe(self, _: CallbackOptions) -> Iterable[Observation]:
+        """What a scrape sees."""
+        return self._rows
 
 
 class ShareWindow:
@@ -64,6 +79,7 @@ class Metrics:
         self._meter = self._provider.get_meter("outrider")
         self._lock = threading.Lock()
         self._gauges: dict[str, Gauge] = {}
+        self._tables: dict[str, GaugeTable] = {}
         self._counters: dict[str, Counter] = {}
         self._rejected = ShareWindow(horizon=2_000)
         self._reused = ShareWindow(horizon=100_000)
@@ -158,6 +174,15 @@ class Metrics:
         gauge = self._gauges[name] = Gauge()
         self._meter.create_observable_gauge(name, callbacks=[gauge.observe])
         return gauge
+
+    def table(self, name: str) -> GaugeTable:
+        """The gauges of this name, by labels, made on first use."""
+        with self._lock:
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = GaugeTable()
+                self._meter.create_observable_gauge(name, callbacks=[table.observe])
+        return table
 
     def counter(self, name: str) -> Counter:
         """The counter of this name, made on first use: `.add(n, {"label": "value"})`."""

@@ -104,6 +104,10 @@ class Replica(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    MIN_RTT_MS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    QUARANTINES_FIELD_NUMBER: _builtins.int
+    STATE_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -113,6 +117,14 @@ class Replica(_message.Message):
     rtt_ms: _builtins.float
     predicted_wait_ms: _builtins.float
     sessions: _builtins.int
+    min_rtt_ms: _builtins.float
+    """The least round trip of late; 0: none was measured, and rtt_ms is a guess."""
+    source: _builtins.str
+    """What it was discovered by; empty: it is configured."""
+    quarantines: _builtins.int
+    """How often it was put into quarantine."""
+    state_s: _builtins.float
+    """How long it has been in its state."""
     def __init__(
         self,
         *,
@@ -125,10 +137,14 @@ class Replica(_message.Message):
         rtt_ms: _builtins.float = ...,
         predicted_wait_ms: _builtins.float = ...,
         sessions: _builtins.int = ...,
+        min_rtt_ms: _builtins.float = ...,
+        source: _builtins.str = ...,
+        quarantines: _builtins.int = ...,
+        state_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "model", b"model", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "state", b"state", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,6 +189,45 @@ class ListReplicasResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListReplicasResponse: _TypeAlias = ListReplicasResponse  # noqa: Y015
+
+@_typing.final
+class GetRouterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouterRequest: _TypeAlias = GetRouterRequest  # noqa: Y015
+
+@_typing.final
+class GetRouterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    """Where the router stands."""
+    serving: _builtins.bool
+    """False: it stops, and takes no new sessions."""
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        serving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region", b"region", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRouterResponse: _TypeAlias = GetRouterResponse  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -44,6 +44,11 @@ class RouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_router__pb2.ListReplicasRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_router__pb2.ListReplicasResponse.FromString,
                 _registered_method=True)
+        self.GetRouter = channel.unary_unary(
+                '/outrider.v1.RouterService/GetRouter',
+                request_serializer=outrider_dot_v1_dot_router__pb2.GetRouterRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_router__pb2.GetRouterResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/outrider.v1.RouterService/Explain',
                 request_serializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
@@ -67,6 +72,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRouter(self, request, context):
+        """Answered at once, whatever the load: it measures the round trip, and says who answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -85,6 +97,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ListReplicas,
                     request_deserializer=outrider_dot_v1_dot_router__pb2.ListReplicasRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_router__pb2.ListReplicasResponse.SerializeToString,
+            ),
+            'GetRouter': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRouter,
+                    request_deserializer=outrider_dot_v1_dot_router__pb2.GetRouterRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_router__pb2.GetRouterResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -146,6 +163,33 @@ class RouterService:
             '/outrider.v1.RouterService/ListReplicas',
             outrider_dot_v1_dot_router__pb2.ListReplicasRequest.SerializeToString,
             outrider_dot_v1_dot_router__pb2.ListReplicasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRouter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RouterService/GetRouter',
+            outrider_dot_v1_dot_router__pb2.GetRouterRequest.SerializeToString,
+            outrider_dot_v1_dot_router__pb2.GetRouterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,8 @@ class RouterServiceStub:
     Route: _grpc.StreamStreamMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]
     """The same session frames as InferenceService.Generate; the router chooses the replica."""
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]
+    GetRouter: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRouterRequest, _router_pb2.GetRouterResponse]
+    """Answered at once, whatever the load: it measures the round trip, and says who answers."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
 
 @_typing.type_check_only
@@ -42,6 +44,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     Route: _aio.StreamStreamMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]  # type: ignore[assignment]
     """The same session frames as InferenceService.Generate; the router chooses the replica."""
     ListReplicas: _aio.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]  # type: ignore[assignment]
+    GetRouter: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRouterRequest, _router_pb2.GetRouterResponse]  # type: ignore[assignment]
+    """Answered at once, whatever the load: it measures the round trip, and says who answers."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +63,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ListReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ListReplicasResponse, _abc.Awaitable[_router_pb2.ListReplicasResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetRouter(
+        self,
+        request: _router_pb2.GetRouterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetRouterResponse, _abc.Awaitable[_router_pb2.GetRouterResponse]]:
+        """Answered at once, whatever the load: it measures the round trip, and says who answers."""
 
     @_abc_1.abstractmethod
     def Explain(

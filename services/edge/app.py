@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import structlog
 
@@ -30,12 +32,13 @@ from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
+from services.edge.routers.metrics import RouterMetrics
+from services.edge.routers.upstream import Upstream
 from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.tokenization import Tokenization
-from services.edge.upstream import Upstream
 from services.edge.wire.client import Offer
 from services.edge.wire.identity import Identities
 
@@ -83,7 +86,12 @@ class Edge:
         self, config: EdgeConfig, model: str, vocabulary: Vocabulary, metrics: Metrics
     ) -> None:
         self._config = config
-        self.upstream = Upstream(config.routers, config.max_queued_frames)
+        self.upstream = Upstream(
+            config.upstream_policy(),
+            clock=time.monotonic,
+            rng=Random(),
+            on_tick=RouterMetrics(metrics).tick,
+        )
         self.telemetry = EdgeTelemetry(metrics, model)
         self._tokenization = Tokenization(
             vocabulary,

@@ -16,6 +16,7 @@ from services.edge.parts import EdgeParts
 from services.edge.resumption.audience import Audience
 from services.edge.resumption.journal import Listener
 from services.edge.resumption.reception import HeldEntry, RequestStream
+from services.edge.routers.link import RouterLink
 from services.edge.session.actions import (
     Action,
     CancelRegion,
@@ -44,7 +45,6 @@ from services.edge.session.inputs import (
 )
 from services.edge.session.machine import ChatSession, State
 from services.edge.tokenization import Job, Outcome
-from services.edge.upstream import RouterLink
 from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 

@@ -6,13 +6,17 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.config import check_address
 from outrider.errors import ConfigError
+from outrider.peers.health import HealthPolicy
+from outrider.peers.membership import DiscoveryPolicy
+from outrider.peers.targets import parse
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic.listener import ListenerLimits
 from services.edge.resumption.held import ResumeLimits
+from services.edge.routers.link import LinkPolicy
+from services.edge.routers.upstream import UpstreamPolicy
 from services.edge.session.control.controller import ControlPolicy, Uploads
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.drafting import DraftLimits
@@ -52,7 +56,20 @@ class EdgeConfig:
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
-    """Routers as host:port, best first; the next one is used while one is down."""
+    """Routers, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`. Sessions go to the nearest region by
+    measured round trip; the order decides between equals. The others are there for its loss."""
+    nameservers: tuple[str, ...] = ()
+    """DNS servers, as IP:PORT; empty: this machine's."""
+    lookup_interval_s: float = 5.0
+    """Time between two lookups of one entry of `routers`."""
+    lookup_grace_s: float = 15.0
+    """A router that lookups do not find for so long gets no new sessions; those it has go on."""
+    probe_interval_s: float = 1.0
+    """Time between two questions to a router, which measure the way and whether it is there..."""
+    probe_timeout_s: float = 1.0
+    """...and without an answer for so long it gets no new sessions..."""
+    suspect_s: float = 2.0
+    """...and after so much more its sessions go elsewhere."""
     model_store: Path | None = None
     """Where the vocabulary comes from; None: the machine's default store."""
     state_dir: Path = field(default_factory=default_state_dir)
@@ -139,7 +156,7 @@ class EdgeConfig:
         if not self.routers:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
-            check_address(router, "each of routers")
+            parse(router, "each of routers")
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
         _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
@@ -190,6 +207,21 @@ class EdgeConfig:
             ),
         )
 
+    def upstream_policy(self) -> UpstreamPolicy:
+        """How routers are found, watched and given up."""
+        return UpstreamPolicy(
+            targets=tuple(parse(router, "each of routers") for router in self.routers),
+            discovery=DiscoveryPolicy(
+                self.nameservers, self.lookup_interval_s, self.lookup_grace_s
+            ),
+            health=HealthPolicy(suspect_s=self.suspect_s),
+            link=LinkPolicy(
+                self.max_queued_frames,
+                probe_interval_s=self.probe_interval_s,
+                probe_timeout_s=self.probe_timeout_s,
+            ),
+        )
+
     def prefill_policy(self) -> PrefillPolicy:
         """When prompts are computed while they are typed. A chat with a cache of its own would not
         find what was computed for it."""
@@ -234,6 +266,7 @@ _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 gRPC would end the stream of all chats."""
 _POSITIVE = (
     *("max_connections", "max_chats_per_connection", "max_unsent_bytes"),
+    *("lookup_interval_s", "probe_interval_s", "probe_timeout_s", "suspect_s"),
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
     *("draft_threads", "draft_kv_bytes", "draft_sessions"),
 )
@@ -241,7 +274,7 @@ _NOT_NEGATIVE = (
     *("drain_s", "request_timeout_s", "tokenizer_queue", "min_prefill_tokens"),
     *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
     *("coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
-    "draft_niceness",
+    *("draft_niceness", "lookup_grace_s"),
 )
 
 

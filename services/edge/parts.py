@@ -9,11 +9,11 @@ from outrider.codec.tokens import TokenCoder
 from services.edge.drafter.link import DrafterLink
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.reception import Reception
+from services.edge.routers.upstream import Upstream
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.tokenization import Tokenization
-from services.edge.upstream import Upstream
 from services.edge.wire.client import Offer
 from services.edge.wire.identity import Identity
 

@@ -43,7 +43,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         clock: Callable[[], float],
         buffer_frames: int,
         max_sessions_per_stream: int,
+        region: str,
+        serving: Callable[[], bool],
     ) -> None:
+        self._region = region
+        self._serving = serving
         self._switch = switch
         self._registry = registry
         self._clock = clock
@@ -77,6 +81,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             outlet.close()
             raise
         self._switch.half_close_edge(edge)
+
+    async def GetRouter(
+        self, request: router_pb2.GetRouterRequest, context: Context
+    ) -> router_pb2.GetRouterResponse:
+        """Where this router stands, and whether it takes sessions."""
+        return router_pb2.GetRouterResponse(region=self._region, serving=self._serving())
 
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Context

@@ -30,6 +30,11 @@ class _Echo(router_pb2_grpc.RouterServiceServicer):
         finally:
             self.ended.set()
 
+    async def GetRouter(
+        self, request: router_pb2.GetRouterRequest, context: Any
+    ) -> router_pb2.GetRouterResponse:
+        return router_pb2.GetRouterResponse(region="test-region", serving=True)
+
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Any
     ) -> router_pb2.ListReplicasResponse:

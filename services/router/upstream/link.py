@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import Random
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import grpc.aio
 import structlog
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.health import Signal
+from outrider.peers.jobs import until_one_fails
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
@@ -97,7 +98,7 @@ class ReplicaLink:
         outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outlet)
         try:
-            await _until_one_fails(
+            await until_one_fails(
                 self._write(call, outlet),
                 self._read(call, stream),
                 self._watch_load(channel),
@@ -182,22 +183,6 @@ def log_transition(transition: Transition) -> None:
         after=transition.after.name,
         why=transition.why,
     )
-
-
-async def _until_one_fails(*jobs: Coroutine[Any, Any, None]) -> NoReturn:
-    """Run jobs until one raises, and raise that; at least one has to be endless.
-
-    Not asyncio.TaskGroup: in Python 3.11 and 3.12 it swallows a cancellation that arrives while
-    a failed job makes it stop the others.
-    """
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    raise next(error for task in done if (error := task.exception()) is not None)
 
 
 def _reason(error: Exception) -> str:

@@ -105,6 +105,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             for number in list(self.live):
                 self._close(number)
 
+    async def GetRouter(
+        self, request: router_pb2.GetRouterRequest, context: Any
+    ) -> router_pb2.GetRouterResponse:
+        return router_pb2.GetRouterResponse(region="test-region", serving=True)
+
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Any
     ) -> router_pb2.ListReplicasResponse:

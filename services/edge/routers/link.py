@@ -1,0 +1,217 @@
+"""One router: a long-lived Route stream with many sessions, and what is asked beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, NoReturn, Protocol
+
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.peers.jobs import until_one_fails
+from outrider.rpc import Outbox, from_rpc_error, make_channel
+from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
+from services.edge.routers.table import RouterTable
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S: Final = 0.1
+_LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
+
+
+class Sink(Protocol):
+    """Where a session's frames go."""
+
+    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
+        """A frame of this session came."""
+        ...
+
+    def region_lost(self, error: OutriderError) -> None:
+        """The stream broke; the session is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPolicy:
+    """What the operator decides."""
+
+    max_queued_frames: int
+    """Frames that may wait for the router."""
+    connect_s: float = 5.0
+    """Limit of one attempt to reach it."""
+    probe_interval_s: float = 1.0
+    """Time between two questions whether it is there..."""
+    probe_timeout_s: float = 1.0
+    """...which it has so long to answer."""
+    max_backoff_s: float = 2.0
+    """Longest pause between two attempts to reach it."""
+
+
+class RouterLink:
+    """One router. `run` keeps the stream up; sessions live as long as the stream they opened on."""
+
+    def __init__(
+        self,
+        address: str,
+        table: RouterTable,
+        policy: LinkPolicy,
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+        on_connected: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self._table = table
+        self._policy = policy
+        self._clock = clock
+        self._rng = rng
+        self._on_connected = on_connected
+        self._backoff_s = FIRST_BACKOFF_S
+        self._outbox: Outbox[router_pb2.RouteRequest] | None = None
+        self._sinks: dict[int, Sink] = {}
+        self._last_number = 0
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that may still receive frames."""
+        return len(self._sinks)
+
+    def open(self, sink: Sink, frame: inference_pb2.SessionUp) -> int:
+        """Open a session and return its number. Raises UnavailableError, OverloadedError."""
+        if self._outbox is None:
+            raise UnavailableError(f"the router at {self.address} cannot be reached")
+        frame.session = self._last_number + 1
+        self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        self._last_number += 1
+        self._sinks[self._last_number] = sink
+        self._table.opened(self.address, self._last_number)
+        return self._last_number
+
+    def draft(self, number: int, frame: inference_pb2.SessionUp) -> bool:
+        """Queue drafts of a session; False if they were dropped, which costs nothing but speed."""
+        if self._outbox is None:
+            return False  # the stream broke; region_lost tells the session
+        frame.session = number
+        try:
+            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        except OverloadedError:
+            return False
+        return True
+
+    def cancel(self, number: int, frame: inference_pb2.SessionUp) -> None:
+        """Queue the cancel of a session, however many frames wait for the router."""
+        if self._outbox is not None:
+            frame.session = number
+            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame), last=True)
+
+    def forget(self, number: int) -> None:
+        """The session needs no frame any more; what still comes for it is dropped."""
+        if self._sinks.pop(number, None) is not None:
+            self._table.closed(self.address, number)
+
+    async def run(self) -> None:
+        """Connect, relay, and connect again after every loss, until cancelled."""
+        while True:
+            try:
+                await self._connect()
+            except _LOSSES as failure:
+                self._table.lost(self.address, _reason(failure), self._clock())
+            await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
+            self._backoff_s = min(2.0 * self._backoff_s, self._policy.max_backoff_s)
+
+    async def _connect(self) -> NoReturn:
+        """One connection, from greeting to loss. Raises the reason of the loss."""
+        async with make_channel(self.address) as channel:
+            stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
+                channel
+            )
+            async with asyncio.timeout(self._policy.connect_s):
+                said, rtt_ms = await self._ask(stub, self._policy.connect_s)
+                outbox: Outbox[router_pb2.RouteRequest] = Outbox(self._policy.max_queued_frames)
+                call = stub.Route(outbox)
+                await call.wait_for_connection()
+            self._outbox = outbox
+            self._table.connected(self.address, self._clock())
+            self._heard(said, rtt_ms)
+            self._on_connected()
+            began_s = self._clock()
+            error: OutriderError = UnavailableError(f"the edge leaves the router {self.address}")
+            try:
+                await until_one_fails(self._read(call), self._probe(stub))
+            except _LOSSES as failure:
+                error = UnavailableError(
+                    f"the router at {self.address} was lost: {_reason(failure)}"
+                )
+                raise
+            finally:
+                call.cancel()
+                if self._clock() - began_s > self._policy.max_backoff_s:
+                    self._backoff_s = FIRST_BACKOFF_S
+                self._table.lost(self.address, error.message, self._clock())
+                self._break(outbox, error)
+
+    async def _read(
+        self, call: grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
+    ) -> NoReturn:
+        try:
+            async for response in call:
+                frame = response.frame
+                sink = self._sinks.get(frame.session)
+                if sink is not None:
+                    if frame.WhichOneof("kind") == "commit":
+                        self._table.served(self.address, frame.session, self._clock())
+                    sink.region_frame(frame)
+        except _LOSSES:
+            raise
+        except Exception as failure:
+            # A defect of the edge costs this stream, not the way to the region for good.
+            log.exception("stream to the router failed", router=self.address)
+            raise UnavailableError(
+                f"the edge failed: {type(failure).__name__}; try again"
+            ) from failure
+        raise UnavailableError("it ended the stream")
+
+    async def _probe(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> NoReturn:
+        """Measure the round trip; give the router up once the table has."""
+        while self._table[self.address].health.is_up:
+            await asyncio.sleep(self._policy.probe_interval_s)
+            try:
+                said, rtt_ms = await self._ask(stub, self._policy.probe_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+                self._table.unanswered(self.address, self._clock())
+            else:
+                self._heard(said, rtt_ms)
+        raise UnavailableError("it does not answer")
+
+    async def _ask(
+        self, stub: router_pb2_grpc.RouterServiceAsyncStub, timeout_s: float
+    ) -> tuple[router_pb2.GetRouterResponse, float]:
+        """Who the router is, and the round trip in milliseconds."""
+        sent_s = self._clock()
+        said = await stub.GetRouter(router_pb2.GetRouterRequest(), timeout=timeout_s)
+        return said, (self._clock() - sent_s) * 1000.0
+
+    def _heard(self, said: router_pb2.GetRouterResponse, rtt_ms: float) -> None:
+        self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
+
+    def _break(self, outbox: Outbox[router_pb2.RouteRequest], error: OutriderError) -> None:
+        self._outbox = None
+        outbox.close()
+        sinks, self._sinks = self._sinks, {}
+        for number in sinks:
+            self._table.closed(self.address, number)
+        for sink in sinks.values():
+            sink.region_lost(error)
+
+
+def _reason(error: Exception) -> str:
+    """The failure in plain words."""
+    told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+    return str(told) or type(told).__name__
