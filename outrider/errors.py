@@ -22,6 +22,7 @@ OutriderError                    INTERNAL            500
 │   ├── NoReplicaError           UNAVAILABLE         503
 │   └── ReplicaLostError         UNAVAILABLE         503
 ├── EngineError                  INTERNAL            500
+├── PoisonousRequestError        INTERNAL            500
 ├── ConfigError                  INVALID_ARGUMENT    400
 └── ModelStoreError              INTERNAL            500
     ├── ArtifactMissingError     NOT_FOUND           404
@@ -204,6 +205,12 @@ class EngineError(OutriderError):
     """The inference engine failed."""
 
     reason = "ENGINE"
+
+
+class PoisonousRequestError(OutriderError):
+    """Replica after replica was lost when it served this request; it is not tried again."""
+
+    reason = "POISONOUS_REQUEST"
 
 
 class ConfigError(OutriderError):

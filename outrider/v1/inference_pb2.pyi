@@ -245,7 +245,7 @@ class OpenSession(_message.Message):
     """Return accepted drafts in Commit.accepted_ids: the opener has not seen them."""
     lost_replicas: _builtins.int
     """Replicas that were lost one after the other while they had this session, without a token from
-    any of them but the first.
+    any of them.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -369,9 +369,8 @@ Global___SessionOpened: _TypeAlias = SessionOpened  # noqa: Y015
 @_typing.final
 class SessionMoved(_message.Message):
     """A router opened the session on another replica, where it goes on after the tokens committed so far;
-    SessionOpened is not sent again. Drafts that are under way are lost with the first replica: the
-    edge begins another epoch. In SessionDone the usage of drafts and the cached tokens are the last
-    replica's, ttft_ms and total_ms are counted from the first open.
+    SessionOpened is not sent again. In SessionDone the usage of drafts and the cached tokens are the
+    last replica's, ttft_ms and total_ms are counted from the first open.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -379,20 +378,26 @@ class SessionMoved(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     region: _builtins.str
     max_drafts: _builtins.int
     """As in SessionOpened."""
+    epoch: _builtins.int
+    """Drafts of this epoch and all before it are lost, those under way too: an edge that is in one of
+    these begins another.
+    """
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         region: _builtins.str = ...,
         max_drafts: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_drafts", b"max_drafts", "region", b"region", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_drafts", b"max_drafts", "region", b"region", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,10 @@ from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.sessions import RelayLimits, SessionTable
+from services.router.relay.survival.budget import MovePolicy
+from services.router.relay.survival.moves import Moves
+from services.router.relay.survival.silence import Silence, SilencePolicy
+from services.router.relay.survival.watch import Watch
 from services.router.relay.switch import Switch, Up
 from services.router.service import Intake, RouterService
 from services.router.upstream.fleet import Fleet
@@ -53,6 +57,8 @@ class Router:
         self.journal = Journal(self.metrics, time.perf_counter)
         self.tokenizers = _pool(config, self.clock, self.rng)
         self.intake = Intake(self.tokenizers, self.registry, clock=self.clock)
+        self.hurry = asyncio.Event()
+        """Set when the next tick should not wait for its time."""
         self.switch = self._make_switch()
         self.settled = asyncio.Event()
         """Set once every replica was reached, or tried in vain."""
@@ -62,12 +68,18 @@ class Router:
 
     def _make_switch(self) -> Switch:
         policy = PlacementPolicy(self.config.near_ms, self.config.max_queued)
+        dispatch = Dispatch(self.table, self.registry, self.journal, rng=self.rng, policy=policy)
+        moves = Moves(self.table, dispatch, self.journal, _move_policy(self.config))
+        silence = Silence(_silence_policy(self.config))
         return Switch(
             self.table,
-            Dispatch(self.table, self.registry, self.journal, rng=self.rng, policy=policy),
+            dispatch,
             self.journal,
+            Watch(self.table, dispatch, self.registry, moves, silence),
+            moves,
             default_model=self.config.default_model,
             tokenize=lambda session: self.intake.start(self.switch, session),
+            hurry=self.hurry.set,
         )
 
     def readiness(self) -> tuple[bool, str]:
@@ -103,7 +115,11 @@ class Router:
         """Tick for ever."""
         while True:
             self.tick()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(0)  # all others have their turn between two ticks
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self.hurry.wait()
+            self.hurry.clear()
 
 
 async def serve(
@@ -137,8 +153,8 @@ async def serve(
 async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
     server = make_server(max_message_bytes=config.max_message_bytes)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router), server)
     health = add_health(server, SERVICE)
-    router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
     port = bind(server, config.host, config.port)
     admin = AdminServer(
         config.admin_host,
@@ -155,15 +171,13 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
         await admin.stop()
 
 
-def _service(router: Router, health: HealthControl) -> RouterService:
+def _service(router: Router) -> RouterService:
     return RouterService(
         router.switch,
         router.registry,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
-        region=router.config.region,
-        serving=lambda: health.serving,
     )
 
 
@@ -206,6 +220,20 @@ def _registry(config: RouterConfig, now: float) -> Registry:
         policy=FleetPolicy(health, config.silence_s),
         now=now,
     )
+
+
+def _move_policy(config: RouterConfig) -> MovePolicy:
+    return MovePolicy(
+        share=config.move_share,
+        least=config.min_moves,
+        window_s=config.move_window_s,
+        timeout_s=config.move_timeout_s,
+        max_lost_replicas=config.max_lost_replicas,
+    )
+
+
+def _silence_policy(config: RouterConfig) -> SilencePolicy:
+    return SilencePolicy(config.hang_s, config.hang_calls, config.stall_s)
 
 
 def _limits(config: RouterConfig) -> RelayLimits:

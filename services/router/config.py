@@ -98,7 +98,8 @@ class RouterConfig:
     max_early_frames: int = 32
     """Drafts kept per session until its first commit, to be replayed on another replica."""
     max_kept_bytes: int = 256 << 20
-    """Opens and drafts kept over all sessions until their first commits."""
+    """Opens and committed tokens kept over all sessions, to open them on another replica; beyond
+    it the oldest ones cannot move."""
     edge_buffer_frames: int = 2048
     """Frames waiting for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: int = 4096
@@ -133,6 +134,22 @@ class RouterConfig:
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
+    hang_s: float = 2.0
+    """A replica without tokens for so long in the middle of replies hangs: they go elsewhere..."""
+    hang_calls: float = 20.0
+    """...but not before the time of so many of its longest calls."""
+    stall_s: float = 30.0
+    """A single session without tokens for so long goes elsewhere."""
+    move_share: float = 1.0
+    """Sessions that may be opened again within `move_window_s`, over those that run..."""
+    min_moves: int = 64
+    """...and so many more; further ones wait."""
+    move_window_s: float = 10.0
+    """Window of the two above."""
+    move_timeout_s: float = 30.0
+    """A session that finds no other replica for so long is ended, and its edge told."""
+    max_lost_replicas: int = 2
+    """A request with which so many replicas were lost, one after the other, is ended."""
     cancel_timeout_s: float = 5.0
     """A cancelled session whose replica stays silent this long is ended by the router."""
     drain_s: float = 10.0
@@ -200,5 +217,12 @@ _POSITIVE = (
     "max_quarantine_s",
     "tokenize_timeout_s",
     "max_tokenizing",
+    "hang_s",
+    "hang_calls",
+    "stall_s",
+    "min_moves",
+    "move_window_s",
+    "move_timeout_s",
+    "max_lost_replicas",
     "cancel_timeout_s",
 )

@@ -1,15 +1,25 @@
-"""What placement needs to know of an open, read from its frame."""
+"""Opens as a router reads and sends them."""
 
 from __future__ import annotations
 
+from typing import Final
+
+from outrider.codec import varint
 from outrider.errors import DeadlineError, EmptyPromptError, OverloadedError
-from outrider.v1 import router_pb2
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.placement.place import RETRY_DELAY_MS, Request
+from services.router.relay.sessions import Session
+
+Up = router_pb2.RouteRequest
+
+_RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
+"""Protocol Buffers, encoding: field number and wire type LEN."""
 
 
-def request_of(open_request: router_pb2.RouteRequest) -> Request:
+def request_of(session: Session[Up]) -> Request:
     """The constraints of a session whose prompt is ids. Raises EmptyPromptError."""
-    frame = open_request.frame.open
+    assert session.open is not None, "a session that is placed has its open"
+    frame = session.open.frame.open
     prompt_tokens = frame.ids.prefix_tokens + frame.ids.tail.count
     if not prompt_tokens:
         raise EmptyPromptError("The session has no prompt: send messages or token ids.")
@@ -17,18 +27,55 @@ def request_of(open_request: router_pb2.RouteRequest) -> Request:
         model=frame.model,
         vocabulary_digest=frame.vocabulary_digest,
         # Tokens to resume after are prefilled like the prompt.
-        prompt_tokens=prompt_tokens + frame.resume.count,
+        prompt_tokens=prompt_tokens + session.upto,
         residency=tuple(frame.residency),
     )
 
 
-def deadline_at(open_request: router_pb2.RouteRequest, now: float) -> float | None:
+def num_resumed(frame: inference_pb2.OpenSession) -> int:
+    """Tokens of the reply that an earlier run committed."""
+    return frame.resume.count + sum(block.count for block in frame.resumed)
+
+
+def opening_of(session: Session[Up]) -> Up:
+    """What the next replica is sent: the open, and what was committed since it came."""
+    assert session.open is not None, "a session that is placed has its open"
+    session.open.frame.session = session.leg
+    if not session.is_under_way:
+        return session.open
+    request = Up()  # a copy: the one before may still be queued for another replica
+    request.CopyFrom(session.open)
+    opening = request.frame.open
+    # Serialised entries of a repeated field, one behind the other, are such a field.
+    opening.MergeFromString(bytes(session.committed))
+    opening.lost_replicas = session.record.num_lost
+    opening.echo = 0  # the time since then is not that of one way
+    return request
+
+
+def tokens_of(commit: inference_pb2.Commit, upto: int) -> bytes | None:
+    """The tokens of a commit as entries of OpenSession.resumed; None where they are not all known,
+    or do not follow the first `upto`."""
+    has_all = commit.accepted_ids.count == commit.accepted
+    num_new = commit.accepted + commit.ids.count
+    if commit.base != upto or not has_all or commit.upto != upto + num_new:
+        return None
+    accepted = _entry(commit.accepted_ids) if commit.accepted else b""
+    return accepted + (_entry(commit.ids) if commit.ids.count else b"")
+
+
+def _entry(block: common_pb2.TokenBlock) -> bytes:
+    data = block.SerializeToString()
+    return b"".join((_RESUMED_TAG, varint.encode(len(data)), data))
+
+
+def deadline_at(open_request: Up, now: float) -> float | None:
     """When the session has to be over, on this router's clock; None without a deadline."""
     left_ms = open_request.frame.open.deadline_ms
     return now + left_ms / 1000.0 if left_ms else None
 
 
-def renew_deadline(open_request: router_pb2.RouteRequest, at: float | None, now: float) -> None:
+def renew_deadline(open_request: Up, at: float | None, now: float) -> None:
     """State the time that is left, which is less than on arrival. Raises DeadlineError."""
     if at is None:
         return
@@ -36,6 +83,13 @@ def renew_deadline(open_request: router_pb2.RouteRequest, at: float | None, now:
     if left_ms <= 0:
         raise DeadlineError("The deadline passed before a replica could be found.")
     open_request.frame.open.deadline_ms = left_ms
+
+
+def add_up(done: inference_pb2.SessionDone, session: Session[Up], now: float) -> None:
+    """The end of a session that moved, as one whole: its last replica knows of its own part."""
+    if session.num_moves and session.began_at is not None:
+        done.timings.ttft_ms = (session.began_at - session.opened_at) * 1e3
+        done.timings.total_ms = (now - session.opened_at) * 1e3
 
 
 def full(replica: str) -> OverloadedError:

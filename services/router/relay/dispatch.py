@@ -8,7 +8,7 @@ from random import Random
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.v1 import inference_pb2, router_pb2
 from services.router.fleet.registry import Registry
-from services.router.placement.place import PlacementPolicy, Request, place
+from services.router.placement.place import Decision, PlacementPolicy, place
 from services.router.relay import assignment
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
@@ -36,67 +36,85 @@ class Dispatch:
         self._policy = policy
         self._outlets: dict[int, Outlet[Up]] = {}
         self._stream_of: dict[str, int] = {}
+        self._name_of: dict[int, str] = {}
+        self._decided_ms = 0.0
 
     def attach(self, replica: str, outlet: Outlet[Up]) -> int:
         """A replica's stream is up."""
         stream = self._table.attach_stream()
         self._outlets[stream] = outlet
         self._stream_of[replica] = stream
+        self._name_of[stream] = replica
         return stream
 
     def detach(self, replica: str, stream: int) -> None:
         """A replica's stream broke."""
-        del self._outlets[stream], self._stream_of[replica]
+        del self._outlets[stream], self._stream_of[replica], self._name_of[stream]
 
     def send(self, stream: int, request: Up, *, last: bool) -> bool:
         """Queue a frame; False if that replica's buffer is full."""
         return self._outlets[stream].offer(request, last=last)
 
-    def cancel(self, stream: int | None, relayed: int, error: OutriderError) -> None:
+    def cancel(self, stream: int | None, leg: int, error: OutriderError) -> None:
         """Tell the replica that had a session to stop, if its stream is still there."""
         outlet = self._outlets.get(stream) if stream is not None else None
         if outlet is not None:
             cancel = inference_pb2.CancelSession(reason=error.reason)
-            outlet.offer(
-                Up(frame=inference_pb2.SessionUp(session=relayed, cancel=cancel)), last=True
-            )
+            outlet.offer(Up(frame=inference_pb2.SessionUp(session=leg, cancel=cancel)), last=True)
 
     def release(self, session: Session[Up]) -> None:
         """A session left the replica it was on."""
         self._registry.release(session.replica, session.relayed)
 
-    def place(self, session: Session[Up], now: float, refusal: OutriderError | None) -> None:
+    @property
+    def streams(self) -> list[int]:
+        """Those of all replicas that are up."""
+        return list(self._name_of)
+
+    def replica_of(self, stream: int) -> str:
+        """Whose stream it is."""
+        return self._name_of[stream]
+
+    def place(self, session: Session[Up], now: float, refusal: OutriderError | None = None) -> None:
         """Find a replica and send it the open and the kept drafts.
 
-        `refusal` is why the replica before did not do. Raises what `placement.place` raises,
-        EmptyPromptError, DeadlineError, or `refusal` where no other replica is left.
+        `refusal` is why the replica before did not do. Raises what `find` raises, or `refusal`
+        where no other replica is left.
         """
-        assert session.open is not None, "a session that is placed has its open"
-        assignment.renew_deadline(session.open, session.deadline_at, now)
-        request = assignment.request_of(session.open)
         unable = set(session.tried)
         try:
-            while full := self._try(session, replace(request, exclude=frozenset(unable)), now):
-                unable.add(full)
-                refusal = refusal or assignment.full(full)
+            while not self.put(session, found := self.find(session, now, frozenset(unable)), now):
+                unable.add(found.replica)
+                refusal = refusal or assignment.full(found.replica)
         except NoReplicaError as error:
             # That no other replica is left explains less than what the first one said.
             raise refusal or error from None
 
-    def _try(self, session: Session[Up], request: Request, now: float) -> str:
-        """Place once: "" if the open is on its way, else the replica that could not take it."""
+    def find(
+        self, session: Session[Up], now: float, exclude: frozenset[str] = frozenset()
+    ) -> Decision:
+        """Where the session should go; nothing is done yet. Raises what `placement.place` raises,
+        EmptyPromptError, DeadlineError."""
+        assert session.open is not None, "a session that is placed has its open"
+        assignment.renew_deadline(session.open, session.deadline_at, now)
+        request = replace(assignment.request_of(session), exclude=exclude)
         started_s = self._journal.clock()
         decision = place(request, self._registry, self._rng, self._policy)
-        decided_ms = (self._journal.clock() - started_s) * 1000.0
+        self._decided_ms = (self._journal.clock() - started_s) * 1000.0
+        return decision
+
+    def put(self, session: Session[Up], decision: Decision, now: float) -> bool:
+        """Send the open and the kept drafts; False if that replica's buffer is full."""
         name = decision.replica
         stream = self._stream_of[name]
-        assert session.open is not None
-        if not self.send(stream, session.open, last=False):
-            return name
+        request = assignment.request_of(session)
+        if not self.send(stream, assignment.opening_of(session), last=False):
+            return False
         self._table.bind(session, stream, name, now)
         for draft in session.kept:
+            draft.frame.session = session.leg
             self.send(stream, draft, last=False)
         self._registry.place(name, session.relayed, request.prompt_tokens, now)
         region = self._registry[name].region
-        self._journal.placed(session.relayed, decision, region, request.model, decided_ms)
-        return ""
+        self._journal.placed(session.relayed, decision, region, request.model, self._decided_ms)
+        return True

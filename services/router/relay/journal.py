@@ -19,6 +19,8 @@ PLACEMENTS: Final = "outrider.router.placements"
 DECISION_MS: Final = "outrider.router.decision_ms"
 FRAMES: Final = "outrider.router.frames"
 DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
+MOVES: Final = "outrider.router.moves"
+MOVE_MS: Final = "outrider.router.move_ms"
 SESSIONS: Final = "outrider.router.sessions"
 REPLICAS: Final = "outrider.router.replicas"
 MAX_LISTED: Final = 8
@@ -52,6 +54,8 @@ class Journal:
         self._entries: dict[int, _Entry] = {}
         self._placements: Counter[tuple[str, str]] = Counter()
         self._decision_ms = 0.0
+        self._moves: Counter[str] = Counter()
+        self._move_ms = 0.0
         self._flushed = (0, 0, 0)
 
     def opened(self, session: int, frame: inference_pb2.OpenSession, now: float) -> None:
@@ -76,6 +80,11 @@ class Journal:
             entry.span.set(**{"outrider.considered": _listed(decision)})
         self._placements[decision.replica, region] += 1
         self._decision_ms += decided_ms
+
+    def moved(self, replica: str, pause_ms: float) -> None:
+        """A session goes on at another replica, so long after the one before was lost."""
+        self._moves[replica] += 1
+        self._move_ms += pause_ms
 
     def ended(self, session: int, error: OutriderError | None, now: float) -> None:
         """A session is over."""
@@ -105,5 +114,10 @@ class Journal:
             labels = {"replica": replica, "region": region}
             self._metrics.counter(PLACEMENTS).add(count, labels)
         self._placements.clear()
+        for replica, count in self._moves.items():
+            self._metrics.counter(MOVES).add(count, {"replica": replica})
+        self._moves.clear()
+        self._metrics.counter(MOVE_MS).add(self._move_ms)
+        self._move_ms = 0.0
         self._metrics.counter(DECISION_MS).add(self._decision_ms)
         self._decision_ms = 0.0

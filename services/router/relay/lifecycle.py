@@ -12,9 +12,9 @@ class State(IntEnum):
     PLACING = 0
     """No replica has it: its messages are being tokenized, or it is between two replicas."""
     OPENING = auto()
-    """A replica was sent the open; nothing is committed, so another one could still take it."""
+    """A replica was sent the open and has not committed anything."""
     STREAMING = auto()
-    """Tokens were committed: the session is bound to its replica."""
+    """Its replica commits tokens."""
     CLOSING = auto()
     """The edge cancelled it and the replica has not yet confirmed."""
     ENDED = auto()
@@ -38,12 +38,10 @@ class Input(IntEnum):
     DONE = auto()
     ERROR = auto()
     """An error that another replica would give too, or no other may be tried."""
-    REFUSED = auto()
-    """OVERLOADED or UNAVAILABLE before the first commit, and another replica may be tried."""
-    STREAM_LOST = auto()
-    """The replica's stream broke and no other replica may be tried."""
-    STREAM_LOST_EARLY = auto()
-    """It broke before the first commit, and another replica may be tried."""
+    LEFT = auto()
+    """Its replica cannot go on with it, refused it, is silent or lost: another one has to."""
+    LOST = auto()
+    """Its replica is lost and no other one may take it."""
 
 
 class Action(IntEnum):
@@ -64,8 +62,8 @@ class Action(IntEnum):
     """Tell the replica to cancel, and the edge why."""
     ANSWER = auto()
     """End the session towards the edge with an error of this router."""
-    REPLACE = auto()
-    """Find another replica."""
+    MOVE = auto()
+    """Find another replica, which goes on after the tokens that are committed."""
 
 
 Step: TypeAlias = tuple[State, Action]
@@ -89,9 +87,8 @@ TRANSITIONS: dict[State, dict[Input, Step]] = {
         Input.COMMIT: (_S, Action.SEND_DOWN),
         Input.DONE: (_E, Action.SEND_DOWN),
         Input.ERROR: (_E, Action.SEND_DOWN),
-        Input.REFUSED: (_P, Action.REPLACE),
-        Input.STREAM_LOST: (_E, Action.ANSWER),
-        Input.STREAM_LOST_EARLY: (_P, Action.REPLACE),
+        Input.LEFT: (_P, Action.MOVE),
+        Input.LOST: (_E, Action.ANSWER),
     },
     _S: {
         Input.DRAFT: (_S, Action.SEND_UP),
@@ -102,7 +99,8 @@ TRANSITIONS: dict[State, dict[Input, Step]] = {
         Input.COMMIT: (_S, Action.SEND_DOWN),
         Input.DONE: (_E, Action.SEND_DOWN),
         Input.ERROR: (_E, Action.SEND_DOWN),
-        Input.STREAM_LOST: (_E, Action.ANSWER),
+        Input.LEFT: (_P, Action.MOVE),
+        Input.LOST: (_E, Action.ANSWER),
     },
     _C: {
         Input.DRAFT: (_C, Action.DROP),
@@ -113,7 +111,7 @@ TRANSITIONS: dict[State, dict[Input, Step]] = {
         Input.COMMIT: (_C, Action.SEND_DOWN),
         Input.DONE: (_E, Action.SEND_DOWN),
         Input.ERROR: (_E, Action.SEND_DOWN),
-        Input.STREAM_LOST: (_E, Action.ANSWER),
+        Input.LOST: (_E, Action.ANSWER),
     },
     _E: {},
 }

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from outrider.errors import DuplicateSessionError, OverloadedError
 from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
+from services.router.relay.survival.suspicion import Record
 
 FrameT = TypeVar("FrameT")
 
@@ -27,9 +28,9 @@ class RelayLimits:
     max_sessions: int
     max_sessions_per_edge: int
     max_early_frames: int
-    """Drafts kept per session until its first commit."""
+    """Drafts kept per session while its replica has not committed anything."""
     max_kept_bytes: int
-    """Bytes of opens and drafts kept over all sessions until their first commit."""
+    """Bytes of opens, drafts and committed tokens kept over all sessions."""
     cancel_timeout_s: float
 
 
@@ -41,21 +42,40 @@ class Session(Generic[FrameT]):
     number: int
     """What its edge calls it."""
     relayed: int
-    """What it is called on replica streams."""
+    """What it is called in this router."""
+    leg: int
+    """What it is called on its replica's stream, or will be on the next one."""
     opened_at: float
     open: FrameT | None
-    """The open as the edge sent it; None once a token is committed."""
+    """The open as the edge sent it; None where it cannot be sent again."""
     kept_bytes: int
     deadline_at: float | None = None
     kept: list[FrameT] = field(default_factory=list)
-    """Drafts since the open, in order."""
+    """Drafts for a replica that has not committed anything yet, in order."""
+    draft_bytes: int = 0
     state: State = State.PLACING
     stream: int | None = None
     """The replica stream that has it."""
     is_announced: bool = False
     """Whether its edge was told that it is opened."""
     tried: list[str] = field(default_factory=list)
-    """Replicas it was sent to, the present one last."""
+    """Replicas it was sent to since it last committed, the present one last."""
+    upto: int = 0
+    """Committed tokens of the reply."""
+    committed: bytearray = field(default_factory=bytearray)
+    """Those of them that this router relayed, as the shell wrote them."""
+    record: Record = field(default_factory=Record)
+    heard_at: float = 0.0
+    """When its replica last said anything of it."""
+    began_at: float | None = None
+    """When its first token came."""
+    left_at: float | None = None
+    """Since when it has had no token for want of a replica."""
+    num_moves: int = 0
+    epoch: int = 0
+    """The newest one that its edge sent drafts of."""
+    lost_epoch: int = -1
+    """Drafts of it, and of those before it, are not sent on."""
 
     @property
     def replica(self) -> str:
@@ -63,9 +83,9 @@ class Session(Generic[FrameT]):
         return self.tried[-1] if self.tried else ""
 
     @property
-    def may_move(self) -> bool:
-        """Whether another replica may still take it over: once, and before any commit."""
-        return self.state is State.OPENING and len(self.tried) < 2
+    def is_under_way(self) -> bool:
+        """Whether it has tokens, or was lost with a replica."""
+        return bool(self.upto or self.record.num_lost or self.num_moves)
 
 
 class SessionTable(Generic[FrameT]):
@@ -76,6 +96,8 @@ class SessionTable(Generic[FrameT]):
         self._edges: dict[int, dict[int, Session[FrameT]]] = {}
         self._streams: dict[int, dict[int, Session[FrameT]]] = {}
         self._closing: deque[tuple[float, Session[FrameT]]] = deque()
+        # Those that have tokens and could move, in the order of their first ones.
+        self._movable: dict[int, Session[FrameT]] = {}
         self._next = 1
         self._num_sessions = 0
         self._kept_bytes = 0
@@ -110,35 +132,45 @@ class SessionTable(Generic[FrameT]):
             raise DuplicateSessionError(
                 f"Session {number} is already open on this stream: number every session once."
             )
-        self._check_room(len(sessions), num_bytes)
-        session = Session(edge, number, self._take_number(), now, frame, num_bytes, deadline_at)
+        self._check_room(len(sessions))
+        if not self._make_room(num_bytes):
+            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+        own = self._take_number()
+        session = Session(edge, number, own, own, now, frame, num_bytes, deadline_at)
         self._kept_bytes += num_bytes
         self._num_sessions += 1
         sessions[number] = session
         return session
 
-    def _check_room(self, num_of_edge: int, num_bytes: int) -> None:
+    def _check_room(self, num_of_edge: int) -> None:
         if self._num_sessions >= self._limits.max_sessions:
             raise _overloaded(f"This router relays {self._num_sessions} sessions")
         if num_of_edge >= self._limits.max_sessions_per_edge:
             raise _overloaded(f"This stream carries {num_of_edge} sessions")
-        if self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
-            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """At the expense of sessions that have tokens, the oldest first: they could not move any
+        more, and their edges would have to open them again."""
+        while self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
+            if not self._movable:
+                return False
+            self._release_kept(next(iter(self._movable.values())))
+        return True
 
     def of_edge(self, edge: int, number: int) -> Session[FrameT] | None:
         """The live session an edge means; None if it ended."""
         return self._edges[edge].get(number)
 
-    def of_stream(self, stream: int, relayed: int) -> Session[FrameT] | None:
+    def of_stream(self, stream: int, leg: int) -> Session[FrameT] | None:
         """The live session a replica means; None if it ended, moved, or is not the replica's."""
-        return self._streams.get(stream, {}).get(relayed)
+        return self._streams.get(stream, {}).get(leg)
 
     def bind(self, session: Session[FrameT], stream: int, replica: str, now: float) -> Action:
         """A replica is to have it."""
         action = self.advance(session, Input.PLACED, now)
         session.stream = stream
         session.tried.append(replica)
-        self._streams[stream][session.relayed] = session
+        self._streams[stream][session.leg] = session
         return action
 
     def announce(self, session: Session[FrameT]) -> bool:
@@ -149,15 +181,30 @@ class SessionTable(Generic[FrameT]):
 
     def keep(self, session: Session[FrameT], frame: FrameT, num_bytes: int) -> bool:
         """Keep a draft for a replay, if the bounds allow it; a lost draft costs only its speed."""
-        allowed = (
-            len(session.kept) < self._limits.max_early_frames
-            and self._kept_bytes + num_bytes <= self._limits.max_kept_bytes
-        )
-        if allowed:
+        has_room = self._kept_bytes + num_bytes <= self._limits.max_kept_bytes
+        if allowed := has_room and len(session.kept) < self._limits.max_early_frames:
             session.kept.append(frame)
-            session.kept_bytes += num_bytes
-            self._kept_bytes += num_bytes
+            session.draft_bytes += num_bytes
+            self._grow(session, num_bytes)
         return allowed
+
+    def drop_drafts(self, session: Session[FrameT]) -> None:
+        """What the edge has guessed so far is void."""
+        self._grow(session, -session.draft_bytes)
+        session.kept, session.draft_bytes, session.lost_epoch = [], 0, session.epoch
+
+    def committed(self, session: Session[FrameT], upto: int, tokens: bytes | None) -> None:
+        """Tokens became final, up to number `upto`. `tokens` are kept as they are; where they are
+        not known (None), or there is no room, it cannot move any more."""
+        session.upto = upto
+        session.tried[:-1] = []
+        if session.open is None:
+            return
+        if tokens is None or not self._make_room(len(tokens)):
+            self._release_kept(session)
+        elif session.open is not None:  # it might have been the oldest
+            session.committed += tokens
+            self._grow(session, len(tokens))
 
     def advance(self, session: Session[FrameT], event: Input, now: float) -> Action:
         """Apply one input to a session; the caller carries out the action."""
@@ -177,17 +224,19 @@ class SessionTable(Generic[FrameT]):
         del self._edges[edge]
 
     def detach_stream(self, stream: int) -> list[Session[FrameT]]:
-        """A replica stream broke: its sessions, unbound, for the caller to advance."""
+        """A replica stream broke: its sessions, for the caller to advance."""
         return list(self._streams.pop(stream, {}).values())
+
+    def stream_sessions(self, stream: int) -> list[Session[FrameT]]:
+        """The live sessions on a replica's stream."""
+        return list(self._streams[stream].values())
 
     def expire(self, now: float) -> list[Session[FrameT]]:
         """Cancelled sessions whose replica kept silent, for the caller to advance with ABORT."""
         late = []
         while self._closing and self._closing[0][0] <= now:
-            session = self._closing.popleft()[1]
-            if session.state is State.CLOSING:
-                late.append(session)
-        return late
+            late.append(self._closing.popleft()[1])
+        return [session for session in late if session.state is State.CLOSING]
 
     def check_invariants(self) -> None:
         """Assert that the indexes and the counts agree."""
@@ -197,6 +246,7 @@ class SessionTable(Generic[FrameT]):
         for session in live:
             assert session.state is not State.ENDED
             assert (session.stream is None) == (session.state is State.PLACING)
+        assert all(s.open is not None for s in self._movable.values())
         bound = [s for sessions in self._streams.values() for s in sessions.values()]
         assert {s.relayed for s in bound} <= {s.relayed for s in live if s.stream is not None}
 
@@ -204,8 +254,12 @@ class SessionTable(Generic[FrameT]):
         """Book a change of state."""
         if session.state is State.PLACING:
             self._unbind(session)
+            self._movable.pop(session.relayed, None)
         elif session.state is State.STREAMING:
-            self._release_kept(session)
+            self._grow(session, -session.draft_bytes)
+            session.kept, session.draft_bytes = [], 0
+            if session.open is not None:
+                self._movable[session.relayed] = session
         elif session.state is State.CLOSING:
             self._release_kept(session)
             self._closing.append((now + self._limits.cancel_timeout_s, session))
@@ -217,12 +271,18 @@ class SessionTable(Generic[FrameT]):
 
     def _unbind(self, session: Session[FrameT]) -> None:
         if session.stream is not None:
-            self._streams.get(session.stream, {}).pop(session.relayed, None)
-            session.stream = None
+            self._streams.get(session.stream, {}).pop(session.leg, None)
+            session.stream, session.leg = None, self._take_number()
+
+    def _grow(self, session: Session[FrameT], num_bytes: int) -> None:
+        session.kept_bytes += num_bytes
+        self._kept_bytes += num_bytes
 
     def _release_kept(self, session: Session[FrameT]) -> None:
-        self._kept_bytes -= session.kept_bytes
-        session.open, session.kept, session.kept_bytes = None, [], 0
+        self._grow(session, -session.kept_bytes)
+        session.open, session.kept, session.draft_bytes = None, [], 0
+        session.committed.clear()
+        self._movable.pop(session.relayed, None)
 
     def _live(self) -> Iterator[Session[FrameT]]:
         for sessions in self._edges.values():

@@ -8,7 +8,7 @@ the sessions of an edge that does not read; it never holds up another edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from outrider.errors import (
@@ -17,32 +17,25 @@ from outrider.errors import (
     MalformedFrameError,
     OutriderError,
     OverloadedError,
-    ReplicaLostError,
     UnavailableError,
 )
-from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from outrider.wire import errors as wire_errors
+from outrider.v1 import common_pb2, router_pb2
 from services.router.placement.place import RETRY_DELAY_MS
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
+from services.router.relay.edges import Edges
 from services.router.relay.journal import Journal
 from services.router.relay.lifecycle import Action, Input, State
 from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import Session, SessionTable
+from services.router.relay.survival.moves import Moves
+from services.router.relay.survival.watch import Leaving, Watch
 
 Up: TypeAlias = router_pb2.RouteRequest
 Down: TypeAlias = router_pb2.RouteResponse
 RelayedSession: TypeAlias = Session[Up]
 
-_DOWN_INPUTS = {
-    "opened": Input.OPENED,
-    "commit": Input.COMMIT,
-    "done": Input.DONE,
-    "error": Input.ERROR,
-}
 _UPWARD = frozenset({Action.KEEP, Action.KEEP_AND_SEND_UP, Action.SEND_UP})
-_REFUSALS = frozenset({8, 14})
-"""google.rpc.Code RESOURCE_EXHAUSTED and UNAVAILABLE."""
 
 
 class Switch:
@@ -53,18 +46,24 @@ class Switch:
         table: SessionTable[Up],
         dispatch: Dispatch,
         journal: Journal,
+        watch: Watch,
+        moves: Moves,
         *,
         default_model: str,
         tokenize: Callable[[RelayedSession], None],
+        hurry: Callable[[], None],
     ) -> None:
-        """`tokenize` is asked for sessions that bring messages; `tokenized` or `fail` answers."""
+        """`tokenize` is asked for sessions that bring messages; `tokenized` or `fail` answers.
+        `hurry` asks for `expire` as soon as all else has had its turn."""
         self._table = table
         self._dispatch = dispatch
         self._journal = journal
+        self._watch = watch
+        self._moves = moves
+        self._hurry = hurry
         self._default_model = default_model
         self._tokenize = tokenize
-        self._edges: dict[int, Outlet[Down]] = {}
-        self._half_closed: set[int] = set()
+        self._edges = Edges()
         self._is_draining = False
 
     # --- the two sides come and go ---
@@ -72,37 +71,31 @@ class Switch:
     def attach_edge(self, outlet: Outlet[Down]) -> int:
         """A new edge stream; its number for the other verbs."""
         edge = self._table.attach_edge()
-        self._edges[edge] = outlet
+        self._edges.attach(edge, outlet)
         return edge
 
     def half_close_edge(self, edge: int) -> None:
         """The edge sends nothing more: its outlet closes after the last of its sessions."""
-        self._half_closed.add(edge)
-        self._close_if_done(edge)
+        self._edges.half_close(edge)
+        self._settle(edge)
 
     def detach_edge(self, edge: int, now: float) -> None:
         """An edge stream ended: its sessions are cancelled all the way down."""
         for session in self._table.edge_sessions(edge):
             self._advance(session, Input.EDGE_LOST, now, error=CancelledError("The edge left."))
         self._table.forget_edge(edge)
-        self._half_closed.discard(edge)
-        del self._edges[edge]
+        self._edges.detach(edge)
 
     def attach_replica(self, replica: str, outlet: Outlet[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
+        if len(self._moves):
+            self._hurry()
         return self._dispatch.attach(replica, outlet)
 
     def detach_replica(self, replica: str, stream: int, now: float) -> None:
-        """A replica's stream broke: what has no commit yet goes elsewhere, the rest fails."""
+        """A replica's stream broke: its sessions go elsewhere."""
         self._dispatch.detach(replica, stream)
-        lost = ReplicaLostError(
-            f"Replica {replica} was lost while it served the session: open it again.",
-            retry_delay_ms=RETRY_DELAY_MS,
-        )
-        for session in self._table.detach_stream(stream):
-            event = Input.STREAM_LOST_EARLY if session.may_move else Input.STREAM_LOST
-            error = _cancelled() if session.state is State.CLOSING else lost
-            self._advance(session, event, now, error=error)
+        self._leave(self._watch.detached(replica, stream, now), now)
 
     def drain(self) -> None:
         """Take no new sessions from now on."""
@@ -110,13 +103,14 @@ class Switch:
 
     def close_edges(self) -> None:
         """End every edge stream after what is queued for it."""
-        for outlet in self._edges.values():
-            outlet.close()
+        self._edges.close()
 
     def expire(self, now: float) -> None:
-        """End cancelled sessions whose replica never confirmed."""
+        """What passes with time alone, ten times a second: cancelled sessions whose replica never
+        confirmed end, those of replicas that hang leave, those that wait for one try again."""
         for session in self._table.expire(now):
             self._advance(session, Input.ABORT, now, error=_cancelled())
+        self._leave(self._watch.silent(now), now)
 
     # --- frames of an edge ---
 
@@ -133,9 +127,11 @@ class Switch:
         session = self._table.of_edge(edge, number)
         if session is None:
             return  # it ended while the frame was under way
-        frame.session = session.relayed
+        frame.session = session.leg
         if kind == "draft":
-            self._advance(session, Input.DRAFT, now, up=request)
+            session.epoch = max(session.epoch, frame.draft.epoch)
+            if frame.draft.epoch > session.lost_epoch:
+                self._advance(session, Input.DRAFT, now, up=request)
         elif kind == "cancel":
             self._advance(session, Input.CANCEL, now, up=request, error=_cancelled())
         else:
@@ -152,12 +148,12 @@ class Switch:
             self._advance(first, Input.ABORT, now, error=error)
             return
         except OutriderError as error:
-            self._answer(edge, number, error)
+            self._edges.answer(edge, number, error)
             return
         opening = request.frame.open
         self._journal.opened(session.relayed, opening, now)
-        request.frame.session = session.relayed
         opening.model = opening.model or self._default_model
+        opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
         else:
@@ -166,9 +162,12 @@ class Switch:
     def _admit(self, edge: int, number: int, request: Up, now: float) -> RelayedSession:
         if self._is_draining:
             raise UnavailableError("This router is stopping: use another.", retry_delay_ms=1000)
-        return self._table.open(
+        session = self._table.open(
             edge, number, request, request.ByteSize(), now, assignment.deadline_at(request, now)
         )
+        session.upto = assignment.num_resumed(request.frame.open)
+        session.record.num_lost = request.frame.open.lost_replicas
+        return session
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
@@ -190,20 +189,15 @@ class Switch:
 
     def from_replica(self, stream: int, response: Down, now: float) -> None:
         """Take one frame; frames of sessions that ended or moved are dropped."""
-        frame = response.frame
-        session = self._table.of_stream(stream, frame.session)
-        event = _DOWN_INPUTS.get(frame.WhichOneof("kind") or "")
-        if session is None or event is None:
+        session = self._table.of_stream(stream, response.frame.session)
+        said = self._watch.read(stream, session, response, now) if session else None
+        if session is None or said is None:
             return
-        if event is Input.OPENED and not self._table.announce(session):
-            return  # it moved before its first commit, which its edge need not know
-        frame.session = session.number
-        error = None
-        if event is Input.ERROR:
-            error = wire_errors.from_detail(frame.error)
-            if session.may_move and frame.error.grpc_code in _REFUSALS:
-                event = Input.REFUSED
-        self._advance(session, event, now, down=response, error=error)
+        self._advance(session, said.event, now, down=said.response, error=said.error)
+        if said.error is not None:
+            self._retry(now)
+        elif self._moves.is_due:
+            self._hurry()
 
     # --- carrying out ---
 
@@ -218,7 +212,7 @@ class Switch:
         error: OutriderError | None = None,
     ) -> None:
         """Apply one input and do what the table says. `error` is why the session ends or moves."""
-        stream = session.stream
+        stream, leg = session.stream, session.leg
         action = self._table.advance(session, event, now)
         if stream is not None and session.stream is None:
             self._dispatch.release(session)
@@ -228,15 +222,16 @@ class Switch:
         elif up is not None and action in _UPWARD:
             self._send_up(session, up, action)
         elif error is not None:
-            self._resolve(session, stream, action, error, now)
+            self._resolve(session, (stream, leg), action, error, now)
         if has_ended:
+            self._moves.forget(session)
             self._journal.ended(session.relayed, error, now)
-            self._close_if_done(session.edge)
+            self._settle(session.edge)
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
         self._journal.frames_down += 1
         is_last = session.state is State.ENDED
-        if not self._edges[session.edge].offer(response, last=is_last) and not is_last:
+        if not self._edges.send(session.edge, response, last=is_last) and not is_last:
             full = OverloadedError(
                 "This stream is not read and its buffer is full: read faster or open less.",
                 retry_delay_ms=RETRY_DELAY_MS,
@@ -255,18 +250,26 @@ class Switch:
     def _resolve(
         self,
         session: RelayedSession,
-        stream: int | None,
+        was_at: tuple[int | None, int],
         action: Action,
         error: OutriderError,
         now: float,
     ) -> None:
         """Everything that is not plain forwarding."""
-        if action is Action.REPLACE:
-            self._place(session, now, error)
+        if action is Action.MOVE:
+            self._move(session, error, now)
         if action in (Action.CANCEL_UP, Action.CANCEL_AND_ANSWER):
-            self._dispatch.cancel(stream, session.relayed, error)
+            self._dispatch.cancel(*was_at, error)
         if action in (Action.ANSWER, Action.CANCEL_AND_ANSWER):
-            self._answer(session.edge, session.number, error)
+            self._edges.answer(session.edge, session.number, error)
+
+    def _move(self, session: RelayedSession, error: OutriderError, now: float) -> None:
+        if session.is_announced:
+            self._table.drop_drafts(session)
+        if session.is_under_way:
+            self._moves.wait(session, error, now)
+        else:
+            self._place(session, now, error)
 
     def _place(
         self, session: RelayedSession, now: float, refusal: OutriderError | None = None
@@ -276,14 +279,20 @@ class Switch:
         except OutriderError as error:
             self._advance(session, Input.ABORT, now, error=error)
 
-    def _answer(self, edge: int, number: int, error: OutriderError) -> None:
-        detail = wire_errors.to_detail(error)
-        frame = inference_pb2.SessionDown(session=number, error=detail)
-        self._edges[edge].offer(Down(frame=frame), last=True)
+    def _leave(self, leavings: Iterable[Leaving], now: float) -> None:
+        for session, event, error in leavings:
+            self._advance(session, event, now, error=error)
+        self._retry(now)
 
-    def _close_if_done(self, edge: int) -> None:
-        if edge in self._half_closed and not self._table.edge_sessions(edge):
-            self._edges[edge].close()
+    def _retry(self, now: float) -> None:
+        for session, error in self._moves.retry(now):
+            self._advance(session, Input.ABORT, now, error=error)
+        if self._moves.is_due:
+            self._hurry()
+
+    def _settle(self, edge: int) -> None:
+        if self._edges.is_half_closed(edge) and not self._table.edge_sessions(edge):
+            self._edges.end(edge)
 
 
 def _cancelled() -> CancelledError:

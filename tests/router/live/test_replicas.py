@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from outrider.errors import OverloadedError
 from outrider.testing import free_tcp_port, leak_check
-from outrider.v1 import router_pb2
-from tests.router.relay.mesh import commit, done, draft, failed, opening
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from tests.router.relay.mesh import accepted, commit, done, draft, failed, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
 
 
@@ -34,18 +34,42 @@ async def test_a_replica_that_dies_before_the_first_commit_is_replaced(
     assert (await edge.hear("commit")).commit.upto == 2
 
 
-async def test_a_replica_that_dies_later_is_a_clear_error_and_comes_back(
-    router: RouterUnderTest, near: Replica
+async def test_a_session_goes_on_elsewhere_when_its_replica_dies_and_comes_back(
+    router: RouterUnderTest, near: Replica, far: Replica
 ) -> None:
     edge = router.edge()
-    await started(edge, near)
+    await edge.send(opening())
+    sent = await near.hear("open")
+    near.say(tokens(sent.session, 0, 3))
+    await edge.hear("commit")
     await near.kill()
-    lost = await edge.hear("error")
-    assert lost.error.reason == "REPLICA_LOST"
+    again = await far.hear("open")
+    assert [resumed.payload for resumed in again.open.resumed] == [b"abc"]
+    far.say(accepted(again.session))
+    far.say(tokens(again.session, 3, 2))
+    assert (await edge.hear("opened")).session == 1
+    assert (await edge.hear("commit")).commit.base == 3
     await router.state_of("near", router_pb2.REPLICA_STATE_DOWN)
     await near.start()
     await router.state_of("near", router_pb2.REPLICA_STATE_READY)
     await started(edge, near, 2)
+
+
+async def test_a_session_whose_tokens_are_not_known_is_its_edges_to_open_again(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    await started(edge, near)
+    near.say(commit(1, upto=9))
+    await near.kill()
+    assert (await edge.hear("error")).error.reason == "REPLICA_LOST"
+
+
+def tokens(session: int, base: int, count: int) -> inference_pb2.SessionDown:
+    """A commit of so many ids."""
+    block = common_pb2.TokenBlock(count=count, payload=b"abc"[:count])
+    found = inference_pb2.Commit(base=base, ids=block, upto=base + count)
+    return inference_pb2.SessionDown(session=session, commit=found)
 
 
 async def test_a_replica_that_does_not_serve_gets_no_new_sessions_and_keeps_its_own(

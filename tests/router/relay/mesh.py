@@ -18,6 +18,9 @@ from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import RelayLimits, SessionTable
+from services.router.relay.survival.moves import Moves
+from services.router.relay.survival.silence import Silence, SilencePolicy
+from services.router.relay.survival.watch import Watch
 from services.router.relay.switch import Down, RelayedSession, Switch, Up
 
 DIGEST = b"\x01" * 32
@@ -40,8 +43,17 @@ class Mesh:
         dispatch = Dispatch(
             self.table, self.registry, self.journal, rng=Random(1), policy=PlacementPolicy(1.0, 0)
         )
+        moves = Moves(self.table, dispatch, self.journal)
+        self.num_hurries = 0
         self.switch = Switch(
-            self.table, dispatch, self.journal, default_model="m", tokenize=self.texts.append
+            self.table,
+            dispatch,
+            self.journal,
+            Watch(self.table, dispatch, self.registry, moves, Silence(SilencePolicy())),
+            moves,
+            default_model="m",
+            tokenize=self.texts.append,
+            hurry=self.hurry,
         )
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.streams: dict[str, int] = {}
@@ -49,6 +61,9 @@ class Mesh:
         self.down: dict[int, Outlet[Down]] = {}
         for config in replicas:
             self.connect(config.name)
+
+    def hurry(self) -> None:
+        self.num_hurries += 1
 
     def connect(self, name: str) -> None:
         self.up[name] = Outlet(self.replica_capacity, 16)

@@ -39,9 +39,8 @@ EXPECTED = {
     Input.COMMIT: (None, (S, Action.SEND_DOWN), (S, Action.SEND_DOWN), (C, Action.SEND_DOWN)),
     Input.DONE: (None, (E, Action.SEND_DOWN), (E, Action.SEND_DOWN), (E, Action.SEND_DOWN)),
     Input.ERROR: (None, (E, Action.SEND_DOWN), (E, Action.SEND_DOWN), (E, Action.SEND_DOWN)),
-    Input.REFUSED: (None, (P, Action.REPLACE), None, None),
-    Input.STREAM_LOST: (None, (E, Action.ANSWER), (E, Action.ANSWER), (E, Action.ANSWER)),
-    Input.STREAM_LOST_EARLY: (None, (P, Action.REPLACE), None, None),
+    Input.LEFT: (None, (P, Action.MOVE), (P, Action.MOVE), None),
+    Input.LOST: (None, (E, Action.ANSWER), (E, Action.ANSWER), (E, Action.ANSWER)),
 }
 
 

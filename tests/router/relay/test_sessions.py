@@ -60,23 +60,25 @@ def test_a_replica_reaches_its_own_sessions_alone() -> None:
     assert sessions.of_stream(999, session.relayed) is None
 
 
-def test_a_moved_session_leaves_its_replica_and_keeps_its_number() -> None:
+def test_a_moved_session_leaves_its_replica_and_keeps_its_edges_number() -> None:
     sessions = table()
     edge, first, second = sessions.attach_edge(), sessions.attach_stream(), sessions.attach_stream()
     session = opened(sessions, edge)
     sessions.bind(session, first, "a", 0.0)
-    assert session.may_move
-    assert sessions.advance(session, Input.REFUSED, 0.0) is Action.REPLACE
-    assert sessions.of_stream(first, session.relayed) is None
+    leg = session.leg
+    assert sessions.advance(session, Input.LEFT, 0.0) is Action.MOVE
+    assert sessions.of_stream(first, leg) is None
     assert session.open == "open"
     sessions.bind(session, second, "b", 0.0)
-    assert sessions.of_stream(second, session.relayed) is session
-    may_move: bool = session.may_move
-    assert not may_move, "a session moves once"
+    assert session.leg != leg, "a late frame of the first leg means nobody"
+    assert sessions.of_stream(second, session.leg) is session
+    assert sessions.of_edge(edge, 1) is session
     assert session.tried == ["a", "b"]
+    sessions.committed(session, 3, b"abc")
+    assert session.tried == ["b"], "what was tried before a token may be tried again"
 
 
-def test_the_first_commit_binds_a_session_and_frees_what_was_kept() -> None:
+def test_what_is_committed_is_kept_and_drafts_are_not() -> None:
     sessions = table()
     edge, stream = sessions.attach_edge(), sessions.attach_stream()
     session = opened(sessions, edge)
@@ -84,9 +86,15 @@ def test_the_first_commit_binds_a_session_and_frees_what_was_kept() -> None:
     assert [sessions.keep(session, f"draft {n}", 5) for n in range(3)] == [True, True, False]
     assert session.kept == ["draft 0", "draft 1"]
     sessions.check_invariants()
+    sessions.committed(session, 2, b"12")
     sessions.advance(session, Input.COMMIT, 0.0)
-    assert (session.open, session.kept, session.kept_bytes) == (None, [], 0)
-    assert not session.may_move
+    sessions.committed(session, 3, b"3")
+    assert (session.open, session.kept, session.kept_bytes) == ("open", [], 13)
+    assert (session.upto, bytes(session.committed)) == (3, b"123")
+    sessions.check_invariants()
+    sessions.committed(session, 4, None)
+    assert (session.open, bytes(session.committed), session.kept_bytes) == (None, b"", 0)
+    assert session.upto == 4
     sessions.check_invariants()
 
 
@@ -112,8 +120,14 @@ def test_kept_bytes_are_bounded() -> None:
     assert not sessions.keep(session, "draft", 101)
     assert sessions.keep(session, "draft", 100)
     sessions.bind(session, stream, "a", 0.0)
+    sessions.committed(session, 1, b"")
     sessions.advance(session, Input.COMMIT, 0.0)
-    sessions.open(edge, 2, "open", 1000, now=0.0)
+    other = sessions.open(edge, 2, "open", 1000, now=0.0)
+    assert session.open is None, "the oldest that has tokens makes room"
+    sessions.bind(other, stream, "a", 0.0)
+    sessions.committed(other, 1, b"1")
+    assert other.open is None, "no room for its tokens, and none with tokens but itself"
+    sessions.check_invariants()
 
 
 def test_a_cancel_without_answer_expires() -> None:
@@ -139,7 +153,7 @@ def test_both_sides_list_their_sessions() -> None:
     assert sessions.detach_stream(stream) == []
     with pytest.raises(AssertionError):
         sessions.forget_edge(edge)
-    sessions.advance(here, Input.STREAM_LOST, 0.0)
+    sessions.advance(here, Input.LOST, 0.0)
     sessions.advance(waiting, Input.EDGE_LOST, 0.0)
     sessions.forget_edge(edge)
     assert len(sessions) == 0
@@ -167,8 +181,10 @@ def advance_some(
     event = data.draw(st.sampled_from(sorted(TRANSITIONS[session.state])))
     if event is Input.PLACED:
         sessions.bind(session, data.draw(st.sampled_from(streams)), "a", now)
-    else:
-        sessions.advance(session, event, now)
+        return
+    if event is Input.COMMIT:
+        sessions.committed(session, session.upto + 1, data.draw(st.binary(max_size=300)))
+    sessions.advance(session, event, now)
     if session.state is State.OPENING:
         sessions.keep(session, "draft", data.draw(st.integers(1, 300)))
 

@@ -51,15 +51,16 @@ async def test_a_refused_session_is_placed_once_more(
         await mesh.at_edge(edge)
     mesh.reply("near", failed(sent, error))
     again = await mesh.at_replica("far")
-    assert [frame.WhichOneof("kind") for frame in again] == ["open", "draft"]
-    assert again[1].draft.base == 7
+    drafts = [frame.draft.base for frame in again[1:]]
+    assert drafts == ([] if is_opened else [7]), "an edge that was told of one replica starts anew"
     assert await mesh.at_edge(edge) == []
     assert mesh.registry["near"].sessions == set()
     mesh.reply("near", commit(sent))
-    mesh.reply("far", accepted(sent))
+    mesh.reply("far", accepted(again[0].session))
     mesh.reply("far", commit(again[0].session, upto=4))
     kinds = [frame.WhichOneof("kind") for frame in await mesh.at_edge(edge)]
-    assert kinds == (["commit"] if is_opened else ["opened", "commit"]), "opened is said once"
+    first = "moved" if is_opened else "opened"
+    assert kinds == [first, "commit"], "opened is said once"
 
 
 async def test_a_second_refusal_is_the_edges(mesh: Mesh) -> None:
@@ -67,7 +68,8 @@ async def test_a_second_refusal_is_the_edges(mesh: Mesh) -> None:
     mesh.send(edge, opening())
     sent = (await mesh.at_replica("near"))[0].session
     mesh.reply("near", failed(sent, OverloadedError("near is full")))
-    mesh.reply("far", failed(sent, OverloadedError("far is full", retry_delay_ms=70)))
+    again = (await mesh.at_replica("far"))[0].session
+    mesh.reply("far", failed(again, OverloadedError("far is full", retry_delay_ms=70)))
     (frame,) = await mesh.at_edge(edge)
     assert (frame.session, frame.error.message) == (1, "far is full")
     assert frame.error.retry_delay_ms == 70
@@ -99,25 +101,6 @@ async def test_a_replica_lost_before_the_first_commit_is_replaced(mesh: Mesh) ->
     (again,) = await mesh.at_replica("far")
     mesh.reply("far", done(again.session))
     assert [f.WhichOneof("kind") for f in await mesh.at_edge(edge)] == ["done"]
-
-
-async def test_a_replica_lost_after_a_commit_is_a_clear_error(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    await start(mesh, edge)
-    mesh.lose("near")
-    (frame,) = await mesh.at_edge(edge)
-    assert frame.error.reason == "REPLICA_LOST"
-    assert "near" in frame.error.message
-    assert await mesh.at_replica("far") == []
-
-
-async def test_a_session_whose_second_replica_dies_fails(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    mesh.send(edge, opening())
-    mesh.lose("near")
-    mesh.connect("near")
-    mesh.lose("far")
-    assert reasons(await mesh.at_edge(edge)) == [(1, "REPLICA_LOST")]
 
 
 async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:
