@@ -43,7 +43,8 @@ def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_pat
     for options, expected in (
         (MeshOptions(), ""),
         (MeshOptions(draft_model="d.gguf"), "d.gguf"),
-        (MeshOptions(draft_model="d.gguf", engine="fake"), "none"),
+        (MeshOptions(engine="fake"), "none"),
+        (MeshOptions(draft_model="none", engine="fake"), "none"),
     ):
         assert mesh.edge(options, 7200, tmp_path).values["draft_model"] == expected
 
@@ -80,6 +81,7 @@ def test_text_is_quoted() -> None:
         {"replicas_per_region": 0},
         {"port": 65_536},
         {"port": -1},
+        {"engine": "fake", "draft_model": "d.gguf"},
         {"settings": ("port=1",)},
         {"settings": ("mixer.port=1",)},
     ],

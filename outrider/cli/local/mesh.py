@@ -48,6 +48,11 @@ class MeshOptions:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
         if not 1 <= self.replicas_per_region <= 16:
             raise ConfigError("a region on one machine has 1 to 16 replicas")
+        if self.engine == "fake" and self.draft_model not in ("", "none"):
+            raise ConfigError(
+                f"a fake model says nothing that the draft model {self.draft_model} could guess; "
+                "leave --draft-model out, or use --engine openvino"
+            )
         for setting in self.settings:
             role, dot, rest = setting.partition(".")
             if role not in ROLES or not dot or "=" not in rest:
@@ -130,7 +135,7 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "model": options.model,
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
-        # A fake model says nothing that a real draft could guess.
+        # Not even the one that is shipped for the model.
         "draft_model": "none" if options.engine == "fake" else options.draft_model,
     }
     return ProcessSpec(name="edge", role="edge", values=values)
