@@ -153,8 +153,8 @@ async def serve(
 async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
     server = make_server(max_message_bytes=config.max_message_bytes)
-    router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router), server)
     health = add_health(server, SERVICE)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
     port = bind(server, config.host, config.port)
     admin = AdminServer(
         config.admin_host,
@@ -171,13 +171,15 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
         await admin.stop()
 
 
-def _service(router: Router) -> RouterService:
+def _service(router: Router, health: HealthControl) -> RouterService:
     return RouterService(
         router.switch,
         router.registry,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
+        region=router.config.region,
+        serving=lambda: health.serving,
     )
 
 

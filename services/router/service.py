@@ -93,10 +93,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListReplicasResponse:
         """The replica table as this router sees it."""
         found = (r for r in self._registry if request.region in ("", r.region))
-        return router_pb2.ListReplicasResponse(replicas=[_to_proto(replica) for replica in found])
+        now = self._clock()
+        return router_pb2.ListReplicasResponse(replicas=[_to_proto(it, now) for it in found])
 
 
-def _to_proto(replica: Replica) -> router_pb2.Replica:
+def _to_proto(replica: Replica, now: float) -> router_pb2.Replica:
     return router_pb2.Replica(
         name=replica.name,
         region=replica.region,
@@ -107,6 +108,10 @@ def _to_proto(replica: Replica) -> router_pb2.Replica:
         rtt_ms=replica.rtt.smoothed_ms,
         predicted_wait_ms=predict(replica, 0).total_ms,
         sessions=replica.num_sessions,
+        min_rtt_ms=replica.rtt.min_ms if replica.rtt.is_measured else 0.0,
+        source=replica.source,
+        quarantines=replica.health.quarantine.count,
+        state_s=now - replica.health.since,
     )
 
 

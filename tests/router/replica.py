@@ -34,15 +34,15 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self._loads: asyncio.Queue[inference_pb2.WatchLoadResponse] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.health: HealthControl | None = None
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
 
     async def start(self) -> None:
         """Listen; again on the same port after `kill`."""
         self._server = make_server()
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         self.health = add_health(self._server)
-        self.port = bind(self._server, "127.0.0.1", self.port)
-        self.address = f"127.0.0.1:{self.port}"
+        self.port = bind(self._server, self.host, self.port)
+        self.address = f"{self.host}:{self.port}"
         self.health.set_serving(True)
         await self._server.start()
 
@@ -102,7 +102,11 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
         return inference_pb2.GetModelResponse(
-            model=self.model, vocabulary_digest=self.digest, codecs=CODECS, replica=self.name
+            model=self.model,
+            vocabulary_digest=self.digest,
+            codecs=CODECS,
+            replica=self.name,
+            region=self.region,
         )
 
 
