@@ -8,7 +8,10 @@ import sys
 
 from bench.harness.readme import PAGES, rewrite, shown
 
-COMMANDS = {"soak_virtual": ("bench.soak", "--virtual")}
+COMMANDS = {
+    "frontier": ("bench.wan.frontier",),
+    "soak_virtual": ("bench.soak", "--virtual"),
+}
 """Of records that are not called after a module."""
 
 

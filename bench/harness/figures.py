@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from time import perf_counter_ns
 from typing import TypeAlias
 
@@ -50,6 +51,15 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 def median(samples: Sequence[float]) -> float:
     return quantile(samples, 0.5)
+
+
+def mean_ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of positive ratios, and its 95 % interval (normal, over logarithms);
+    everything, for one ratio alone. Raises statistics.StatisticsError for none."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = fmean(logs)
+    error = 1.96 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 
 
 def pooled(parts: Iterable[Sequence[float]]) -> list[float]:
@@ -166,5 +176,7 @@ def start(name: str, arguments: argparse.Namespace) -> Run:
     """The run that these parsed arguments ask for. From now on SIGTERM ends this process as an
     exception does, so that what it started is stopped too."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    command = " ".join(["python -m", f"bench.{name}", *sys.argv[1:]])
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name.removesuffix(".__main__") if spec else f"bench.{name}"
+    command = " ".join(["python -m", module, *sys.argv[1:]])
     return Run(name=name, quick=bool(arguments.quick), command=command)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient, opening_frame
@@ -60,18 +61,13 @@ class Asker:
 
     async def _as_client(self, scheme: Scheme, prompt: Prompt, sampling: SamplingParams) -> Sample:
         client = self.connections.near if scheme.gateway == "near" else self.connections.far
-        reader = Reader()
-        began = time.perf_counter()
-        async with client.chat(
+        return await ask_client(
+            client,
             messages_of(prompt),
-            sampling=sampling,
+            sampling,
             provisional=scheme.provisional,
             speculation=scheme.speculation,
-        ) as chat:
-            async for event in chat:
-                reader.take(event, (time.perf_counter() - began) * 1000)
-            usage = (await chat.result()).usage
-        return reader.sample(usage.draft_tokens, usage.accepted_tokens)
+        )
 
     async def _as_edge(
         self, policy: WaitingPolicy, prompt: Prompt, sampling: SamplingParams
@@ -94,6 +90,26 @@ class Asker:
             num_accepted=reply.num_accepted,
             num_restarts=reply.num_restarts,
         )
+
+
+async def ask_client(
+    client: Client,
+    messages: list[Message],
+    sampling: SamplingParams,
+    *,
+    provisional: bool,
+    speculation: Literal["on", "off", "region_only"] = "on",
+) -> Sample:
+    """One chat as its reader sees it."""
+    reader = Reader()
+    began = time.perf_counter()
+    async with client.chat(
+        messages, sampling=sampling, provisional=provisional, speculation=speculation
+    ) as chat:
+        async for event in chat:
+            reader.take(event, (time.perf_counter() - began) * 1000)
+        usage = (await chat.result()).usage
+    return reader.sample(usage.draft_tokens, usage.accepted_tokens)
 
 
 def messages_of(prompt: Prompt) -> list[Message]:

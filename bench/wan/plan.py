@@ -113,8 +113,7 @@ def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
 
 
 _OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
-_NEAR_CROWD = (PLAIN, REGION_SUFFIX, REGION_DRAFTER, OURS)
-_FAR_CROWD = (PLAIN, REGION_SUFFIX, OURS)
+_CROWD = (PLAIN, REGION_SUFFIX, OURS)
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=9,
@@ -123,10 +122,10 @@ FULL = Size(
         Part(1, 0.0, RTTS_MS, _each(1, *_OTHERS), rounds=2),
         Part(1, 0.8, (50.0, 250.0), _pair(3)),
         Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=2),
-        Part(4, 0.0, (0.0,), _each(4, *_NEAR_CROWD), rounds=2),
-        Part(4, 0.0, (50.0, 250.0), _each(4, *_FAR_CROWD), rounds=2),
-        Part(16, 0.0, (0.0,), _each(16, *_NEAR_CROWD), rounds=1),
-        Part(16, 0.0, (50.0, 250.0), _each(16, *_FAR_CROWD), rounds=1),
+        Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
+        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=4),
+        Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
+        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD), rounds=2),
     ),
     max_tokens=40,
 )
@@ -136,7 +135,7 @@ QUICK = Size(
         Part(1, 0.0, (0.0, 50.0, 250.0), _pair(2)),
         Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
         Part(1, 0.8, (50.0,), _pair(1)),
-        Part(4, 0.0, (0.0,), _each(4, *_NEAR_CROWD)),
+        Part(4, 0.0, (0.0,), _each(4, *_CROWD, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,

@@ -1,14 +1,16 @@
 """The bench harness: order statistics, tables, records and the README's blocks."""
 
 import json
+import math
 from pathlib import Path
+from statistics import StatisticsError
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness.figures import Run, Table, quantile, show, spread, time_us
+from bench.harness.figures import Run, Table, mean_ratio, quantile, show, spread, time_us
 from bench.harness.readme import regenerated, shown
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
@@ -22,6 +24,16 @@ def test_quantiles_are_numpy_s(samples: list[float], share: float) -> None:
 def test_a_spread_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         spread([])
+
+
+def test_the_mean_of_ratios_is_geometric_and_has_an_interval() -> None:
+    mean, low, high = mean_ratio([0.5, 2.0, 1.0, 1.0])
+    assert mean == pytest.approx(1.0)
+    assert low == pytest.approx(1 / high)
+    assert 1.5 < high < 2.0
+    assert mean_ratio([3.0]) == pytest.approx((3.0, 0.0, math.inf))
+    with pytest.raises(StatisticsError):
+        mean_ratio([])
 
 
 def test_time_us_warms_up_and_counts_calls() -> None:

@@ -22,8 +22,6 @@ from services.edge.drafter.metrics import DrafterState
 HOST = "127.0.0.1"
 _START_LIMIT_S = 240.0
 _POLL_S = 0.05
-_VERIFIED_ROWS = 12
-"""Of one session in one call; the schemes that wait are asked one chat at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,8 @@ class Bed:
     """Beside the clients, far from the region."""
     far: Edge
     """At the region, far from the clients."""
+    others: Mapping[str, Edge]
+    """Further ones beside the clients, by name."""
     verifier: asyncio.subprocess.Process
     waiting_address: str
     """Of the waiting verifier, through the relay."""
@@ -74,10 +74,13 @@ class Bed:
 
 @contextlib.asynccontextmanager
 async def running_bed(
-    engine: RegionEngine, settings: Mapping[str, Sequence[str]]
+    engine: RegionEngine,
+    settings: Mapping[str, Sequence[str]],
+    others: Mapping[str, Mapping[str, object]] | None = None,
 ) -> AsyncIterator[Bed]:
-    """Start everything, pinned; `settings` are KEY=VALUE by role. This process moves to the edge's
-    cores. Raises RuntimeError if a process does not come up."""
+    """Start everything, pinned; `settings` are KEY=VALUE by role, `others` what further edges are
+    set up with. This process moves to the edge's cores. Raises RuntimeError if a process does not
+    come up."""
     region, edge = split_cores()
     os.sched_setaffinity(0, edge)
     async with contextlib.AsyncExitStack() as stack:
@@ -92,9 +95,13 @@ async def running_bed(
         near = await start.edge("near", link, direct, edge)
         # Where it drafts it is not the lesser process of its core.
         far = await start.edge("far", link, direct, edge, {"draft_niceness": 0})
+        more = {
+            name: await start.edge(name, link, direct, edge, values)
+            for name, values in (others or {}).items()
+        }
         waiting = await link.add("waiting region", "tcp", (HOST, port), seed=11)
         waiting_address = f"{HOST}:{waiting}"
-        yield Bed(link, replica, router, near, far, verifier, waiting_address, region, edge)
+        yield Bed(link, replica, router, near, far, more, verifier, waiting_address, region, edge)
 
 
 class _Starter:
@@ -155,7 +162,7 @@ class _Starter:
         command = (sys.executable, "-m", "bench.wan.waiting")
         flags = (
             *("--engine", engine.name, "--threads", str(engine.threads)),
-            *("--max-fixed-rows", str(min(engine.max_fixed_rows, _VERIFIED_ROWS))),
+            *("--max-fixed-rows", str(engine.max_fixed_rows)),
         )
         process = await self._stack.enter_async_context(child(*command, *flags, cores=cores))
         return process, (await read_json(process))["port"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.harness.figures import Cell, Run, median, quantile, show
+from bench.harness.figures import Cell, Run, mean_ratio, quantile, show
 from bench.wan.measure import Measured
 from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
 from bench.wan.report.capacity import capacities
@@ -12,6 +12,7 @@ from bench.wan.report.figures import Model
 from bench.wan.report.results import Results, Where
 
 _ALONE = 1
+_MEAN = "geometric mean over chats (its 95 % interval)"
 
 
 def add_tables(
@@ -59,7 +60,7 @@ def paces(run: Run, results: Results) -> None:
         columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
         how = "greedy" if temperature == 0 else f"T={temperature:g}"
         title = f"Pace of final tokens over plain streaming, one chat at a time, {how}"
-        table = run.table(f"{title}, median (lowest to highest)", "scheme", *columns)
+        table = run.table(f"{title}, {_MEAN}", "scheme", *columns)
         for scheme in SCHEMES:
             wheres = [Where(rtt_ms, _ALONE, temperature) for rtt_ms in rtts_ms]
             table.add(scheme.name, *(_ranged(results.pace_ratios(scheme, w)) for w in wheres))
@@ -71,13 +72,13 @@ def crowds(run: Run, results: Results) -> None:
         if sessions == _ALONE:
             continue
         rtts_ms = [r for r in results.rtts_ms() if results.batches(PLAIN, Where(r, sessions))]
-        title = f"Pace of final tokens over plain streaming, {sessions} chats at once, median"
+        title = f"Pace of final tokens over plain streaming, {sessions} chats at once, {_MEAN}"
         columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
         table = run.table(title, "scheme", *columns)
         for scheme in SCHEMES:
             wheres = [Where(rtt_ms, sessions) for rtt_ms in rtts_ms]
             if any(results.batches(scheme, where) for where in wheres):
-                table.add(scheme.name, *(_middle(results.pace_ratios(scheme, w)) for w in wheres))
+                table.add(scheme.name, *(_ranged(results.pace_ratios(scheme, w)) for w in wheres))
 
 
 def capacity(run: Run, results: Results) -> None:
@@ -158,8 +159,7 @@ def relay(run: Run, measured: Measured) -> None:
 def _ranged(ratios: Sequence[float]) -> str:
     if not ratios:
         return "-"
-    return f"{show(median(ratios))} ({show(min(ratios))} to {show(max(ratios))})"
-
-
-def _middle(ratios: Sequence[float]) -> Cell:
-    return median(ratios) if ratios else "-"
+    mean, low, high = mean_ratio(ratios)
+    if len(ratios) == 1:
+        return show(mean)
+    return f"{show(mean)} ({show(low)} to {show(high)})"
