@@ -207,6 +207,12 @@ class EngineError(OutriderError):
     reason = "ENGINE"
 
 
+class UnsupportedModelError(EngineError):
+    """The engine cannot run this model's file; another try would end the same way."""
+
+    reason = "UNSUPPORTED_MODEL"
+
+
 class PoisonousRequestError(OutriderError):
     """Replica after replica was lost when it served this request; it is not tried again."""
 

@@ -29,6 +29,7 @@ from outrider.errors import (
     InvalidRequestError,
     MalformedFrameError,
     UnknownModelError,
+    UnsupportedModelError,
     VocabularyMismatchError,
 )
 from outrider.models.catalog import lookup
@@ -51,6 +52,7 @@ UNFIT: Final = (
     VocabularyMismatchError,
     ArtifactMissingError,
     ArtifactCorruptError,
+    UnsupportedModelError,
 )
 """Failures to load that another try would meet again."""
 _PR_SET_PDEATHSIG: Final = 1

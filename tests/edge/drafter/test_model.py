@@ -137,6 +137,17 @@ async def test_a_missing_model_costs_nothing_but_its_drafts(
         assert draft_model in mesh.edge.drafter.reason
 
 
+async def test_a_model_that_cannot_be_converted_is_not_tried_again(
+    vocabulary: Vocabulary, tmp_path: Path, model_store: ModelStore
+) -> None:
+    target = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+    digest, path = vocabulary.digest.hex(), tmp_path / "no-layers.draft.gguf"
+    make_draft(target, path, [5, 6], digest=digest, layers=())
+    async with drafting(vocabulary, tmp_path, str(path), DrafterState.UNFIT) as mesh:
+        assert "the model" in mesh.edge.drafter.reason
+        assert mesh.sample("outrider_edge_drafter_restarts_total") == 0
+
+
 async def test_chats_do_not_wait_for_a_model_that_loads(
     vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import gguf
 
 from outrider.engines.base import Ids
-from outrider.errors import EngineError
+from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 
@@ -94,7 +94,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def read_facts(source: Path) -> ModelFacts:
-    """Read them from the GGUF metadata. Raises EngineError if they are not there."""
+    """Read them from the GGUF metadata. Raises UnsupportedModelError if they are not there."""
     try:
         reader = gguf.GGUFReader(source)
         architecture = reader.fields["general.architecture"].contents()
@@ -103,9 +103,11 @@ def read_facts(source: Path) -> ModelFacts:
             max_context_tokens=int(reader.fields[f"{architecture}.context_length"].contents()),
         )
     except KeyError as error:
-        raise EngineError(f"the model file lacks {error}; use a complete GGUF file") from error
+        raise UnsupportedModelError(
+            f"the model file lacks {error}; use a complete GGUF file"
+        ) from error
     except (ValueError, IndexError) as error:
-        raise EngineError(f"the model file is no GGUF file: {error}") from error
+        raise UnsupportedModelError(f"the model file is no GGUF file: {error}") from error
 
 
 def _run_converter(source: Path) -> None:
@@ -120,4 +122,6 @@ def _run_converter(source: Path) -> None:
         raise EngineError(f"the model was not converted within {_TIMEOUT_S:.0f} s") from error
     if child.returncode != 0 or not (source.parent / "openvino_model.xml").exists():
         words = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
-        raise EngineError(f"the model cannot be converted: {words[0]}")
+        killed = child.returncode < 0  # for want of memory, as a rule: that passes
+        kind = EngineError if killed else UnsupportedModelError
+        raise kind(f"the model cannot be converted: {words[0]}")

@@ -20,7 +20,7 @@ import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.engines.openvino.graph.weights import fuse_products, make_symmetric
-from outrider.errors import EngineError
+from outrider.errors import UnsupportedModelError
 
 LOGIT_ROWS: Final = "logit_rows"
 ATTENTION_ROWS: Final = "attention_rows"
@@ -30,11 +30,13 @@ _QUERY_KEY_VALUE: Final = (0, 1, 2)
 
 
 def make_paged(model: Any, *, duplicate_rows: bool) -> None:
-    """Transform the model in place. Raises EngineError if its graph is not as expected."""
+    """Transform the model in place. Raises UnsupportedModelError if its graph is another."""
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
-        raise EngineError(f"the model's graph has no attention over a state: {error}") from error
+        raise UnsupportedModelError(
+            f"the model's graph has no attention over a state: {error}"
+        ) from error
     head = model.get_results()[0].input_value(0).get_node()
     rows = _parameter(LOGIT_ROWS, np.int64)
     head.input(0).replace_source_output(_gather(head.input_value(0), rows))
@@ -81,7 +83,9 @@ def _products_before(attention: Any) -> list[Any]:
         node = attention.input_value(index).get_node()
         while not _is(node, "MatMul"):
             if node.get_input_size() == 0:
-                raise EngineError("the model's graph has no weight product before attention")
+                raise UnsupportedModelError(
+                    "the model's graph has no weight product before attention"
+                )
             if _is(node, "Reshape"):
                 _free_length(node, _lengths(node))
             node = node.input_value(0).get_node()
@@ -95,7 +99,7 @@ def _product_behind(attention: Any) -> Any:
     while not _is(node, "MatMul"):
         consumers = list(node.output(0).get_target_inputs())
         if len(consumers) != 1:
-            raise EngineError("the model's graph has no weight product behind attention")
+            raise UnsupportedModelError("the model's graph has no weight product behind attention")
         below = consumers[0].get_node()
         if _is(below, "Reshape"):
             if below.get_output_partial_shape(0).rank.get_length() == 3:
@@ -127,7 +131,9 @@ def _lengths(node: Any) -> list[int]:
 def _free_length(reshape: Any, lengths: list[int]) -> None:
     """Make a reshape infer its first dimension: the graph computes it from the tokens' number."""
     if lengths.count(-1) != 1:
-        raise EngineError(f"the model's graph reshapes to {lengths}, which cannot be inferred")
+        raise UnsupportedModelError(
+            f"the model's graph reshapes to {lengths}, which cannot be inferred"
+        )
     constant = ops.constant(np.array(lengths, np.int64))
     reshape.input(1).replace_source_output(constant.output(0))
 

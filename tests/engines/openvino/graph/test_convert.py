@@ -15,7 +15,7 @@ from outrider.engines.openvino.graph.convert import (
     derived_name,
     read_facts,
 )
-from outrider.errors import EngineError
+from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 
@@ -56,14 +56,14 @@ def test_facts_come_from_the_metadata(tmp_path: Path) -> None:
 
 
 def test_missing_facts_are_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"tokenizer\.ggml\.tokens"):
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.tokens"):
         read_facts(_gguf(tmp_path / "m.gguf", tokens=0))
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(EngineError, match="GGUF"):
+    with pytest.raises(UnsupportedModelError, match="GGUF"):
         read_facts(source)
 
 
@@ -71,6 +71,6 @@ def test_a_failing_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> Non
     source = _gguf(tmp_path / "m.gguf", tokens=9)
     folder = tmp_path / "out"
     folder.mkdir()
-    with pytest.raises(EngineError, match=r"cannot be converted: .+"):
+    with pytest.raises(UnsupportedModelError, match=r"cannot be converted: .+"):
         convert(source, folder)
     assert list(folder.iterdir()) == []
