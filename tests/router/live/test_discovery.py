@@ -1,0 +1,124 @@
+"""Replicas found by DNS: they say who they are, come, go and come back as others. Real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import dns.rcode
+
+from outrider.testing import eventually, leak_check
+from outrider.v1 import router_pb2
+from tests.peers.name_server import NameServer, running_name_server
+from tests.router.relay.mesh import commit, done
+from tests.router.replica import Replica, RouterUnderTest, running_router, started
+
+READY = router_pb2.REPLICA_STATE_READY
+DRAINING = router_pb2.REPLICA_STATE_DRAINING
+DOWN = router_pb2.REPLICA_STATE_DOWN
+
+
+@asynccontextmanager
+async def found(
+    *replicas: Replica, num_listed: int | None = None
+) -> AsyncIterator[tuple[NameServer, RouterUnderTest]]:
+    """A router that looks its replicas up; they listen on one port of 127.0.0.2, .3 and so on, and
+    so many of them are in DNS at first, all by default."""
+    async with leak_check(), running_name_server() as server:
+        for number, replica in enumerate(replicas):
+            replica.host, replica.port = f"127.0.0.{number + 2}", replicas[0].port
+            await replica.start()
+        server.records["replicas.test", "A"] = [r.host for r in replicas][:num_listed]
+        settings: dict[str, Any] = {
+            "replica_targets": (f"dns:replicas.test:{replicas[0].port}",),
+            "nameservers": (server.address,),
+            "lookup_interval_s": 0.05,
+            "lookup_grace_s": 0.1,
+        }
+        async with running_router(**settings) as router:
+            yield server, router
+        for replica in replicas:
+            await replica.kill()
+
+
+async def names(router: RouterUnderTest) -> set[str]:
+    return set(await router.replicas())
+
+
+async def test_replicas_that_are_found_say_who_they_are_and_serve() -> None:
+    near, far = Replica("near", "us"), Replica("far", "eu")
+    async with found(near, far) as (_, router):
+        await router.state_of("near", READY)
+        await router.state_of("far", READY)
+        table = await router.replicas()
+        assert set(table) == {"near", "far"}
+        assert (table["far"].region, table["far"].address) == ("eu", far.address)
+        assert table["far"].source == f"dns:replicas.test:{near.port}"
+        assert table["far"].min_rtt_ms > 0.0
+        await near.kill()
+        await router.state_of("near", DOWN)
+        await started(router.edge(), far)
+
+
+async def test_a_replica_that_vanishes_from_dns_finishes_its_sessions_and_is_forgotten() -> None:
+    near, far = Replica("near", "us"), Replica("far", "eu")
+    async with found(near, far, num_listed=1) as (server, router):
+        await router.state_of("near", READY)
+        edge = router.edge()
+        number = await started(edge, near)
+        server.records["replicas.test", "A"] = [far.host]
+        await router.state_of("near", DRAINING)
+        await started(edge, far, 2)
+        near.say(commit(number, upto=2))
+        near.say(done(number))
+        await edge.hear("commit")
+        await edge.hear("done")
+        while await names(router) != {"far"}:
+            pass
+        await eventually(lambda: near.num_streams == 0)
+        server.records["replicas.test", "A"] = [near.host, far.host]
+        while await names(router) != {"near", "far"}:
+            pass
+        await router.state_of("near", READY)
+
+
+async def test_name_servers_that_blink_cost_nothing() -> None:
+    near = Replica("near", "us")
+    async with found(near) as (server, router):
+        await router.state_of("near", READY)
+        edge = router.edge()
+        await started(edge, near)
+        for rcode in (dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN):
+            server.rcode = rcode
+            server.asked.clear()
+            await eventually(lambda: len(server.asked) > 6)
+        await router.state_of("near", READY)
+        await started(edge, near, 2)
+
+
+async def test_an_address_that_comes_back_as_another_replica_is_that_one() -> None:
+    replica = Replica("old", "us")
+    async with found(replica) as (_, router):
+        await router.state_of("old", READY)
+        await replica.kill()
+        await router.state_of("old", DOWN)
+        replica.name, replica.region = "new", "eu"
+        await replica.start()
+        while await names(router) != {"new"}:
+            pass
+        await router.state_of("new", READY)
+        assert (await router.replicas())["new"].region == "eu"
+
+
+async def test_of_two_replicas_of_one_name_only_the_first_serves() -> None:
+    first, second = Replica("twin", "us"), Replica("twin", "us")
+    async with found(first, second) as (_, router):
+        await router.state_of("twin", READY)
+        taken = (await router.replicas())["twin"].address
+        (other,) = {first.address, second.address} - {taken}
+        await router.state_of(other, DOWN)
+        await (first if taken == first.address else second).kill()
+        while (await router.replicas()).get("twin", router_pb2.Replica()).address != other:
+            pass
+        await router.state_of("twin", READY)
