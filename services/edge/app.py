@@ -36,6 +36,7 @@ from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
 from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
+from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.tokenization import Tokenization
@@ -115,6 +116,7 @@ class Edge:
             max_context_tokens=config.max_context_tokens,
             request_timeout_s=config.request_timeout_s,
             reply=config.reply_policy(),
+            reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
         )
         return EdgeParts(
             name=config.name,

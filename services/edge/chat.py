@@ -43,7 +43,8 @@ from services.edge.session.inputs import (
     RegionFailed,
     Tick,
 )
-from services.edge.session.machine import ChatSession, State
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import State
 from services.edge.tokenization import Job, Outcome
 from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
@@ -147,7 +148,7 @@ class Chat:
 
     def region_lost(self, error: OutriderError) -> None:
         """The stream to the region broke."""
-        self.feed(RegionFailed(error))
+        self.feed(RegionFailed(error, is_cut_off=True))
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""
@@ -216,8 +217,13 @@ class Chat:
 
     def _open(self, action: OpenRegion) -> None:
         trace = self._span.context if self._span else ("", "")
+        avoid: tuple[str, ...] = ()
+        if self._link is not None:  # it was open there, and lost
+            self._link.forget(self._number)
+            avoid, self._link = (self._link.address,), None
+            self._parts.telemetry.resumed("reopened")
         try:
-            link = self._parts.upstream.pick()
+            link = self._parts.upstream.pick(avoid)
             self._number = link.open(self, self._wire.open(action, trace))
             self._link = link
         except OutriderError as error:

@@ -92,6 +92,9 @@ class EdgeConfig:
     """A connection from which nothing comes for this long is closed."""
     validate_addresses: bool = False
     """QUIC Retry: clients prove their address first, one round trip more."""
+    reopen_s: float = 10.0
+    """How long a chat whose router or replica was lost tries to go on without a token; then its
+    client is told."""
     resume_window_s: float = 30.0
     """How long a chat goes on when its client's connection is lost, and is remembered when it has
     ended; 0: it is cancelled at once."""
@@ -271,7 +274,7 @@ _POSITIVE = (
     *("draft_threads", "draft_kv_bytes", "draft_sessions"),
 )
 _NOT_NEGATIVE = (
-    *("drain_s", "request_timeout_s", "tokenizer_queue", "min_prefill_tokens"),
+    *("drain_s", "request_timeout_s", "reopen_s", "tokenizer_queue", "min_prefill_tokens"),
     *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
     *("coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
     *("draft_niceness", "lookup_grace_s"),

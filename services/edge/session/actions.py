@@ -35,6 +35,8 @@ class OpenRegion:
     """What is left of the request's; 0: none."""
     echo: int = field(default=0, compare=False)
     """A number that the replica returns; 0: none."""
+    lost_replicas: int = 0
+    """Replicas lost with the chat, one after the other, without a token from any of them."""
 
 
 @dataclass(frozen=True, slots=True)

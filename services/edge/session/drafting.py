@@ -134,11 +134,8 @@ class DraftChain:
         chance: Callable[[str, float], float] = lambda source, promise: promise,
     ) -> None:
         """`chance`: that a draft is right after right ones, from what its source promises."""
-        self._drafter = drafter
-        self._limits = limits
-        self._stop_ids = stop_ids
-        self._max_tokens = max_tokens
-        self._chance = chance
+        self._drafter, self._limits, self._chance = drafter, limits, chance
+        self._stop_ids, self._max_tokens = stop_ids, max_tokens
         self._unlearnt: list[int] = []
         self._drafts: list[_Draft] = []
         self._num_confirmed = 0
@@ -175,10 +172,15 @@ class DraftChain:
         self._unlearnt.extend(ids)
 
     def resume(self, ids: Sequence[int]) -> None:
-        """The reply begins with these ids, committed by an earlier run; nothing else is done."""
+        """The reply begins with these ids, committed by an earlier run."""
         self.committed = len(ids)
         self._unlearnt.extend(ids)
-        self._sent_to = None  # the region knows of no chain that a frame could continue
+        self.lose(self.epoch)
+
+    def lose(self, epoch: int) -> None:
+        """The region has nothing of what it was sent up to this epoch."""
+        if self.epoch <= epoch:
+            self._sent_to = None
 
     def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> Resolved:
         """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
@@ -208,10 +210,8 @@ class DraftChain:
 
     def advance(self, lead: int) -> Progress:
         """Learn what became final, then draft on, up to `lead` ahead."""
-        slice_, self._unlearnt = (
-            self._unlearnt[: self._limits.absorb_tokens],
-            self._unlearnt[self._limits.absorb_tokens :],
-        )
+        most = self._limits.absorb_tokens
+        slice_, self._unlearnt = self._unlearnt[:most], self._unlearnt[most:]
         if slice_:
             self._drafter.extend(slice_)
         if self._unlearnt:

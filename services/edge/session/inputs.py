@@ -180,10 +180,22 @@ class RegionDone:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionMoved:
+    """Another replica goes on with the session, after the tokens committed so far."""
+
+    replica: str
+    region: str
+    lost_epoch: int = 0
+    """Drafts of this epoch and all before it are lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegionFailed:
     """The region ended the session by an error, or its stream to the edge is lost."""
 
     error: OutriderError
+    is_cut_off: bool = False
+    """The stream is lost, the region did not say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +236,7 @@ Input: TypeAlias = (
     | RegionOpened
     | RegionCommit
     | RegionDone
+    | RegionMoved
     | RegionFailed
     | DraftsReady
     | Tick

@@ -1,7 +1,8 @@
 """The life of one chat at the edge, as a table: (state, input) -> what to do.
 
 AWAITING --ChatAsked--> TOKENIZING --PromptReady--> OPENING --RegionOpened--> STREAMING
-    \\---ChatAsked, thin chat----------------------/^                             |
+    \\---ChatAsked, thin chat----------------------/^   ^                         |
+                                              in a while--- REOPENING <--region lost
 any state --an end: done, failed, cancelled, client gone--> CLOSED <--------------/
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum, auto
 from typing import Any, TypeAlias
 
 from outrider.errors import (
@@ -23,12 +23,10 @@ from services.edge.session.actions import (
     Accepted,
     Action,
     CancelRegion,
-    Commit,
     Done,
     Failed,
     Finish,
     OpenRegion,
-    Provisional,
     RidingAhead,
     Tokenize,
 )
@@ -47,27 +45,17 @@ from services.edge.session.inputs import (
     RegionCommit,
     RegionDone,
     RegionFailed,
+    RegionMoved,
     RegionOpened,
     Tick,
     Timings,
     Usage,
 )
-from services.edge.session.policy import Milestones, SessionPolicy
+from services.edge.session.policy import Milestones, SessionPolicy, State
+from services.edge.session.reopening import Reopening
 from services.edge.session.reply import ReplyFlow, ReplyTools
 
 Actions: TypeAlias = list[Action]
-
-
-class State(Enum):
-    """Where a chat is."""
-
-    AWAITING = auto()
-    """The stream is open, the request has not come."""
-    TOKENIZING = auto()
-    OPENING = auto()
-    """The region was asked; drafts may already be on their way."""
-    STREAMING = auto()
-    CLOSED = auto()
 
 
 class ChatSession:
@@ -80,7 +68,9 @@ class ChatSession:
         self._request: ChatRequest | None = None
         self._opened: RegionOpened | None = None
         self._resumed: Actions = []
+        self._prompt_ids: tuple[int, ...] | None = None
         self._num_prompt_tokens = 0
+        self._reopening = Reopening(policy.reopen)
         self.state = State.AWAITING
         self.reply: ReplyFlow | None = None
         self.milestones = Milestones()
@@ -112,7 +102,8 @@ class ChatSession:
         if self.state is State.CLOSED:
             return None
         refresh_at = self.reply.refresh_at if self.reply else None
-        times = [at for at in (self._deadline, refresh_at) if at is not None]
+        again_at = self._reopening.again_at
+        times = [at for at in (self._deadline, refresh_at, again_at) if at is not None]
         return min(times, default=None)
 
     def handle(self, item: Input, now: float) -> Actions:
@@ -121,7 +112,7 @@ class ChatSession:
             actions = TABLE[self.state, type(item)](self, item, now)
         except OutriderError as error:
             actions = self._fail(error)
-        self._note(actions, now)
+        self.milestones.note(actions, self.num_resumed, now)
         return actions
 
     # What the table points to.
@@ -144,24 +135,26 @@ class ChatSession:
             raise PromptTooLongError(
                 f"the prompt has {len(item.ids)} tokens, at most {longest} fit; shorten it"
             )
-        self._num_prompt_tokens = len(item.ids)
+        self._prompt_ids, self._num_prompt_tokens = item.ids, len(item.ids)
         return [*self._open(item.ids, now), self._accepted(), *self._resumed]
 
     def _open(self, prompt: tuple[int, ...] | None, now: float) -> Actions:
-        request, asked = self._request, self.milestones.asked
-        assert request is not None and asked is not None
-        left_ms = request.deadline_ms
-        if request.deadline_ms:
-            left_ms -= round((now - asked) * 1000)
-            if left_ms <= 0:
-                raise DeadlineError("the deadline passed before the prompt was tokenized")
+        request = self._request
+        assert request is not None
         self.reply = ReplyFlow(request, prompt or (), self._tools, self._policy.reply)
         self._resumed = [*self.reply.resume(request.resume.ids)]
         begun = self.reply.start(now)
         self.milestones.opened = now
+        return [self._ask_region(now), *begun]
+
+    def _ask_region(self, now: float) -> OpenRegion:
+        """For what follows the final tokens."""
+        request, reply, asked = self._request, self.reply, self.milestones.asked
+        assert request is not None and reply is not None and asked is not None
+        ids, number = tuple(reply.ids), reply.controller.number(now)
+        opening = self._reopening.ask(request, self._prompt_ids, ids, number, now - asked)
         self.state = State.OPENING
-        number = self.reply.controller.number(now)
-        return [OpenRegion(request, prompt, left_ms, number), *begun]
+        return opening
 
     def _region_opened(self, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -170,19 +163,26 @@ class ChatSession:
                 f"the region's vocabulary is {item.vocabulary_digest.hex()}, this edge's is "
                 f"{ours.hex()}; both have to serve the same model"
             )
-        self._opened = item
+        is_first, self._opened = self._opened is None, item
         self.state = State.STREAMING
         request = self._request
         assert request is not None and self.reply is not None
         self.reply.opened(item, now)
-        if not request.thin:
+        if not (request.thin and is_first):
             return []
         self._num_prompt_tokens = item.prompt_tokens
         return [self._accepted(), *self._resumed]
 
     def _commit(self, item: RegionCommit, now: float) -> Actions:
         assert self.reply is not None
+        self._reopening.worked()
         return self.reply.commit(item, now)
+
+    def _moved(self, item: RegionMoved, now: float) -> Actions:
+        assert self.reply is not None and self._opened is not None
+        self._opened = replace(self._opened, replica=item.replica, region=item.region)
+        self.reply.lost(item.lost_epoch)
+        return []
 
     def _region_done(self, item: RegionDone, now: float) -> Actions:
         assert self.reply is not None
@@ -210,12 +210,16 @@ class ChatSession:
             self.reply.change_audience(item.provisional, now)
         return []
 
-    def _failed(self, item: ClientFailed | PromptFailed | RegionFailed, now: float) -> Actions:
-        if isinstance(item, RegionFailed):
-            self.error = item.error
-            self.state = State.CLOSED
-            return [Failed(item.error), Finish()]
+    def _failed(self, item: ClientFailed | PromptFailed, now: float) -> Actions:
         return self._fail(item.error)
+
+    def _region_failed(self, item: RegionFailed, now: float) -> Actions:
+        assert self.reply is not None
+        self.state = State.REOPENING  # whatever follows, the region has no session any more
+        if not self._reopening.failed(item, now, has_tokens=self.num_tokens > 0):
+            return self._fail(item.error)
+        self.reply.lost()
+        return self._tick(Tick(), now)
 
     def _drafts_ready(self, item: DraftsReady, now: float) -> Actions:
         assert self.reply is not None
@@ -227,6 +231,8 @@ class ChatSession:
             if self.state is State.AWAITING:
                 raise DeadlineError("the stream was opened but no chat request came; send it first")
             raise DeadlineError("the deadline passed and the region did not answer; try again")
+        if (again_at := self._reopening.again_at) is not None and now >= again_at:
+            return [self._ask_region(now)]
         if self.reply is None or self.reply.refresh_at is None or now < self.reply.refresh_at:
             return []
         return self.reply.refresh(now)
@@ -264,32 +270,25 @@ class ChatSession:
         self.state = State.CLOSED
         return [CancelRegion(reason)] if at_region else []
 
-    def _note(self, actions: Actions, now: float) -> None:
-        for action in actions:
-            if isinstance(action, Provisional) and self.milestones.provisional is None:
-                self.milestones.provisional = now
-            is_new = isinstance(action, Commit) and action.upto > self.num_resumed
-            if is_new and self.milestones.committed is None:
-                self.milestones.committed = now
-
 
 Handler: TypeAlias = Callable[[ChatSession, Any, float], Actions]
-_S = ChatSession
-_COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler]] = {
-    # input:       AWAITING, TOKENIZING, OPENING, STREAMING; CLOSED ignores everything
-    ChatAsked: (_S._ask, *(_S._misplaced_by_client,) * 3),
-    CancelAsked: (_S._misplaced_by_client, *(_S._cancel,) * 3),
-    ClientGone: (_S._gone,) * 4,
-    AudienceChanged: (_S._ignore, *(_S._audience,) * 3),
-    ClientFailed: (_S._failed,) * 4,
-    PromptReady: (_S._ignore, _S._prompt, _S._ignore, _S._ignore),
-    PromptFailed: (_S._ignore, _S._failed, _S._ignore, _S._ignore),
-    RegionOpened: (*(_S._misplaced_by_region,) * 2, _S._region_opened, _S._misplaced_by_region),
-    RegionCommit: (*(_S._misplaced_by_region,) * 3, _S._commit),
-    RegionDone: (*(_S._misplaced_by_region,) * 2, *(_S._region_done,) * 2),
-    RegionFailed: (*(_S._misplaced_by_region,) * 2, *(_S._failed,) * 2),
-    DraftsReady: (*(_S._ignore,) * 2, *(_S._drafts_ready,) * 2),
-    Tick: (_S._tick,) * 4,
+_S, _R = ChatSession, ChatSession._misplaced_by_region
+_COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler, Handler]] = {
+    # input:  AWAITING, TOKENIZING, OPENING, STREAMING, REOPENING; CLOSED ignores everything
+    ChatAsked: (_S._ask, *(_S._misplaced_by_client,) * 4),
+    CancelAsked: (_S._misplaced_by_client, *(_S._cancel,) * 4),
+    ClientGone: (_S._gone,) * 5,
+    AudienceChanged: (_S._ignore, *(_S._audience,) * 4),
+    ClientFailed: (_S._failed,) * 5,
+    PromptReady: (_S._ignore, _S._prompt, *(_S._ignore,) * 3),
+    PromptFailed: (_S._ignore, _S._failed, *(_S._ignore,) * 3),
+    RegionOpened: (*(_R,) * 2, _S._region_opened, *(_R,) * 2),
+    RegionCommit: (*(_R,) * 3, _S._commit, _R),
+    RegionMoved: (*(_R,) * 3, _S._moved, _R),
+    RegionDone: (*(_R,) * 2, *(_S._region_done,) * 2, _R),
+    RegionFailed: (*(_R,) * 2, *(_S._region_failed,) * 2, _S._ignore),
+    DraftsReady: (*(_S._ignore,) * 2, *(_S._drafts_ready,) * 3),
+    Tick: (_S._tick,) * 5,
 }
 TABLE: dict[tuple[State, type[Input]], Handler] = {
     (state, kind): handler

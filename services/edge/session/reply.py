@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -87,6 +88,8 @@ class ReplyFlow:
         self._drafter = TandemDrafter(tools.new_drafter(), len(prompt), awaited=awaited)
         self.chain = DraftChain(self._drafter, drafts, ends, params.max_tokens, averages.chance)
         self.chain.learn(prompt)
+        self.ids = array("I")
+        """The final ones."""
         self.display = Display(policy.display)
         self.controller = Controller(
             policy.control, averages, max_lead=drafts.max_lead, sends=sends, shows=shows
@@ -106,6 +109,7 @@ class ReplyFlow:
                 "the chat to resume has ids past its end; send only what was committed"
             ) from error
         self.chain.resume(ids)
+        self.ids.extend(ids)
         return [Commit(text, ids, len(ids))]
 
     def change_audience(self, provisional: bool, now: float) -> None:
@@ -130,11 +134,16 @@ class ReplyFlow:
         """The replica took the session."""
         self.controller.opened(opened.echo, opened.held_s, opened.max_drafts, now)
 
+    def lost(self, epoch: int | None = None) -> None:
+        """Drafts of this epoch and before, all of them without one, reached nobody who is left."""
+        self.chain.lose(self.chain.epoch if epoch is None else epoch)
+
     def commit(self, commit: RegionCommit, now: float) -> list[Action]:
         """What client and drafter get to know. Raises MalformedFrameError for what cannot be."""
         resolved = self._resolve(commit)
         self._learn(commit, resolved, now)
         text, spans = self._front.commit(resolved.ids)
+        self.ids.extend(resolved.ids)
         ended = self._front.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
         if ended:

@@ -18,6 +18,7 @@ from services.edge.session.inputs import (
     RegionCommit,
     RegionDone,
     RegionFailed,
+    RegionMoved,
     RegionOpened,
     Timings,
     Usage,
@@ -26,7 +27,7 @@ from services.edge.wire.identity import NOBODY, Identity
 
 MAX_COMMIT_TOKENS = 4096
 
-RegionInput = RegionOpened | RegionCommit | RegionDone | RegionFailed
+RegionInput = RegionOpened | RegionCommit | RegionMoved | RegionDone | RegionFailed
 
 
 class RegionWire:
@@ -61,6 +62,7 @@ class RegionWire:
             residency=request.residency,
             echo=action.echo,
             origin_region=self._origin_region,
+            lost_replicas=action.lost_replicas,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
         )
         if request.resume.ids:
@@ -93,6 +95,9 @@ class RegionWire:
             return self._opened(frame.opened)
         if kind == "done":
             return _done(frame.done)
+        if kind == "moved":
+            moved = frame.moved
+            return RegionMoved(moved.replica, moved.region, moved.epoch)
         if kind == "error":
             return RegionFailed(error_wire.from_detail(frame.error))
         raise MalformedFrameError("the region sent a frame of no known kind")

@@ -156,7 +156,7 @@ async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
         await new.settled()
 
 
-async def test_a_router_that_is_lost_mid_reply_costs_a_pause(
+async def test_a_router_that_is_lost_mid_reply_is_the_edges_affair(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
@@ -166,7 +166,7 @@ async def test_a_router_that_is_lost_mid_reply_costs_a_pause(
         mesh.region.break_streams()
         mesh.region.gate.set()
         events = await whole(chat)
-        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        assert Interrupted not in kinds(events)
         assert mesh.region.opened[-1].resume.count >= 3
         await mesh.settled()
 

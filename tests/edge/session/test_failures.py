@@ -25,7 +25,8 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession, State
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import State
 from tests.edge.session.toolkit import DIGEST, EOS, PROMPT, in_state, request, session
 
 

@@ -39,12 +39,14 @@ from services.edge.session.inputs import (
     RegionCommit,
     RegionDone,
     RegionFailed,
+    RegionMoved,
     RegionOpened,
     Speculation,
     Tick,
     Usage,
 )
-from services.edge.session.machine import TABLE, State
+from services.edge.session.machine import TABLE
+from services.edge.session.policy import State
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -67,6 +69,7 @@ INPUTS: dict[type[Input], Input] = {
     RegionOpened: OPENED,
     RegionCommit: RegionCommit(0, 0, 0, (1,), 1),
     RegionDone: RegionDone(FinishReason.STOP, 0),
+    RegionMoved: RegionMoved("replica-2", "us-west"),
     RegionFailed: RegionFailed(NoReplicaError("none")),
     DraftsReady: DraftsReady(),
     Tick: Tick(),
@@ -80,32 +83,35 @@ LEAVE = ("CLOSED", (Finish,))
 LEAVE_REGION = ("CLOSED", (CancelRegion, Finish))
 NOTHING = None
 EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
-    # input: AWAITING, TOKENIZING, OPENING, STREAMING, CLOSED
-    ChatAsked: [("TOKENIZING", (Tokenize,)), FAIL, FAIL_REGION, FAIL_REGION, NOTHING],
+    # input: AWAITING, TOKENIZING, OPENING, STREAMING, REOPENING, CLOSED
+    ChatAsked: [("TOKENIZING", (Tokenize,)), FAIL, FAIL_REGION, FAIL_REGION, FAIL, NOTHING],
     CancelAsked: [
         FAIL,
         ("CLOSED", (Done, Finish)),
         ("CLOSED", (CancelRegion, Done, Finish)),
         ("CLOSED", (CancelRegion, Done, Finish)),
+        ("CLOSED", (Done, Finish)),
         NOTHING,
     ],
-    ClientGone: [LEAVE, LEAVE, LEAVE_REGION, LEAVE_REGION, NOTHING],
-    AudienceChanged: [NOTHING] * 5,
-    ClientFailed: [FAIL, FAIL, FAIL_REGION, FAIL_REGION, NOTHING],
-    PromptReady: [NOTHING, ("OPENING", (OpenRegion, Accepted)), NOTHING, NOTHING, NOTHING],
-    PromptFailed: [NOTHING, FAIL, NOTHING, NOTHING, NOTHING],
-    RegionOpened: [FAIL, FAIL, ("STREAMING", ()), FAIL_REGION, NOTHING],
-    RegionCommit: [FAIL, FAIL, FAIL_REGION, ("STREAMING", (Commit,)), NOTHING],
+    ClientGone: [LEAVE, LEAVE, LEAVE_REGION, LEAVE_REGION, LEAVE, NOTHING],
+    AudienceChanged: [NOTHING] * 6,
+    ClientFailed: [FAIL, FAIL, FAIL_REGION, FAIL_REGION, FAIL, NOTHING],
+    PromptReady: [NOTHING, ("OPENING", (OpenRegion, Accepted)), *[NOTHING] * 4],
+    PromptFailed: [NOTHING, FAIL, *[NOTHING] * 4],
+    RegionOpened: [FAIL, FAIL, ("STREAMING", ()), FAIL_REGION, FAIL, NOTHING],
+    RegionCommit: [FAIL, FAIL, FAIL_REGION, ("STREAMING", (Commit,)), FAIL, NOTHING],
+    RegionMoved: [FAIL, FAIL, FAIL_REGION, ("STREAMING", ()), FAIL, NOTHING],
     RegionDone: [
         FAIL,
         FAIL,
         ("CLOSED", (Done, Finish)),
         ("CLOSED", (Done, Finish)),
+        FAIL,
         NOTHING,
     ],
-    RegionFailed: [FAIL, FAIL, FAIL, FAIL, NOTHING],
-    DraftsReady: [NOTHING] * 5,
-    Tick: [NOTHING] * 5,
+    RegionFailed: [FAIL, FAIL, FAIL, FAIL, NOTHING, NOTHING],
+    DraftsReady: [NOTHING] * 6,
+    Tick: [NOTHING] * 6,
 }
 
 

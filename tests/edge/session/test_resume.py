@@ -26,7 +26,8 @@ from services.edge.session.inputs import (
     ResumePoint,
     Tick,
 )
-from services.edge.session.machine import ChatSession, State
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import State
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from outrider.errors import UnavailableError
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
@@ -15,11 +17,12 @@ from services.edge.session.inputs import (
     ClientGone,
     Input,
     PromptReady,
+    RegionFailed,
     RegionOpened,
     Speculation,
 )
-from services.edge.session.machine import ChatSession, State
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import SessionPolicy, State
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 
 EOS = 0
@@ -31,6 +34,7 @@ TABLE = [
 ]
 DIGEST = bytes(range(32))
 PROMPT = (1, 2, 3)
+LOST = RegionFailed(UnavailableError("the router is gone"), is_cut_off=True)
 OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
 
 
@@ -86,7 +90,7 @@ def request(
     )
 
 
-def policy(**limits: float) -> SessionPolicy:
+def policy(**limits: Any) -> SessionPolicy:
     drafts = DraftLimits(max_lead=8, absorb_tokens=16)
     return SessionPolicy(
         vocabulary_digest=DIGEST, max_context_tokens=64, reply=ReplyPolicy(drafts=drafts), **limits
@@ -104,6 +108,7 @@ def in_state(state: State, drafter: ScriptedDrafter | None = None) -> ChatSessio
         State.TOKENIZING: [ChatAsked(request())],
         State.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
         State.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
+        State.REOPENING: [ChatAsked(request()), PromptReady(PROMPT), OPENED, LOST, LOST],
         State.CLOSED: [ClientGone()],
     }
     for step in steps[state]:

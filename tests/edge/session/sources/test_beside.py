@@ -24,7 +24,8 @@ from services.edge.session.inputs import (
     Speculation,
     Tick,
 )
-from services.edge.session.machine import ChatSession, State
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import State
 from tests.edge.session.toolkit import (
     EOS,
     OPENED,

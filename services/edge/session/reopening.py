@@ -1,0 +1,88 @@
+"""Whether a chat whose region was lost is opened anew, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from outrider.errors import (
+    DeadlineError,
+    DrainingError,
+    OutriderError,
+    OverloadedError,
+    ReplicaLostError,
+    UnavailableError,
+)
+from services.edge.session.actions import OpenRegion
+from services.edge.session.inputs import ChatRequest, RegionFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenPolicy:
+    """How a chat gets over the loss of its router or replica. The first try is made at once, the
+    pauses before the others double."""
+
+    give_up_after_s: float = 10.0
+    """Without a token, from the loss on; then it is the client's to send again."""
+    first_pause_s: float = 0.05
+    max_pause_s: float = 1.0
+
+
+class Reopening:
+    """How often a chat asked since its last token, and when it asks again. Times in seconds."""
+
+    def __init__(self, policy: ReopenPolicy) -> None:
+        self._policy = policy
+        self._lost_at: float | None = None
+        self._pause_s = 0.0
+        self._num_lost_replicas = 0
+        self.again_at: float | None = None
+        """When the region is asked again; None while it was asked."""
+
+    def ask(
+        self,
+        request: ChatRequest,
+        prompt: tuple[int, ...] | None,
+        final_ids: tuple[int, ...],
+        number: int,
+        passed_s: float,
+    ) -> OpenRegion:
+        """What opens the session behind the final tokens, this long after the request came. Raises
+        DeadlineError."""
+        left_ms = request.deadline_ms
+        if request.deadline_ms:
+            left_ms -= round(passed_s * 1000)
+            if left_ms <= 0:
+                raise DeadlineError("the deadline passed before a region was asked")
+        self.again_at = None
+        resumed = replace(request, resume=replace(request.resume, ids=final_ids))
+        return OpenRegion(resumed, prompt, left_ms, number, self._num_lost_replicas)
+
+    def failed(self, loss: RegionFailed, now: float, *, has_tokens: bool) -> bool:
+        """The way to the region broke, or the region said no: whether it is asked again, at
+        `again_at`. What has no tokens is not asked for again where the region had its say: the
+        client may want to ask elsewhere."""
+        kinds: tuple[type[OutriderError], ...] = (UnavailableError,)
+        if self._lost_at is not None:
+            kinds = UnavailableError, OverloadedError
+        elif not (loss.is_cut_off or has_tokens):
+            kinds = (DrainingError,)
+        if not isinstance(loss.error, kinds):
+            return False
+        self._num_lost_replicas += isinstance(loss.error, ReplicaLostError)
+        pause_s = self._next_pause(loss, now)
+        assert self._lost_at is not None
+        self.again_at = now + pause_s
+        return self.again_at < self._lost_at + self._policy.give_up_after_s
+
+    def worked(self) -> None:
+        """A token came."""
+        self._lost_at, self._num_lost_replicas = None, 0
+
+    def _next_pause(self, loss: RegionFailed, now: float) -> float:
+        if self._lost_at is None:
+            self._lost_at, self._pause_s = now, 0.0
+            return 0.0
+        longest_s = min(2 * self._pause_s, self._policy.max_pause_s)
+        self._pause_s = max(self._policy.first_pause_s, longest_s)
+        asked_s = 0.0 if loss.is_cut_off else loss.error.retry_delay_ms / 1e3
+        return max(self._pause_s, asked_s)

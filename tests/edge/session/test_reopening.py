@@ -1,0 +1,193 @@
+"""A chat whose router or replica is lost is opened anew, from its last token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.errors import (
+    DeadlineError,
+    DrainingError,
+    InvalidRequestError,
+    NoReplicaError,
+    OutriderError,
+    OverloadedError,
+    ReplicaLostError,
+    UnavailableError,
+)
+from services.edge.session.actions import (
+    Commit,
+    Done,
+    Failed,
+    Finish,
+    OpenRegion,
+    Provisional,
+    SendDraft,
+)
+from services.edge.session.inputs import (
+    ChatAsked,
+    FinishReason,
+    PromptReady,
+    RegionCommit,
+    RegionDone,
+    RegionFailed,
+    RegionMoved,
+    Tick,
+)
+from services.edge.session.machine import ChatSession
+from services.edge.session.policy import State
+from tests.edge.session.toolkit import (
+    EOS,
+    LOST,
+    OPENED,
+    PROMPT,
+    ScriptedDrafter,
+    in_state,
+    request,
+    session,
+)
+
+
+def opened(chat: ChatSession, loss: RegionFailed, now: float) -> OpenRegion:
+    """What the loss is answered with."""
+    (again,) = chat.handle(loss, now)
+    assert isinstance(again, OpenRegion)
+    return again
+
+
+def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
+    chat = in_state(State.STREAMING)
+    chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
+    again = opened(chat, LOST, 1.5)
+    assert (again.prompt, again.request.resume.ids) == (PROMPT, (1, 2))
+    assert chat.state is State.OPENING
+    assert chat.handle(replace(OPENED, replica="replica-9"), 1.6) == [], "accepted is said once"
+    assert chat.handle(RegionCommit(0, 2, 0, (3, EOS), 4), 1.7) == [Commit(" sat", (3, EOS), 4)]
+    done, finish = chat.handle(RegionDone(FinishReason.STOP, 4), 1.8)
+    assert isinstance(done, Done)
+    assert (done.replica, done.upto, finish) == ("replica-9", 4, Finish())
+    assert chat.num_resumed == 0, "no other client had any of it"
+
+
+def test_before_the_first_token_too_where_the_region_did_not_say_no() -> None:
+    assert opened(in_state(State.OPENING), LOST, 0.5).request.resume.ids == ()
+    stopping = RegionFailed(DrainingError("this router stops"))
+    assert opened(in_state(State.OPENING), stopping, 0.5).prompt == PROMPT
+
+
+@pytest.mark.parametrize(
+    "error", [NoReplicaError("none"), OverloadedError("full"), UnavailableError("no")]
+)
+def test_a_refusal_before_the_first_token_is_the_clients(error: OutriderError) -> None:
+    chat = in_state(State.OPENING)
+    assert chat.handle(RegionFailed(error), 0.5) == [Failed(error), Finish()]
+
+
+@pytest.mark.parametrize("error", [InvalidRequestError("bad"), OverloadedError("slow reader")])
+def test_an_error_of_the_request_is_the_clients_at_any_time(error: OutriderError) -> None:
+    chat = in_state(State.STREAMING)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 1.0)
+    assert chat.handle(RegionFailed(error), 1.5) == [Failed(error), Finish()]
+
+
+def test_the_pauses_double_and_the_tries_end() -> None:
+    chat = in_state(State.STREAMING)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
+    now, times = 1.0, []
+    opened(chat, LOST, now)
+    actions = chat.handle(RegionFailed(UnavailableError("no router")), now)
+    while not actions:
+        assert chat.state is State.REOPENING
+        at = chat.next_deadline()
+        assert at is not None
+        times.append(round(at - now, 3))
+        assert chat.handle(Tick(), at - 0.001) == []
+        now = at
+        assert [type(action) for action in chat.handle(Tick(), now)] == [OpenRegion]
+        actions = chat.handle(RegionFailed(OverloadedError("full")), now)
+    assert times[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+    assert [type(action) for action in actions] == [Failed, Finish]
+    assert 10.0 < now < 11.0
+
+
+def test_a_token_begins_the_count_anew() -> None:
+    chat = in_state(State.STREAMING)
+    for number in range(20):
+        now = 10.0 * number
+        chat.handle(RegionCommit(0, number, 0, (1,), number + 1), now)
+        again = opened(chat, RegionFailed(ReplicaLostError("gone")), now + 5.0)
+        assert again.lost_replicas == 1
+        chat.handle(OPENED, now + 6.0)
+
+
+def test_an_overloaded_region_is_asked_when_it_says() -> None:
+    chat = in_state(State.STREAMING)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
+    opened(chat, LOST, 1.0)
+    assert chat.handle(RegionFailed(OverloadedError("full", retry_delay_ms=700)), 1.0) == []
+    assert chat.next_deadline() == 1.7
+
+
+def test_the_deadline_holds_on() -> None:
+    chat = session()
+    chat.handle(ChatAsked(request(deadline_ms=2000)), 0.0)
+    chat.handle(PromptReady(PROMPT), 0.0)
+    assert opened(chat, LOST, 0.5).deadline_ms == 1500
+    assert chat.handle(LOST, 2.1) == []
+    failed, finish = chat.handle(Tick(), 2.2)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, DeadlineError)
+    assert finish == Finish(), "there is nothing to cancel"
+
+
+def test_a_thin_chat_is_accepted_once() -> None:
+    chat = session()
+    chat.handle(ChatAsked(request(thin=True)), 0.0)
+    assert len(chat.handle(OPENED, 0.1)) == 1
+    assert opened(chat, LOST, 0.2).prompt is None
+    assert chat.handle(OPENED, 0.3) == []
+
+
+def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, EOS])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(State.STREAMING, drafter)
+    sent, shown = chat.handle(Tick(), 0.001)
+    assert sent == SendDraft(0, 0, (1, 2, 3, EOS))
+    assert isinstance(shown, Provisional)
+    opened(chat, LOST, 0.5)
+    chat.handle(OPENED, 0.6)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.7)
+    again = chat.handle(Tick(), 0.8)
+    assert again[0] == SendDraft(1, 1, (2, 3, EOS))
+    assert not any(isinstance(action, Provisional) for action in again), "it stands there"
+
+
+def test_a_session_that_moved_begins_another_epoch() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, EOS])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(State.STREAMING, drafter)
+    chat.handle(Tick(), 0.001)
+    assert chat.handle(RegionMoved("replica-2", "us-west", 0), 0.5) == []
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.6)
+    drafts = [a for a in chat.handle(Tick(), 0.7) if isinstance(a, SendDraft)]
+    assert drafts == [SendDraft(1, 1, (2, 3, EOS))]
+    (done,) = [
+        action
+        for action in chat.handle(RegionDone(FinishReason.STOP, 1), 0.8)
+        if isinstance(action, Done)
+    ]
+    assert (done.replica, done.region) == ("replica-2", "us-west")
+
+
+def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
+    drafter = ScriptedDrafter([2, 2, 3, EOS])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(State.STREAMING, drafter)
+    chat.handle(Tick(), 0.001)
+    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
+    sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, SendDraft)]
+    assert sent == [SendDraft(1, 1, (2, 3, EOS))]
+    chat.handle(RegionMoved("replica-2", "us-west", 0), 0.3)
+    assert chat.handle(RegionCommit(1, 1, 2, (), 3), 0.4)[0] == Commit(" cat sat", (2, 3), 3)
