@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -106,6 +106,7 @@ async def connect(
     host: str,
     port: int | None = None,
     *,
+    others: Sequence[str] = (),
     ca: Path | None = None,
     insecure: bool = False,
     server_name: str | None = None,
@@ -116,17 +117,20 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """A client of the edge at `host` (a name, an address, or `quic://host:port`).
 
-    `ca` is the PEM file to trust, `insecure` trusts any certificate, `server_name` is the name in
-    the certificate if it is not the host. Raises UnavailableError saying what to check, ConfigError
-    for an address that is none. Leaving the context ends every chat and does not wait.
+    `others` are edges to turn to when that one cannot be reached, each `quic://host:port`; none of
+    them has to know of the chats. `ca` is the PEM file to trust, `insecure` trusts any certificate,
+    `server_name` is the name in the certificate if it is not the host; the same for all. Raises
+    UnavailableError saying what to check, ConfigError for an address that is none. Leaving the
+    context ends every chat and does not wait.
 
     A connection that is lost is replaced while `reconnect` allows it, and chats go on where they
     were; None: they fail. `tickets` outlive the client if they are given: with one of an earlier
     connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
     that nobody answers shows in the chats.
     """
+    first = _address(host, port, ca, insecure, server_name)
     link = await open_link(
-        _address(host, port, ca, insecure, server_name),
+        (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
         timeout_s,
         SessionTickets() if tickets is None else tickets,
         reconnect,

@@ -88,6 +88,11 @@ class ClientConnection(QuicConnectionProtocol):
         return not self._readers
 
     @property
+    def was_established(self) -> bool:
+        """Whether the edge ever answered."""
+        return self._established.done() and self._established.exception() is None
+
+    @property
     def has_ticket(self) -> bool:
         """Whether what is sent before the handshake is complete goes in 0-RTT."""
         ticket = self._quic.configuration.session_ticket

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from collections.abc import Sequence
 
 from outrider.client.connection import ClientConnection
 from outrider.client.protocol import CloseCode
@@ -22,16 +24,20 @@ def spread() -> float:
 
 class Link:
     """Connects, and connects again when somebody needs it after a loss, or when the edge is being
-    stopped. `open_link` makes one."""
+    stopped: to the same edge first, which still has the chats, unless it is being stopped or did
+    not answer, then to the others. `open_link` makes one."""
 
     def __init__(
         self,
-        address: EdgeAddress,
+        addresses: Sequence[EdgeAddress],
+        at: int,
         connection: ClientConnection,
         tickets: SessionTickets,
         policy: ReconnectPolicy | None,
     ) -> None:
-        self._address = address
+        self._addresses = addresses
+        self._at = at
+        """Which of them the present connection is to."""
         self._connection = connection
         self._tickets = tickets
         self._left: list[ClientConnection] = []
@@ -79,18 +85,25 @@ class Link:
 
     async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
         backoff, loop = Backoff(policy), asyncio.get_running_loop()
+        if self._connection.is_leaving or not self._connection.was_established:
+            self._at += 1
         self._leave(self._connection)
-        while True:
+        for number in itertools.count(1):
+            address = self._addresses[self._at % len(self._addresses)]
             try:
                 self._connection = await dial(
-                    self._address, policy.attempt_timeout_s, self._tickets, early=True
+                    address, policy.attempt_timeout_s, self._tickets, early=True
                 )
-                return self._connection
+                break
             except OutriderError as error:
+                self._at += 1
+                if number % len(self._addresses):
+                    continue  # the others first
                 delay_s = backoff.next_delay(loop.time(), spread(), error.retry_delay_ms / 1000)
                 if delay_s is None:
                     raise error
                 await asyncio.sleep(delay_s)
+        return self._connection
 
     def _leave(self, connection: ClientConnection) -> None:
         if connection not in self._left:
@@ -103,13 +116,19 @@ class Link:
 
 
 async def open_link(
-    address: EdgeAddress,
+    addresses: Sequence[EdgeAddress],
     timeout_s: float,
     tickets: SessionTickets,
     policy: ReconnectPolicy | None,
     *,
     early: bool,
 ) -> Link:
-    """Connect for the first time. Raises as `dial` does."""
-    connection = await dial(address, timeout_s, tickets, early=early)
-    return Link(address, connection, tickets, policy)
+    """Connect for the first time, to the first of the edges that answers. Raises as `dial` does."""
+    for at, address in enumerate(addresses):
+        try:
+            connection = await dial(address, timeout_s, tickets, early=early)
+            return Link(addresses, at, connection, tickets, policy)
+        except OutriderError:
+            if at + 1 == len(addresses):
+                raise
+    raise UnavailableError("there is no edge to connect to; name one")

@@ -24,7 +24,8 @@ from outrider.client.protocol import CloseCode
 from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from tests.edge.live.running import Running, running
+from services.edge.app import Edge
+from tests.edge.live.running import Mute, Running, running
 from tests.edge.live.trouble import ASK, REPLY, cut, start
 
 LONG = SamplingParams(max_tokens=5000)
@@ -168,6 +169,30 @@ async def test_a_router_that_is_lost_mid_reply_is_the_edges_affair(
         events = await whole(chat)
         assert Interrupted not in kinds(events)
         assert mesh.region.opened[-1].resume.count >= 3
+        await mesh.settled()
+
+
+async def test_another_edge_goes_on_with_a_chat_it_never_saw(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        first = mesh.edge
+        mesh.edge = Edge(replace(first._config, port=0), "small", words, mesh.metrics)
+        ports = await mesh.edge.start()
+        await eventually(lambda: mesh.edge.upstream.ready)
+        async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:
+            mesh.region.hold_at = 6
+            mesh.region.gate.clear()
+            chat = await start(client)
+            for connection in first.listener._connections:
+                connection._transport = Mute()  # type: ignore[assignment]
+            await first.stop()
+            mesh.region.gate.set()
+            events = await whole(chat)
+            assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+            assert mesh.region.opened[-1].resume.count >= 3
+            async with client.chat(ASK) as again:
+                assert (await again.result()).text == REPLY
         await mesh.settled()
 
 
