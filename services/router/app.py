@@ -35,7 +35,7 @@ from services.router.relay.survival.watch import Watch
 from services.router.relay.switch import Switch, Up
 from services.router.service import Intake, RouterService
 from services.router.upstream.fleet import Fleet
-from services.router.upstream.link import log_transition
+from services.router.upstream.metrics import FleetMetrics
 from services.router.upstream.tokenizers import TokenizerPool
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
@@ -64,6 +64,7 @@ class Router:
         """Set once every replica was reached, or tried in vain."""
         self.idle = asyncio.Event()
         """Set by the next tick that finds no session."""
+        self.fleet_metrics = FleetMetrics(self.metrics)
         self.fleet = Fleet(config, self.registry, self.switch, clock=self.clock, rng=self.rng)
 
     def _make_switch(self) -> Switch:
@@ -93,8 +94,7 @@ class Router:
         self.fleet.tick()
         self.tokenizers.tick()
         self.registry.expire(self.clock())
-        for transition in self.registry.take_transitions():
-            log_transition(transition)
+        self.fleet_metrics.tick(self.registry, self.clock())
         self.switch.expire(self.clock())
         if self.fleet.is_settled and self.tokenizers.is_settled:
             self.settled.set()

@@ -8,7 +8,6 @@ from random import Random
 from typing import Final, NoReturn
 
 import grpc.aio
-import structlog
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, UnavailableError
@@ -18,7 +17,7 @@ from outrider.rpc import from_rpc_error, make_channel
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
 from services.router.fleet.load import Identity, Model
-from services.router.fleet.registry import Registry, Transition
+from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
@@ -29,8 +28,6 @@ _FIRST_BACKOFF_S: Final = 0.1
 
 _LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
 """How a replica can be lost, bytes that are no frame included."""
-
-_log = structlog.get_logger()
 
 
 class ReplicaLink:
@@ -172,17 +169,6 @@ class ReplicaLink:
 
     def _lose(self, why: str) -> None:
         self._registry.lost(self._name, why, self._clock())
-
-
-def log_transition(transition: Transition) -> None:
-    """One line per change of a replica's state; retries that change nothing are not news."""
-    _log.info(
-        "replica_state",
-        replica=transition.replica,
-        before=transition.before.name,
-        after=transition.after.name,
-        why=transition.why,
-    )
 
 
 def _reason(error: Exception) -> str:
