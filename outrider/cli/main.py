@@ -9,6 +9,7 @@ import typer
 from outrider.cli import models, serve
 from outrider.cli.doctor import doctor
 from outrider.cli.local import up
+from outrider.cli.local.status import status
 from outrider.cli.prompting.chat import chat
 from outrider.cli.prompting.reference import reference
 from outrider.errors import OutriderError
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 app.command()(up.up)
 app.command()(up.down)
-app.command()(up.status)
+app.command()(status)
 app.command()(chat)
 app.command()(reference)
 app.command()(serve.serve)

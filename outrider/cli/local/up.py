@@ -1,10 +1,9 @@
-"""`outrider up`, `outrider down` and `outrider status`."""
+"""`outrider up` and `outrider down`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -205,22 +204,3 @@ def down(state_dir: StateDir = None) -> None:
             raise OutriderError(f"process {pid} does not stop; kill it by hand")
         time.sleep(_POLL_S)
     _console().print("stopped")
-
-
-def status(
-    state_dir: StateDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
-) -> None:
-    """Show the services of the running mesh."""
-    folder = (state_dir or default_state_dir()).resolve()
-    mesh = running_mesh(folder)
-    if mesh is None:
-        raise UnavailableError(f"no mesh is up in {folder}; start one with `outrider up`")
-    if as_json:
-        print(json.dumps({"host": mesh.host, "services": mesh.services}))
-        return
-    for row in mesh.services:
-        print(
-            f"{row['name']:<12} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
-            f"admin http://{mesh.host}:{row['admin_port']}/metrics"
-        )

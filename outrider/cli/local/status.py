@@ -1,0 +1,110 @@
+"""`outrider status`: the services of the running mesh, and the replicas as a router sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir, running_mesh
+from outrider.config import check_address
+from outrider.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from outrider.v1 import router_pb2
+
+_TIMEOUT_S: Final = 5.0
+
+_Router = Annotated[
+    str, typer.Option(help="Ask the router at HOST:PORT, not one of a mesh on this machine.")
+]
+
+
+def status(
+    state_dir: StateDir = None,
+    router: _Router = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
+) -> None:
+    """Show the services of the running mesh, and its replicas: state, round trip, load."""
+    mesh = None if router else _mesh(state_dir)
+    if mesh is not None:
+        row = mesh.service("router")
+        router = f"{mesh.host}:{row['port']}"
+    check_address(router, "--router")
+    services = mesh.services if mesh else []
+    if not as_json:
+        for row in services:
+            print(_service_line(row, mesh.host if mesh else ""))
+    replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router))]
+    if as_json:
+        host = mesh.host if mesh else ""
+        print(json.dumps({"host": host, "services": services, "replicas": replicas}))
+        return
+    for replica in replicas:
+        print(_replica_line(replica))
+
+
+def _mesh(state_dir: StateDir) -> RunningMesh:
+    folder = (state_dir or default_state_dir()).resolve()
+    mesh = running_mesh(folder)
+    if mesh is None:
+        raise UnavailableError(f"no mesh is up in {folder}; start one with `outrider up`")
+    return mesh
+
+
+async def _replicas(address: str) -> list[router_pb2.Replica]:
+    # Imported here: `outrider --help` does without.
+    import grpc.aio
+
+    from outrider.rpc import from_rpc_error, make_channel
+    from outrider.v1 import router_pb2, router_pb2_grpc
+
+    async with make_channel(address) as channel:
+        stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
+        try:
+            answer = await stub.ListReplicas(router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            why = from_rpc_error(error).message
+            raise UnavailableError(f"the router at {address} does not answer: {why}") from error
+    return list(answer.replicas)
+
+
+def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
+    from outrider.v1 import router_pb2
+
+    state = router_pb2.ReplicaState.Name(replica.state).removeprefix("REPLICA_STATE_")
+    return {
+        "name": replica.name,
+        "region": replica.region,
+        "address": replica.address,
+        "source": replica.source or "configured",
+        "model": replica.model,
+        "state": state,
+        "state_s": round(replica.state_s, 1),
+        "rtt_ms": round(replica.rtt_ms, 3),
+        "min_rtt_ms": round(replica.min_rtt_ms, 3),
+        "predicted_wait_ms": round(replica.predicted_wait_ms, 1),
+        "sessions": replica.sessions,
+        "quarantines": replica.quarantines,
+    }
+
+
+def _service_line(row: dict[str, Any], host: str) -> str:
+    return (
+        f"{row['name']:<12} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
+        f"admin http://{host}:{row['admin_port']}/metrics"
+    )
+
+
+def _replica_line(replica: dict[str, Any]) -> str:
+    """One replica; a round trip that was not measured is a guess, and marked so."""
+    about = "" if replica["min_rtt_ms"] else "~"
+    rtt = f"{about}{replica['rtt_ms']:.1f} ms"
+    state = f"{replica['state']} {replica['state_s']:.0f} s"
+    return (
+        f"{replica['name']:<24} {replica['region']:<14} {state:<18} rtt {rtt:<10} "
+        f"wait {replica['predicted_wait_ms']:.0f} ms  sessions {replica['sessions']}  "
+        f"quarantines {replica['quarantines']}  {replica['address']} ({replica['source']})"
+    )

@@ -1,0 +1,55 @@
+"""`outrider status` before a real router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.errors import ConfigError, UnavailableError
+from outrider.testing import free_tcp_port
+from outrider.v1 import router_pb2
+from tests.router.replica import Replica, running_replicas, running_router
+
+
+async def _asked(port: int, *flags: str) -> str:
+    """What the command prints; it has an event loop of its own, so a thread."""
+    arguments = ["status", "--router", f"127.0.0.1:{port}", *flags]
+    done = await asyncio.to_thread(CliRunner().invoke, app, arguments, catch_exceptions=False)
+    return done.stdout
+
+
+async def test_the_replicas_of_a_router_are_shown_with_state_and_round_trip() -> None:
+    near, absent = Replica("near"), Replica("absent", "eu")
+    absent.address = f"127.0.0.1:{free_tcp_port()}"
+    async with running_replicas(near), running_router(near, absent) as router:
+        await router.state_of("near", router_pb2.REPLICA_STATE_READY)
+        await router.state_of("absent", router_pb2.REPLICA_STATE_DOWN)
+        port = router.ports.main
+        rows = {row["name"]: row for row in json.loads(await _asked(port, "--json"))["replicas"]}
+        assert rows["near"]["state"] == "READY"
+        assert rows["near"]["source"] == "configured"
+        assert rows["near"]["min_rtt_ms"] > 0.0
+        assert rows["absent"]["min_rtt_ms"] == 0.0
+        shown = await _asked(port)
+    first, second = shown.splitlines()
+    assert first.startswith("near")
+    assert "READY" in first
+    assert "DOWN" in second
+    assert "rtt ~100.0 ms" in second, "a guess is marked as one"
+
+
+def test_a_router_that_is_not_there_is_said_plainly() -> None:
+    address = f"127.0.0.1:{free_tcp_port()}"
+    failed = CliRunner().invoke(app, ["status", "--router", address])
+    assert isinstance(failed.exception, UnavailableError)
+    assert f"the router at {address} does not answer" in str(failed.exception)
+
+
+@pytest.mark.parametrize("address", ["here", "here:0"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    failed = CliRunner().invoke(app, ["status", "--router", address])
+    assert isinstance(failed.exception, ConfigError)
