@@ -184,13 +184,19 @@ MISTAKES: list[tuple[str, Change]] = [
     ),
     ("pods_have_time_to_drain", lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39)),
     ("pods_have_time_to_drain", lambda t: container(t, EDGE).pop("lifecycle")),
-    ("routers_know_their_replicas", lambda t: t[INFERENCE]["spec"].update(replicas=3)),
     (
-        "routers_know_their_replicas",
-        lambda t: replace(
-            config(t, "router"), '"inference-1.inference:', '"inference-9.inference:'
-        ),
+        "routers_find_their_replicas",
+        lambda t: replace(config(t, "router"), '"dns:inference:7300"', '"dns:router:7100"'),
     ),
+    (
+        "services_are_found",
+        lambda t: replace(config(t, "router"), '"dns:tokenizer:', '"dns:tokenisers:'),
+    ),
+    (
+        "services_are_found",
+        lambda t: replace(config(t, "router"), '"dns:tokenizer:7200"', '"dns:tokenizer:7201"'),
+    ),
+    ("services_are_found", lambda t: t["Service/router"]["spec"].pop("clusterIP")),
     (
         "models_are_known",
         lambda t: container(t, EDGE)["env"].append(

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import lookup
+from outrider.peers.targets import Lookup, Target, parse
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
 ROLES = ("edge", "router", "tokenizer", "inference")
@@ -51,21 +52,29 @@ def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
             yield f"{label(workload)}: terminationGracePeriodSeconds must be {needed:g} or more"
 
 
-def routers_know_their_replicas(manifests: Manifests) -> Iterator[str]:
-    """The replicas listed for the own region are the pods of its StatefulSet, by name."""
+def services_are_found(manifests: Manifests) -> Iterator[str]:
+    """What is looked up in the own cluster is a headless service, on a port that it has."""
+    services = {it["metadata"]["name"]: it["spec"] for it in manifests.of_kind("Service")}
+    for workload, role, config in _loaded(manifests):
+        for target in _targets(role, config):
+            if target.lookup is not Lookup.ADDRESSES or "." in target.host:
+                continue
+            spec = services.get(target.host)
+            if spec is None or spec.get("clusterIP") != "None":
+                yield f"{label(workload)}: {target.text} is not a headless service"
+            elif target.port not in {port["port"] for port in spec["ports"]}:
+                yield f"{label(workload)}: {target.text} is not a port of that service"
+
+
+def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
+    """The replicas of the own region are among what a router looks up, all of them."""
     routers = [config for _, role, config in _loaded(manifests) if role == "router"]
     for workload, _, config in _loaded(manifests):
-        if workload["kind"] != "StatefulSet":
-            continue
-        name, spec = workload["metadata"]["name"], workload["spec"]
-        wanted = {
-            (f"{config.region}-{name}-{n}", f"{name}-{n}.{spec['serviceName']}:{config.port}")
-            for n in range(spec["replicas"])
-        }
-        for router in routers:
-            listed = {(r.name, r.address) for r in router.replicas if r.region == router.region}
-            if listed != wanted:
-                yield f"router lists {sorted(listed)} in its region, there are {sorted(wanted)}"
+        if workload["kind"] == "StatefulSet":
+            wanted = f"dns:{workload['spec']['serviceName']}:{config.port}"
+            for router in routers:
+                if wanted not in router.replica_targets:
+                    yield f"router looks up {list(router.replica_targets)}, not {wanted}"
 
 
 def models_are_known(manifests: Manifests) -> Iterator[str]:
@@ -153,3 +162,9 @@ def _config_map(manifests: Manifests, name: str) -> Mapping[str, str]:
 def _container(workload: Object) -> Object:
     containers: list[Object] = workload["spec"]["template"]["spec"]["containers"]
     return containers[0]
+
+
+def _targets(role: str, config: Any) -> list[Target]:
+    """What a service of that role looks up."""
+    keys = {"router": ("replica_targets", "tokenizers"), "edge": ("routers",)}.get(role, ())
+    return [parse(text, key) for key in keys for text in getattr(config, key)]

@@ -124,12 +124,11 @@ def the_edge_speaks_quic(manifests: Manifests) -> Iterator[str]:
 
 
 def grpc_services_are_headless(manifests: Manifests) -> Iterator[str]:
-    """Callers hold few long connections, so they must choose the pod. Exports are exempt."""
-    exported = {thing["metadata"]["name"] for thing in manifests.of_kind("ServiceExport")}
+    """Callers hold few long connections, so they must choose the pod."""
     for service in manifests.of_kind("Service"):
         grpc = any(port["name"] == "grpc" for port in service["spec"]["ports"])
         headless = service["spec"].get("clusterIP") == "None"
-        if grpc and not headless and service["metadata"]["name"] not in exported:
+        if grpc and not headless:
             yield f"{label(service)}: set clusterIP: None"
 
 
