@@ -124,8 +124,10 @@ FULL = Size(
         Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=2),
         Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
         Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=4),
+        Part(4, 0.8, (50.0,), _each(4, *_CROWD), rounds=4),
         Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
         Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD), rounds=2),
+        Part(16, 0.8, (50.0,), _each(16, *_CROWD), rounds=1),
     ),
     max_tokens=40,
 )

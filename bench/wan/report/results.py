@@ -63,6 +63,10 @@ class Results:
         """Those measured, rising."""
         return sorted({batch.cell.temperature for batch in self._batches.values()})
 
+    def loads(self) -> list[tuple[int, float]]:
+        """Sessions at once and temperature, those measured, rising."""
+        return sorted({(b.cell.sessions, b.cell.temperature) for b in self._batches.values()})
+
     def alone(self, rtt_ms: float) -> Where:
         """One greedy chat at a time, which was asked at every RTT."""
         return Where(rtt_ms, 1, self.temperatures()[0])

@@ -21,7 +21,6 @@ def add_tables(
     """All of them, the one of most interest first."""
     first_tokens(run, results)
     paces(run, results)
-    crowds(run, results)
     capacity(run, results)
     costs(run, results, exact)
     provisional(run, results)
@@ -51,34 +50,17 @@ def first_tokens(run: Run, results: Results) -> None:
 
 def paces(run: Run, results: Results) -> None:
     """Final tokens against plain streaming, by RTT."""
-    for temperature in results.temperatures():
-        rtts_ms = [
-            rtt_ms
-            for rtt_ms in results.rtts_ms()
-            if results.batches(PLAIN, Where(rtt_ms, _ALONE, temperature))
-        ]
-        columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
+    for sessions, temperature in results.loads():
+        where = {r: Where(r, sessions, temperature) for r in results.rtts_ms()}
+        rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
+        chats = "one chat at a time" if sessions == _ALONE else f"{sessions} chats at once"
         how = "greedy" if temperature == 0 else f"T={temperature:g}"
-        title = f"Pace of final tokens over plain streaming, one chat at a time, {how}"
-        table = run.table(f"{title}, {_MEAN}", "scheme", *columns)
+        title = f"Pace of final tokens over plain streaming, {chats}, {how}, {_MEAN}"
+        table = run.table(title, "scheme", *(f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms))
         for scheme in SCHEMES:
-            wheres = [Where(rtt_ms, _ALONE, temperature) for rtt_ms in rtts_ms]
-            table.add(scheme.name, *(_ranged(results.pace_ratios(scheme, w)) for w in wheres))
-
-
-def crowds(run: Run, results: Results) -> None:
-    """The same with several chats at once."""
-    for sessions in results.crowds():
-        if sessions == _ALONE:
-            continue
-        rtts_ms = [r for r in results.rtts_ms() if results.batches(PLAIN, Where(r, sessions))]
-        title = f"Pace of final tokens over plain streaming, {sessions} chats at once, {_MEAN}"
-        columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
-        table = run.table(title, "scheme", *columns)
-        for scheme in SCHEMES:
-            wheres = [Where(rtt_ms, sessions) for rtt_ms in rtts_ms]
-            if any(results.batches(scheme, where) for where in wheres):
-                table.add(scheme.name, *(_ranged(results.pace_ratios(scheme, w)) for w in wheres))
+            ratios = [results.pace_ratios(scheme, where[rtt_ms]) for rtt_ms in rtts_ms]
+            if any(ratios):
+                table.add(scheme.name, *map(_ranged, ratios))
 
 
 def capacity(run: Run, results: Results) -> None:
