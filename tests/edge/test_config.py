@@ -8,6 +8,7 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError
+from outrider.peers.targets import Lookup
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.session.control.controller import ControlPolicy, Uploads
 
@@ -31,6 +32,13 @@ def test_environment_and_file(tmp_path: Path) -> None:
     assert (config.port, config.routers, config.region) == (2, ("a:1", "b:2"), "eu-west")
 
 
+def test_routers_may_be_looked_up() -> None:
+    config = EdgeConfig(routers=("a:1", "dns:b:2", "srv:_grpc._tcp.c"), suspect_s=3.0)
+    policy = config.upstream_policy()
+    assert [target.lookup for target in policy.targets] == list(Lookup)
+    assert policy.health.suspect_s == 3.0
+
+
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_state_dir() == Path("/state/outrider/edge")
@@ -49,6 +57,9 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"line_theta": 2.0}, "line_theta"),
         ({"uploads": "sometimes"}, "uploads"),
         ({"min_survival": 1.5}, "min_survival"),
+        ({"routers": ("dns:router",)}, "routers must be host:port"),
+        ({"probe_timeout_s": 0.0}, "probe_timeout_s"),
+        ({"lookup_grace_s": -1.0}, "lookup_grace_s"),
         ({"max_connections": 0}, "max_connections"),
         ({"drain_s": -1.0}, "drain_s"),
         ({"max_lead": 1 << 16}, "max_lead"),

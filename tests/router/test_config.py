@@ -91,3 +91,15 @@ def test_coordinates_are_degrees(latitude: float, longitude: float) -> None:
 def test_absurd_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
         RouterConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_what_is_looked_up_is_told_from_what_is_configured() -> None:
+    config = RouterConfig(replica_targets=("dns:inference:7300", "srv:_grpc._tcp.x"))
+    assert config.discovery().interval_s == 5.0
+    with pytest.raises(ConfigError, match=r"h:1 in replica_targets is one address"):
+        RouterConfig(replica_targets=("h:1",))
+
+
+def test_silence_is_longer_than_the_pause_between_two_reports() -> None:
+    with pytest.raises(ConfigError, match="every replica would be suspect between two reports"):
+        RouterConfig(silence_s=1.0, heartbeat_ms=1000)
