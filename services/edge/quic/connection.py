@@ -99,6 +99,7 @@ class EdgeConnection(QuicConnectionProtocol):
 
     def _admit(self) -> None:
         early, self._early = self._early or [], None
+        self._free_early()
         if not self.listener.admit(self):
             self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
@@ -118,11 +119,20 @@ class EdgeConnection(QuicConnectionProtocol):
         if is_whole and data == DESCRIBE_STREAM:
             self._quic.send_stream_data(stream_id, encode_frame(self.description()), True)
             return
-        self._early.append((stream_id, data, end_stream))
-        self._early_bytes += len(data)
         self.listener.parts.telemetry.early_data(len(data))
-        if self._early_bytes > self.listener.limits.max_frame_bytes:
+        total = self._early_bytes + len(data)
+        too_much = total > self.listener.limits.max_frame_bytes
+        if too_much or not self.listener.early_room.take(len(data)):
+            self._early.clear()
+            self._free_early()
             self.close(CloseCode.OVERLOADED, "too much data before the handshake was complete")
+            return
+        self._early.append((stream_id, data, end_stream))
+        self._early_bytes = total
+
+    def _free_early(self) -> None:
+        self.listener.early_room.give_back(self._early_bytes)
+        self._early_bytes = 0
 
     def description(self) -> bytes:
         """The frame that says what this edge is."""
@@ -161,6 +171,7 @@ class EdgeConnection(QuicConnectionProtocol):
         self._chats.pop(stream_id, None)
 
     def _terminated(self, *, gave_up: bool) -> None:
+        self._free_early()
         streams, self._chats = self._chats, {}
         for stream in streams.values():
             stream.lost(gave_up=gave_up)

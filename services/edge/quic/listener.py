@@ -17,6 +17,7 @@ from outrider.client.protocol import ALPN, CloseCode
 from outrider.errors import ConfigError, DrainingError
 from services.edge.parts import EdgeParts
 from services.edge.quic.connection import EdgeConnection
+from services.edge.quic.early import EarlyRoom
 from services.edge.quic.tickets import TicketStore
 
 
@@ -37,6 +38,8 @@ class ListenerLimits:
     """Give out session tickets, with which clients may send in 0-RTT."""
 
 
+MAX_EARLY_BYTES = 16 << 20
+"""Of 0-RTT, of all connections whose handshake is not complete; at least one frame fits."""
 _MAX_TICKETS = 10_000
 _TICKET_AGE_S = 3600.0
 
@@ -48,6 +51,7 @@ class Listener:
         self.parts = parts
         self.limits = limits
         self.draining = False
+        self.early_room = EarlyRoom(max(MAX_EARLY_BYTES, limits.max_frame_bytes))
         self._connections: set[EdgeConnection] = set()
         self._server: QuicServer | None = None
         self._tickets = TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)

@@ -170,3 +170,35 @@ async def test_more_than_a_frame_in_0_rtt_is_not_kept(words: Vocabulary, tmp_pat
         assert mesh.sample(EARLY) > 4000
         assert mesh.region.opened == []
         await mesh.settled()
+
+
+async def test_all_connections_together_have_bounded_room_for_0_rtt(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.edge.quic.listener.MAX_EARLY_BYTES", 4000)
+    async with (
+        running(words, tmp_path, REPLY, max_frame_bytes=4000) as mesh,
+        nat(mesh) as relay,
+        nat(mesh) as other,
+    ):
+        tickets = [await visit(mesh, port) for port in (relay.port, other.port)]
+        relay._has_answered = other._has_answered = False
+        relay.holds_answers_of_client = other.holds_answers_of_client = True
+        ask, room = [Message("user", "x" * 3000)], mesh.edge.listener.early_room
+        async with (
+            mesh.client(relay.port, tickets=tickets[0], early_data=True) as client,
+            client.chat(ask) as chat,
+        ):
+            await eventually(lambda: room.num_bytes > 3000)
+            async with (
+                mesh.client(other.port, tickets=tickets[1], early_data=True) as late,
+                late.chat(ask) as later,
+            ):
+                await eventually(lambda: mesh.sample(EARLY) > 4000)
+                assert 3000 < room.num_bytes <= 4000
+                other.release()
+                assert (await later.result()).text == REPLY
+            relay.release()
+            assert (await chat.result()).text == REPLY
+        assert room.num_bytes == 0
+        await mesh.settled()

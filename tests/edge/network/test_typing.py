@@ -72,7 +72,7 @@ async def test_an_earlier_chat_that_is_cancelled_meanwhile_does_not_end_it(
             await eventually(lambda: len(mesh.region.opened) == 2)
             earlier.cancel()
             assert (await earlier.result()).finish_reason == "cancelled"
-        assert mesh.region.cancelled == ["the client cancelled"]
+        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
         mesh.region.gate.set()
         await mesh.settled()
 
