@@ -84,5 +84,7 @@ class Reopening:
             return 0.0
         longest_s = min(2 * self._pause_s, self._policy.max_pause_s)
         self._pause_s = max(self._policy.first_pause_s, longest_s)
-        asked_s = 0.0 if loss.is_cut_off else loss.error.retry_delay_ms / 1e3
+        asked_s = (
+            loss.error.retry_delay_ms / 1e3 if isinstance(loss.error, OverloadedError) else 0.0
+        )
         return max(self._pause_s, asked_s)

@@ -77,6 +77,8 @@ async def test_the_opens_content_arrives_unchanged(router: RouterUnderTest, near
     await edge.send(sent)
     got = await near.hear("open")
     assert got.open.trace.traceparent, "the router's span is the replica's parent"
+    assert got.open.echo_accepted, "to know what is committed"
     got.open.ClearField("trace")
+    got.open.ClearField("echo_accepted")
     got.session = 7
     assert got == sent
