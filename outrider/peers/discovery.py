@@ -36,6 +36,10 @@ class Follower(Protocol):
         """A peer that was to leave is found again."""
         ...
 
+    def is_lost(self, address: str) -> bool:
+        """Whether a peer cannot be reached."""
+        ...
+
     def left(self, address: str) -> None:
         """A peer is not found any more: no new sessions, then `Discovery.forget`."""
         ...
@@ -72,7 +76,7 @@ class Discovery:
 
     def tick(self) -> None:
         """What passes with time alone."""
-        self._apply(self._membership.expire(self._clock()), "")
+        self._apply(self._membership.expire(self._clock(), self._follower.is_lost), "")
 
     def forget(self, address: str) -> None:
         """A peer that left has no sessions any more."""
@@ -110,8 +114,7 @@ class Discovery:
     def _answered(self, target: Target, found: list[str]) -> None:
         if not found:
             self._complain(target, "no address was found")
-            return
-        if target.text in self._silent:
+        elif target.text in self._silent:
             log.info("peers found again", target=target.text, addresses=len(found))
             self._silent.discard(target.text)
         self._apply(self._membership.answered(target.text, found, self._clock()), target.text)

@@ -2,14 +2,15 @@
 
 DNS blinks: a name server that restarts answers with an error or with nothing, and one record may
 be missing from an answer. An established stream is better evidence than that. So a lookup that
-fails, or finds nothing at all, changes nothing; an address that is missing from an answer leaves
-only when it has been missing for a while, and then it drains, it is not cut off.
+fails changes nothing; an address that is missing from an answer leaves only when it has been
+missing for a while, and then it drains, it is not cut off. An answer without any address is
+doubtful: it takes away only what cannot be reached either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 MAX_MEMBERS: Final = 4096
@@ -46,7 +47,9 @@ class Moves:
 @dataclass(slots=True)
 class _Member:
     targets: set[str]
-    """That it was found by, at the last answer of each."""
+    """That it was found by, at the last answer of each that found anything."""
+    empty: set[str] = field(default_factory=set)
+    """Those of them that found nothing at all since."""
     missing_since: float | None = None
     is_leaving: bool = False
 
@@ -65,8 +68,6 @@ class Membership:
     def answered(self, target: str, addresses: Iterable[str], now: float) -> Moves:
         """A lookup of `target` was answered, with these addresses."""
         found = sorted(set(addresses))[:MAX_MEMBERS]
-        if not found:
-            return Moves()
         joined, returned = [], []
         for address in found:
             member = self._members.get(address)
@@ -75,6 +76,7 @@ class Membership:
                 joined.append(address)
                 continue
             member.targets.add(target)
+            member.empty.discard(target)
             member.missing_since = None
             if member.is_leaving:
                 member.is_leaving = False
@@ -82,14 +84,16 @@ class Membership:
         self._miss(target, frozenset(found), now)
         return Moves(tuple(joined), tuple(returned))
 
-    def expire(self, now: float) -> Moves:
-        """What has been missing for long enough leaves now."""
+    def expire(self, now: float, is_lost: Callable[[str], bool]) -> Moves:
+        """What has been missing for long enough leaves now; `is_lost` tells of an address whether
+        it cannot be reached."""
         left = [
             address
             for address, member in self._members.items()
             if member.missing_since is not None
             and not member.is_leaving
             and now - member.missing_since >= self._grace_s
+            and (not member.targets or is_lost(address))
         ]
         for address in left:
             self._members[address].is_leaving = True
@@ -101,7 +105,12 @@ class Membership:
 
     def _miss(self, target: str, found: frozenset[str], now: float) -> None:
         for address, member in self._members.items():
-            if target in member.targets and address not in found:
+            if address in found or target not in member.targets:
+                continue
+            if found:
                 member.targets.discard(target)
-                if not member.targets:
-                    member.missing_since = now
+                member.empty.discard(target)
+            else:
+                member.empty.add(target)
+            if member.missing_since is None and member.targets == member.empty:
+                member.missing_since = now

@@ -23,6 +23,7 @@ class Notes:
     def __init__(self) -> None:
         self.there: dict[str, str] = {}
         self.leaving: set[str] = set()
+        self.lost: set[str] = set()
 
     def joined(self, address: str, source: str) -> None:
         assert address not in self.there
@@ -30,6 +31,9 @@ class Notes:
 
     def returned(self, address: str) -> None:
         self.leaving.remove(address)
+
+    def is_lost(self, address: str) -> bool:
+        return address in self.lost
 
     def left(self, address: str) -> None:
         self.leaving.add(address)
@@ -89,6 +93,9 @@ async def test_name_servers_that_fail_or_find_nothing_cost_no_peer() -> None:
             await asked_again(server)
             discovery.tick()
             assert (set(notes.there), notes.leaving) == ({"10.0.0.1:7"}, set())
+            notes.lost.add("10.0.0.1:7")
+            discovery.tick()
+            assert notes.leaving == {"10.0.0.1:7"}, "neither found nor reached"
 
 
 async def test_a_name_that_comes_later_is_found() -> None:

@@ -8,6 +8,16 @@ from hypothesis import strategies as st
 from outrider.peers.membership import MAX_MEMBERS, Membership, Moves
 
 
+def reached(address: str) -> bool:
+    """No address is lost."""
+    return False
+
+
+def lost(address: str) -> bool:
+    """Every address is lost."""
+    return True
+
+
 def test_new_addresses_join_once() -> None:
     known = Membership(10.0)
     assert known.answered("t", ["b", "a", "b"], 0.0) == Moves(joined=("a", "b"))
@@ -18,33 +28,53 @@ def test_who_is_missing_for_a_while_leaves_and_who_blinks_does_not() -> None:
     known = Membership(10.0)
     known.answered("t", ["a", "b"], 0.0)
     known.answered("t", ["a"], 5.0)
-    assert not known.expire(14.9)
+    assert not known.expire(14.9, reached)
     known.answered("t", ["a", "b"], 14.9)
-    assert not known.expire(30.0)
+    assert not known.expire(30.0, reached)
     known.answered("t", ["a"], 30.0)
     known.answered("t", ["a"], 35.0)
-    assert known.expire(40.0) == Moves(left=("b",))
-    assert not known.expire(41.0)
+    assert known.expire(40.0, reached) == Moves(left=("b",))
+    assert not known.expire(41.0, reached)
 
 
 def test_who_is_found_again_before_it_is_gone_returns() -> None:
     known = Membership(0.0)
     known.answered("t", ["a", "b"], 0.0)
     known.answered("t", ["a"], 1.0)
-    assert known.expire(1.0) == Moves(left=("b",))
+    assert known.expire(1.0, reached) == Moves(left=("b",))
     assert known.answered("t", ["a", "b"], 2.0) == Moves(returned=("b",))
     known.answered("t", ["a"], 3.0)
-    known.expire(3.0)
+    known.expire(3.0, reached)
     known.forget("b")
     assert "b" not in known
     assert known.answered("t", ["a", "b"], 4.0) == Moves(joined=("b",))
 
 
-def test_an_answer_without_addresses_changes_nothing() -> None:
-    known = Membership(0.0)
+def test_an_answer_without_addresses_takes_only_what_is_lost_and_only_after_a_while() -> None:
+    known = Membership(10.0)
     known.answered("t", ["a"], 0.0)
     assert not known.answered("t", [], 1.0)
-    assert not known.expire(100.0)
+    assert not known.expire(100.0, reached)
+    known.answered("t", ["a"], 101.0)
+    assert not known.expire(200.0, lost)
+    known.answered("t", [], 200.0)
+    known.answered("t", [], 205.0)
+    assert not known.expire(209.9, lost)
+    assert known.expire(210.0, lost) == Moves(left=("a",))
+
+
+def test_an_answer_with_other_addresses_settles_what_an_empty_one_left_in_doubt() -> None:
+    known = Membership(10.0)
+    known.answered("t", ["a"], 0.0)
+    known.answered("u", ["a"], 0.0)
+    known.answered("t", [], 1.0)
+    assert not known.expire(50.0, lost), "one target still has it"
+    known.answered("u", [], 50.0)
+    assert not known.expire(60.0, reached)
+    known.answered("t", ["b"], 61.0)
+    assert not known.expire(62.0, reached), "in doubt by u"
+    known.answered("u", ["b"], 63.0)
+    assert known.expire(63.0, reached) == Moves(left=("a",))
 
 
 def test_an_address_stays_while_one_target_has_it() -> None:
@@ -52,9 +82,9 @@ def test_an_address_stays_while_one_target_has_it() -> None:
     known.answered("t", ["a"], 0.0)
     assert not known.answered("u", ["a"], 0.0)
     known.answered("t", ["b"], 1.0)
-    assert not known.expire(1.0)
+    assert not known.expire(1.0, reached)
     known.answered("u", ["b"], 2.0)
-    assert known.expire(2.0) == Moves(left=("a",))
+    assert known.expire(2.0, reached) == Moves(left=("a",))
 
 
 def test_an_answer_is_bounded() -> None:
@@ -64,7 +94,9 @@ def test_an_answer_is_bounded() -> None:
 
 
 ANSWERS = st.tuples(
-    st.sampled_from("tu"), st.frozensets(st.sampled_from("abcd")), st.floats(0.0, 4.0)
+    st.sampled_from("tu"),
+    st.frozensets(st.sampled_from("abcd"), min_size=1),
+    st.floats(0.0, 4.0),
 )
 
 
@@ -81,9 +113,9 @@ def test_those_in_use_are_always_those_of_the_last_answers_and_those_missed_only
             seen_at[address] = now + passed
         now += passed
         moves = known.answered(target, found, now)
-        last[target] = found or last.get(target, frozenset())
+        last[target] = found
         in_use |= {*moves.joined, *moves.returned}
-        in_use -= set(known.expire(now).left)
+        in_use -= set(known.expire(now, reached).left)
         listed = frozenset().union(*last.values())
         assert listed <= in_use
         assert all(now - seen_at[address] < 10.0 for address in in_use - listed)

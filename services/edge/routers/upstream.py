@@ -122,6 +122,10 @@ class Upstream:
         """One that was to leave is found again."""
         self.table.stay(address, self._clock())
 
+    def is_lost(self, address: str) -> bool:
+        """Whether its stream is down."""
+        return not self.table[address].health.is_up
+
     def left(self, address: str) -> None:
         """One is not found any more."""
         self.table.leave(address, self._clock())

@@ -86,6 +86,10 @@ class Fleet:
         if address not in self._ending:
             self._registry.stay(self._found[address].name, self._clock())
 
+    def is_lost(self, address: str) -> bool:
+        """Whether its stream is down."""
+        return not self._found[address].health.is_up
+
     def left(self, address: str) -> None:
         """One is not found any more."""
         self._registry.leave(self._found[address].name, self._clock())

@@ -173,6 +173,10 @@ class TokenizerPool:
         """One that was to leave is found again."""
         self._streams[address].is_leaving = False
 
+    def is_lost(self, address: str) -> bool:
+        """Whether the last prompt found it gone."""
+        return self._streams[address].rank >= len(self._ranks)
+
     def left(self, address: str) -> None:
         """One is not found any more: it gets no more prompts."""
         self._streams[address].is_leaving = True
