@@ -1,0 +1,113 @@
+"""Runs the comparison."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TypeAlias
+
+import bench.peers.routing
+from bench.harness.figures import Run, parser, quantile, start
+from bench.peers import dynamo, smg
+from bench.peers.routing import fleets
+from bench.peers.routing.asking import Client, serve
+from bench.peers.routing.fleets import NUM_REPLICAS, Pace
+from bench.peers.routing.workload import NUM_GROUPS, Served, make_asks
+from bench.scale.calls import recorded
+
+RATES = (6.0, 12.0)
+"""Requests a second of all replicas, with the engine as fast as it was measured."""
+OURS = "outrider"
+Open: TypeAlias = Callable[[Pace], AbstractAsyncContextManager[Client]]
+
+CONTENDERS: dict[str, Open] = {
+    OURS: fleets.outrider,
+    "smg, cache_aware": partial(fleets.gateway, policy="cache_aware"),
+    "smg, least_load": partial(fleets.gateway, policy="least_load"),
+    "round robin": partial(fleets.balanced, least=False),
+    "least outstanding": partial(fleets.balanced, least=True),
+    "dynamo, kv": partial(fleets.mocked, mode="kv"),
+    "dynamo, least-loaded": partial(fleets.mocked, mode="least-loaded"),
+    "dynamo, round-robin": partial(fleets.mocked, mode="round-robin"),
+}
+
+
+def main() -> int:
+    flags = parser("peers.routing", bench.peers.routing.__doc__ or "")
+    flags.add_argument("--slow", type=float, default=2.0, help="times slower than measured")
+    flags.add_argument("--only", help="contenders whose names begin so")
+    flags.add_argument("--seed", type=int, default=1)
+    arguments = flags.parse_args()
+    run = start("routing", arguments)
+    run.command = run.command.replace("bench.routing", "bench.peers.routing")
+    run.quick |= bool(arguments.only)
+    served = asyncio.run(_compete(_contenders(arguments.only or ""), arguments))
+    _report(run, served, arguments.slow)
+    run.finish()
+    return 0
+
+
+Results: TypeAlias = dict[tuple[float, str], list[Served]]
+
+
+def _contenders(only: str) -> dict[str, Open]:
+    missing = [peer for peer in (smg, dynamo) if not peer.installed()]
+    for peer in missing:
+        print(f"left out: {peer.INSTALL}", file=sys.stderr)
+    absent = tuple(peer.__name__.rpartition(".")[2] for peer in missing)
+    return {
+        name: opening
+        for name, opening in CONTENDERS.items()
+        if name.startswith(only) and not (absent and name.startswith(absent))
+    }
+
+
+async def _compete(contenders: dict[str, Open], arguments: argparse.Namespace) -> Results:
+    pace = _pace(arguments.slow)
+    results = Results()
+    rates = RATES[-1:] if arguments.quick else RATES
+    for done, (rate, name) in enumerate((r, n) for r in rates for n in contenders):
+        num_groups = 20 if arguments.quick else NUM_GROUPS
+        asks = make_asks(rate / arguments.slow, num_groups, arguments.seed)
+        async with contenders[name](pace) as client:
+            results[rate, name] = await serve(client, asks)
+        print(f"{done + 1} of {len(rates) * len(contenders)}: {name}", file=sys.stderr)
+    return results
+
+
+def _pace(slow: float) -> Pace:
+    """A line through the measured times of a reply's call and of a prompt's."""
+    times, few, many = recorded(), 4, 256
+    row_ms = (times.mean_ms(many, 0) - times.mean_ms(few, 0)) / (many - few)
+    return Pace(slow * (times.mean_ms(few, 0) - few * row_ms), slow * row_ms)
+
+
+def _report(run: Run, results: Results, slow: float) -> None:
+    """Times are divided by `slow` again."""
+    columns = ("requests/s", "router", "TTFT p50, ms", "p90", "p99", "hit rate")
+    title = f"{NUM_REPLICAS} replicas, prompts with shared beginnings"
+    table = run.table(title, *columns, "p50 over ours", "p90 over ours")
+    figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
+    for (rate, name), served in results.items():
+        p50, p90, p99 = _ttft_ms(served, slow)
+        hit = sum(s.cached_tokens for s in served) / sum(s.prompt_tokens for s in served)
+        ours = _ttft_ms(results.get((rate, OURS), served), slow)
+        table.add(rate, name, p50, p90, p99, round(hit, 3), p50 / ours[0], p90 / ours[1])
+        found = {"ttft_p50_vs": ours[0] / p50, "ttft_p90_vs": ours[1] / p90, "hit_rate": hit}
+        for figure, value in found.items():
+            figures[figure][f"{name}, {rate:g}/s"] = round(value, 3)
+    run.figures |= {**figures, "requests": len(next(iter(results.values())))}
+
+
+def _ttft_ms(served: list[Served], slow: float) -> list[float]:
+    """p50, p90, p99."""
+    ttft_ms = [one.ttft_s * 1e3 / slow for one in served]
+    return [quantile(ttft_ms, share) for share in (0.5, 0.9, 0.99)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

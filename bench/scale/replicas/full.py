@@ -1,0 +1,115 @@
+"""A replica whose scheduler, KV pool and block events are the service's own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.scale.calls import CallTimes
+from bench.scale.clock import Clock
+from bench.scale.demand import Ask
+from bench.scale.replicas.base import INFO, LIMITS, Hooks
+from outrider.engines.base import Rows
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.inference.kv.events import BlockEvent
+from services.inference.scheduling.events import (
+    Committed,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    OpenRequest,
+)
+from services.inference.scheduling.planning import Plan
+from services.inference.scheduling.scheduler import Scheduler
+
+_TOKEN = 7
+"""What the engine always says."""
+_MOST_ROWS = 64
+
+
+class _Silent:
+    def push(self, id: int, /) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class FullReplica:
+    """Implements base.Replica."""
+
+    def __init__(self, clock: Clock, times: CallTimes, hooks: Hooks, seed: int) -> None:
+        self._clock, self._times, self._hooks = clock, times, hooks
+        self._random = random.Random(seed)
+        self._scheduler = Scheduler(INFO, LIMITS, lambda params: ReplyText(params, (), _Silent()))
+        self._scheduler.record_blocks()
+        self._asks: dict[int, Ask] = {}
+        self._busy = self._dead = False
+        self._logits = np.ones((_MOST_ROWS, 1), np.float32)
+        self._ids = np.full((_MOST_ROWS, 1), _TOKEN, np.int32)
+
+    def open(self, ask: Ask) -> None:
+        request = OpenRequest(
+            session=ask.number,
+            prompt=ask.prompt,
+            sampling=SamplingParams(max_tokens=ask.reply_tokens, ignore_eos=True),
+            resume=(_TOKEN,) * ask.committed,
+            edge_drafts=False,
+            region_drafts=False,
+        )
+        self._asks[ask.number] = ask
+        try:
+            self._take(self._scheduler.open(request, self._clock.now))
+        except OutriderError as error:
+            del self._asks[ask.number]
+            self._hooks.refused(ask, error.reason)
+        if not self._busy:
+            self._tick()
+
+    def load(self) -> Load:
+        return self._scheduler.load()
+
+    def take_blocks(self) -> tuple[BlockEvent, ...]:
+        return self._scheduler.take_block_events()
+
+    def kill(self) -> None:
+        self._dead = True
+
+    def _tick(self) -> None:
+        plan = self._scheduler.decide(self._clock.now)
+        self._busy = plan is not None
+        if plan is None:
+            return
+        if not plan.rounds:
+            self._land(plan, ())
+            return
+        ms = self._times.ms(plan.num_tokens, len(plan.rounds), self._random.random())
+        rows = [
+            Rows(self._logits[: round_.num_rows], self._ids[: round_.num_rows])
+            for round_ in plan.rounds
+        ]
+        self._clock.after(ms / 1e3, self._land, plan, rows)
+
+    def _land(self, plan: Plan, rows: Sequence[Rows]) -> None:
+        if self._dead:
+            return
+        self._take(self._scheduler.apply(plan, rows, self._clock.now))
+        self._tick()
+
+    def _take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            ask = self._asks[event.session]
+            if isinstance(event, Committed):
+                self._hooks.committed(ask, len(event.ids))
+            elif isinstance(event, Finished):
+                del self._asks[event.session]
+                ask.cached_tokens = ask.cached_tokens or event.usage.cached_tokens
+                self._hooks.finished(ask)
+            elif isinstance(event, Failed):
+                del self._asks[event.session]
+                self._hooks.refused(ask, event.error.reason)

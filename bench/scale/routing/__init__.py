@@ -1,0 +1,1 @@
+"""Routers in virtual time: ours, and the floors that it is compared with."""

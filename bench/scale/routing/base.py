@@ -1,0 +1,74 @@
+"""What a fleet asks of a router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.scale.demand import BLOCK_TOKENS, Ask
+from services.inference.kv import events as replicas
+from services.inference.scheduling import events as scheduling
+from services.router.fleet.load import Load
+from services.router.prefixes.follower import BlockEvent, Removed, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A replica, as configuration has it."""
+
+    name: str
+    region: str
+    rtt_ms: float
+    """To the router, as a probe would measure it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica said, a while ago."""
+
+    name: str
+    load: Load
+    blocks: tuple[BlockEvent, ...]
+
+    @classmethod
+    def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
+        """As routers read from the wire what a replica's scheduler and pool say."""
+        return cls(
+            name,
+            Load(
+                running_sessions=load.running_sessions,
+                queued_sessions=load.queued_sessions,
+                queued_prompt_tokens=load.queued_prompt_tokens,
+                fixed_ms=load.fixed_ms,
+                row_ms=load.row_ms,
+                max_sessions=load.max_sessions,
+                overload_level=load.overload_level,
+            ),
+            tuple(_event(event) for event in blocks),
+        )
+
+
+def _event(event: replicas.BlockEvent) -> BlockEvent:
+    if isinstance(event, replicas.Stored):
+        return Stored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
+    return Removed(event.hashes)
+
+
+class Router(Protocol):
+    """The router of one region. All verbs take the time."""
+
+    def connect(self, site: Site, now: float) -> None:
+        """A replica can be reached, with an empty cache and no sessions."""
+
+    def lose(self, name: str, now: float) -> None:
+        """Its stream broke."""
+
+    def report(self, reports: Sequence[Report], now: float) -> None:
+        """Loads and block events came in."""
+
+    def place(self, ask: Ask, now: float) -> str:
+        """The replica that is to have it. Raises OutriderError if none can."""
+
+    def release(self, ask: Ask, now: float) -> None:
+        """It ended, or left its replica."""
