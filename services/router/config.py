@@ -136,7 +136,7 @@ class RouterConfig:
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
     hang_s: float = 2.0
     """A replica without tokens for so long in the middle of replies hangs: they go elsewhere..."""
-    hang_calls: float = 20.0
+    hang_calls: float = 8.0
     """...but not before the time of so many of its longest calls."""
     stall_s: float = 30.0
     """A single session without tokens for so long goes elsewhere."""

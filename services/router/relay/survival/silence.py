@@ -22,7 +22,7 @@ class SilencePolicy:
 
     least_s: float = 2.0
     """No silence shorter than this counts..."""
-    num_calls: float = 20.0
+    num_calls: float = 8.0
     """...nor one of fewer calls than these, as the replica reports their cost, at their longest."""
     stall_s: float = 30.0
     """A session without a token for so long goes elsewhere though its replica serves others: they

@@ -146,7 +146,9 @@ class Watch:
     def _hung(self, stream: int, now: float) -> Iterator[Leaving]:
         replica = self._registry[self._dispatch.replica_of(stream)]
         load = replica.load or Load()
-        limit_s = self._silence.limit_s(load.fixed_ms, load.row_ms)
+        is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
+        cost = (0.0, 0.0) if is_suspect else (load.fixed_ms, load.row_ms)
+        limit_s = self._silence.limit_s(*cost)
         if not self._silence.is_quiet(stream, limit_s, now):
             return
         sessions = [s for s in self._table.stream_sessions(stream) if s.state is not State.CLOSING]
@@ -156,7 +158,7 @@ class Watch:
         )
         if waits:
             self._registry.hung(replica.name, "no tokens in the middle of replies", now)
-        if waits or replica.state is PeerState.SUSPECT:
+        if waits or is_suspect:
             yield from self._die(sessions, lost(replica.name, "fell silent"))
 
     def _stalled(self, now: float) -> Iterator[Leaving]:

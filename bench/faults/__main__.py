@@ -1,0 +1,136 @@
+"""Kills, stops and cuts; prints what was lost, and how long chats paused.
+
+A pause is the time between a chat's last commit before a fault and its first one after. Part of it
+is that the next replica computes prompt and reply so far anew, as that replica says itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from bench.faults.fleet import Shape, running
+from bench.faults.load import REPLICA_KILL, Job, Load, Tally, make_jobs
+from bench.faults.scenarios import Faults, Trouble
+from bench.harness.figures import Run, Table, parser, quantile, start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one mesh has to bear."""
+
+    shape: Shape
+    num_tokens: int
+    num_chats: int
+    replica_kills: int
+    router_kills: int = 0
+    edge_kills: int = 0
+    stops: int = 0
+    cuts: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it."""
+
+    tally: Tally
+    faults: list[Faults] = field(default_factory=list)
+
+
+async def endure(plan: Plan, jobs: list[Job]) -> Outcome:
+    """One mesh, all its faults one after the other."""
+    async with running(plan.shape) as fleet:
+        async with Load(fleet, jobs, plan.num_chats) as load:
+            trouble, outcome = Trouble(fleet, load), Outcome(load.tally)
+            outcome.faults.append(await trouble.kill_replicas(plan.replica_kills))
+            if plan.router_kills:
+                outcome.faults.append(await trouble.kill(fleet.routers, plan.router_kills))
+            if plan.edge_kills:
+                outcome.faults.append(await trouble.kill(fleet.edges, plan.edge_kills))
+            if plan.stops:
+                outcome.faults.append(await trouble.stop_replicas(plan.stops))
+            if plan.cuts:
+                outcome.faults.append(await trouble.cut_region(plan.cuts))
+        return outcome
+
+
+def report(run: Run, outcomes: dict[str, Outcome]) -> None:
+    """Tables and figures."""
+    texts = run.table(
+        "Chats under faults", "engine", "chats", "tokens", "failed", "tokens lost",
+        "tokens doubled", "texts not exact",
+    )  # fmt: skip
+    pauses = run.table(
+        "Pause of the chats that were hit, ms", "engine", "what failed", "times", "chats hit",
+        "p50", "p99", "longest",
+    )  # fmt: skip
+    parts = run.table(
+        "Of the pause of chats that were hit once by a replica's end, ms", "engine", "chats",
+        "pause p50", "pause p99", "recompute p50", "recompute p99", "above it p50", "above it p99",
+    )  # fmt: skip
+    for engine, outcome in outcomes.items():
+        tally = outcome.tally
+        texts.add(
+            engine, tally.chats, tally.tokens, len(tally.errors), tally.lost, tally.doubled,
+            tally.inexact,
+        )  # fmt: skip
+        for faults in outcome.faults:
+            times = faults.pauses_ms or [0.0]
+            p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
+            pauses.add(engine, faults.name, faults.count, faults.hit, p50, p99, max(times))
+        if tally.once_hit:
+            _split(parts, engine, tally)
+    _figures(run, outcomes)
+
+
+def _split(table: Table, engine: str, tally: Tally) -> None:
+    cells: list[float] = []
+    above = [max(0.0, pause - again) for pause, again in tally.once_hit]
+    whole, again = zip(*tally.once_hit, strict=True)
+    for times in (whole, again, above):
+        cells += [quantile(times, 0.5), quantile(times, 0.99)]
+    table.add(engine, len(above), *cells)
+
+
+def _figures(run: Run, outcomes: dict[str, Outcome]) -> None:
+    tallies = [outcome.tally for outcome in outcomes.values()]
+    kills = [f for o in outcomes.values() for f in o.faults if f.name == REPLICA_KILL]
+    pauses = [pause for faults in kills[:1] for pause in faults.pauses_ms]
+    run.figures |= {
+        "kills": sum(faults.count for faults in kills),
+        "lost": sum(tally.lost for tally in tallies),
+        "doubled": sum(tally.doubled for tally in tallies),
+        "inexact": sum(tally.inexact for tally in tallies),
+        "failed": sum(len(tally.errors) for tally in tallies),
+        "pause_ms_p50": round(quantile(pauses, 0.5), 1),
+        "pause_ms_p99": round(quantile(pauses, 0.99), 1),
+    }
+
+
+def plans(*, quick: bool) -> dict[str, Plan]:
+    """By engine: the fake one for numbers, the real one for real costs."""
+    if quick:
+        return {"fake": Plan(Shape("fake", 3, 1), 400, 8, 10, 4, 4, 1, 1)}
+    return {
+        "fake": Plan(Shape("fake", 3, 2), 400, 12, 200, 50, 50, 5, 3),
+        "openvino": Plan(Shape("openvino", 2, 1, 2, 2), 96, 4, 6, 2, 2, 1, 0),
+    }
+
+
+def main() -> int:
+    arguments = parser("faults", __doc__ or "").parse_args()
+    run = start("faults", arguments)
+    outcomes = {}
+    for engine, plan in plans(quick=run.quick).items():
+        jobs = make_jobs(engine, plan.num_tokens)
+        outcomes[engine] = asyncio.run(endure(plan, jobs))
+        for error in outcomes[engine].tally.errors:
+            print(f"FAILED {engine}: {error}")
+    report(run, outcomes)
+    run.finish()
+    figures = run.figures
+    return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed")))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""Chats that run all the time, each checked token by token against the reference."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+
+from bench.faults.fleet import Fleet
+from bench.faults.processes import HOST
+from outrider.client import Client, Committed, ReconnectPolicy, connect
+from outrider.engines.factory import create_engine
+from outrider.errors import OutriderError
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.chat import Message
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.inference.config import InferenceConfig
+from services.inference.reference import generate
+
+_PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short story about a lighthouse keeper and a whale.",
+    "List the planets, with one sentence about each of them.",
+    "What is a good way to learn a new language as an adult?",
+)
+REPLICA_KILL = "replica, SIGKILL"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One chat and what it has to say."""
+
+    prompt: str
+    sampling: SamplingParams
+    text: str
+    ids: tuple[int, ...]
+
+
+def make_jobs(engine: str, num_tokens: int) -> list[Job]:
+    """Prompts, greedy and sampled, with the reference's replies; blocks for seconds."""
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    config = InferenceConfig(engine=engine, max_fixed_rows=1, threads=2)
+    model = create_engine(config.engine_config(vocabulary.size))
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+
+    jobs = []
+    try:
+        for number, prompt in enumerate(_PROMPTS):
+            for temperature in (0.0, 0.8):
+                params = SamplingParams(
+                    temperature=temperature,
+                    seed=1000 + number,
+                    max_tokens=num_tokens,
+                    ignore_eos=True,
+                )
+                ids = vocabulary.encode_chat([Message("user", prompt)])
+                said = generate(model, ids, params, new_reply)
+                jobs.append(Job(prompt, params, said.text, tuple(said.ids)))
+    finally:
+        model.close()
+    return jobs
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One chat under way."""
+
+    began_at: float
+    times: list[float] = field(default_factory=list)
+    """Of its commits, on time.monotonic."""
+    hits: list[tuple[str, float]] = field(default_factory=list)
+    """What was lost under it, as far as its pauses show, and how long each was, ms."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of all chats."""
+
+    chats: int = 0
+    tokens: int = 0
+    lost: int = 0
+    doubled: int = 0
+    inexact: int = 0
+    errors: list[str] = field(default_factory=list)
+    once_hit: list[tuple[float, float]] = field(default_factory=list)
+    """Of chats that were hit once, by a replica's end: the pause, and the time that the next
+    replica took to compute them anew, ms."""
+
+
+class Load:
+    """So many chats at once, for as long as the context lasts."""
+
+    def __init__(self, fleet: Fleet, jobs: list[Job], num_chats: int) -> None:
+        self._fleet, self._jobs, self._num_chats = fleet, jobs, num_chats
+        self._random = random.Random(7)
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.running: set[Running] = set()
+        self.tally = Tally()
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._work(n)) for n in range(self._num_chats)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+    def check(self) -> None:
+        """Raise what a worker died of."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _work(self, number: int) -> None:
+        edges = [f"quic://{HOST}:{edge.port}" for edge in self._fleet.edges]
+        first, *others = edges[number % len(edges) :] + edges[: number % len(edges)]
+        patient = ReconnectPolicy(give_up_after_s=60)
+        async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
+            while not self._is_over:
+                await self._chat(client, self._random.choice(self._jobs))
+
+    async def _chat(self, client: Client, job: Job) -> None:
+        run = Running(time.monotonic())
+        self.running.add(run)
+        self.tally.chats += 1
+        try:
+            asked = client.chat([Message("user", job.prompt)], sampling=job.sampling)
+            async with asked as chat:
+                async for event in chat:
+                    if isinstance(event, Committed):
+                        run.times.append(time.monotonic())
+                result = await chat.result()
+            self._count(job, result.ids, result.text)
+            if [what for what, _ in run.hits] == [REPLICA_KILL]:
+                replica = result.replica_timings
+                again_ms = replica.queue_ms + replica.prefill_ms
+                self.tally.once_hit.append((run.hits[0][1], again_ms))
+        except OutriderError as error:
+            self.tally.errors.append(f"{error.reason}: {error.message}")
+        finally:
+            self.running.discard(run)
+
+    def _count(self, job: Job, ids: tuple[int, ...], text: str) -> None:
+        tally = self.tally
+        tally.tokens += len(ids)
+        tally.lost += max(0, len(job.ids) - len(ids))
+        tally.doubled += max(0, len(ids) - len(job.ids))
+        tally.inexact += ids != job.ids or text != job.text

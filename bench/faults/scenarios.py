@@ -1,0 +1,167 @@
+"""What is done to the mesh, and how long chats pause for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from bench.faults.fleet import Fleet, is_far
+from bench.faults.load import REPLICA_KILL, Load, Running
+from bench.faults.processes import Service
+
+_SETTLE_LIMIT_S = 60.0
+_POLL_S = 0.02
+_FOUND_S = {"inference": 0.7, "router": 2.5, "edge": 0.1}
+"""Routers look for a lost replica every half second here, edges for a lost router every two."""
+_NOTICE_S = 5.0
+"""Silence is noticed after router.hang_s, 2 s, or router.silence_s, 3 s."""
+_HEAL_S = 3.0
+"""Who hung is tried again, cautiously, after router.quarantine_s, 2 s."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """One kind of fault."""
+
+    name: str
+    count: int = 0
+    hit: int = 0
+    """Chats that were hit in the middle of their replies."""
+    pauses_ms: list[float] = field(default_factory=list)
+    """Of those: between the last commit before and the first one after."""
+
+
+class Trouble:
+    """Does it, one fault after the other, each once all chats have got over the one before."""
+
+    def __init__(self, fleet: Fleet, load: Load) -> None:
+        self._fleet, self._load = fleet, load
+        self._random = random.Random(11)
+        self._down: list[Service] = []
+
+    async def kill_replicas(self, count: int) -> Faults:
+        """One after the other, each time the one with most sessions, until two are left; then all
+        are started again."""
+
+        async def one(faults: Faults) -> None:
+            service, num_hit = await self._busiest()
+            await self._hit(faults, num_hit, service.kill)
+            self._down.append(service)
+            if len(self._down) == len(self._fleet.replicas) - 2:
+                await self._restart()
+
+        return await self._repeat(REPLICA_KILL, count, one)
+
+    async def kill(self, services: tuple[Service, ...], count: int) -> Faults:
+        """One after the other until one is left; then all are started again."""
+
+        async def one(faults: Faults) -> None:
+            service = services[faults.count % len(services)]
+            await self._hit(faults, len(self._load.running) // 2, service.kill)
+            self._down.append(service)
+            if len(self._down) == len(services) - 1:
+                await self._restart()
+
+        return await self._repeat(f"{services[0].role}, SIGKILL", count, one)
+
+    async def stop_replicas(self, count: int) -> Faults:
+        """A replica stands still and goes on later."""
+
+        async def one(faults: Faults) -> None:
+            service, num_hit = await self._busiest()
+            await self._hit(faults, num_hit, lambda: service.signal(signal.SIGSTOP), _NOTICE_S)
+            service.signal(signal.SIGCONT)
+            await asyncio.sleep(_HEAL_S)
+
+        return await self._repeat("replica, SIGSTOP", count, one)
+
+    async def cut_region(self, count: int) -> Faults:
+        """The far region, where all chats are, is not heard of, and later it is again."""
+
+        async def one(faults: Faults) -> None:
+            near = [replica for replica in self._fleet.replicas if not is_far(replica)]
+            for replica in near:
+                replica.kill()
+            self._down += near
+            await self._restart()
+            await self._streaming()
+            sessions = await self._fleet.num_sessions()
+            far = sum(sessions[r.name] for r in self._fleet.replicas if is_far(r))
+            await self._hit(faults, far, self._fleet.way.cut, _NOTICE_S)
+            self._fleet.way.heal()
+            await asyncio.sleep(_HEAL_S)
+
+        return await self._repeat("region cut off", count, one)
+
+    async def _repeat(
+        self, name: str, count: int, one: Callable[[Faults], Awaitable[None]]
+    ) -> Faults:
+        faults = Faults(name)
+        while faults.count < count:
+            await self._streaming()
+            await one(faults)
+            faults.count += 1
+            if faults.count % 10 == 0 or faults.count == count:
+                print(f"{name}: {faults.count} of {count}", file=sys.stderr, flush=True)
+        await self._restart()
+        return faults
+
+    async def _busiest(self) -> tuple[Service, int]:
+        """The replica with most sessions, and how many."""
+        while True:
+            self._load.check()
+            sessions = await self._fleet.num_sessions(self._down)
+            up = [replica for replica in self._fleet.replicas if replica not in self._down]
+            service = max(up, key=lambda replica: sessions[replica.name])
+            if sessions[service.name]:
+                return service, sessions[service.name]
+            await asyncio.sleep(_POLL_S)
+
+    async def _hit(
+        self, faults: Faults, num_hit: int, strike: Callable[[], None], least_s: float = 0.1
+    ) -> None:
+        """Strike, and wait, at least so long, until every chat goes on. The `num_hit` longest
+        pauses since then are its work: what was under way when it struck still arrives."""
+        under_way = [run for run in self._load.running if run.times]
+        struck_at = time.monotonic()
+        strike()
+        await asyncio.sleep(least_s)
+        goes_on_at, limit = time.monotonic(), time.monotonic() + _SETTLE_LIMIT_S
+        while any(run in self._load.running and run.times[-1] < goes_on_at for run in under_way):
+            if time.monotonic() > limit:
+                raise RuntimeError(f"a chat did not go on within {_SETTLE_LIMIT_S:g} s: {faults}")
+            await asyncio.sleep(_POLL_S)
+        pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
+        pauses.sort(key=lambda pause: -pause[0])
+        for pause_ms, run in pauses[:num_hit]:
+            run.hits.append((faults.name, pause_ms))
+            faults.pauses_ms.append(pause_ms)
+        faults.hit += len(pauses[:num_hit])
+
+    async def _streaming(self) -> None:
+        """Until a random moment while most chats are in the middle of their replies."""
+        await asyncio.sleep(self._random.uniform(0.02, 0.15))
+        while sum(bool(run.times) for run in self._load.running) * 2 < len(self._load.running):
+            self._load.check()
+            await asyncio.sleep(_POLL_S)
+
+    async def _restart(self) -> None:
+        """What was killed is started again, and found by whoever looks for it."""
+        for service in self._down:
+            service.spawn()
+        await asyncio.gather(*(service.ready() for service in self._down))
+        if self._down:
+            await asyncio.sleep(_FOUND_S[self._down[0].role])
+        self._down.clear()
+
+
+def _longest_ms(run: Running, since: float) -> float:
+    """The longest time without a commit that lasted beyond a moment."""
+    pairs = pairwise(run.times)
+    return 1e3 * max((after - before for before, after in pairs if after > since), default=0.0)
