@@ -18,6 +18,7 @@ from services.edge.session.inputs import (
     RegionCommit,
     RegionDone,
     RegionFailed,
+    RegionMoved,
     RegionOpened,
     ResumePoint,
     Timings,
@@ -147,6 +148,16 @@ def test_done_and_error() -> None:
     failed = fresh().read(inference_pb2.SessionDown(error=detail))
     assert isinstance(failed, RegionFailed)
     assert isinstance(failed.error, OverloadedError)
+
+
+def test_a_session_that_moved() -> None:
+    moved = inference_pb2.SessionMoved(replica="r-2", region="us", max_drafts=4, epoch=3)
+    assert fresh().read(inference_pb2.SessionDown(moved=moved)) == RegionMoved("r-2", "us", 3)
+
+
+def test_what_was_lost_with_a_session_is_told() -> None:
+    opening = OpenRegion(request(), (1,), 0, lost_replicas=1)
+    assert fresh().open(opening, ("", "")).open.lost_replicas == 1
 
 
 def test_frames_that_are_none() -> None:
