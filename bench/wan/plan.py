@@ -103,41 +103,37 @@ class Size:
         return wanted
 
 
-def _pair(num_chats: int) -> dict[Scheme, int]:
-    """Most of the time goes to the two that are hardest to tell apart."""
-    return {PLAIN: num_chats, OURS: num_chats, REGION_SUFFIX: 1}
-
-
 def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
     return dict.fromkeys(schemes, num_chats)
 
 
 _OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
-_CROWD = (PLAIN, REGION_SUFFIX, OURS)
+_MAIN = (PLAIN, REGION_SUFFIX, OURS)
+"""Most of the time goes to those that are hardest to tell apart."""
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=9,
     parts=(
-        Part(1, 0.0, RTTS_MS, _pair(4)),
-        Part(1, 0.0, RTTS_MS, _each(1, *_OTHERS), rounds=2),
-        Part(1, 0.8, (50.0, 250.0), _pair(3)),
-        Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=2),
+        Part(1, 0.0, RTTS_MS, _each(3, *_MAIN)),
+        Part(1, 0.0, RTTS_MS, _each(1, *_OTHERS)),
+        Part(1, 0.8, (50.0, 250.0), _each(2, *_MAIN)),
+        Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=4),
         Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
-        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=4),
-        Part(4, 0.8, (50.0,), _each(4, *_CROWD), rounds=4),
+        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_MAIN), rounds=4),
+        Part(4, 0.8, (50.0,), _each(4, *_MAIN), rounds=4),
         Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
-        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD), rounds=2),
-        Part(16, 0.8, (50.0,), _each(16, *_CROWD), rounds=1),
+        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_MAIN), rounds=2),
+        Part(16, 0.8, (50.0,), _each(16, *_MAIN), rounds=1),
     ),
     max_tokens=40,
 )
 QUICK = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 250.0), _pair(2)),
+        Part(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
         Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
-        Part(1, 0.8, (50.0,), _pair(1)),
-        Part(4, 0.0, (0.0,), _each(4, *_CROWD, REGION_DRAFTER)),
+        Part(1, 0.8, (50.0,), _each(1, *_MAIN)),
+        Part(4, 0.0, (0.0,), _each(4, *_MAIN, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,
