@@ -8,6 +8,7 @@ import typer
 
 from outrider.cli import models, serve
 from outrider.cli.doctor import doctor
+from outrider.cli.explain import explain
 from outrider.cli.local import up
 from outrider.cli.local.status import status
 from outrider.cli.prompting.chat import chat
@@ -32,6 +33,7 @@ app.command()(status)
 app.command()(chat)
 app.command()(reference)
 app.command()(serve.serve)
+app.command()(explain)
 app.command()(doctor)
 app.add_typer(models.app, name="models")
 

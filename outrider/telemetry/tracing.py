@@ -119,6 +119,9 @@ class Span:
     def set(self, **attributes: AttributeValue) -> None:
         """Add attributes; write `**{"dotted.name": value}` for dotted names."""
 
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        """Something happened within it, now."""
+
     def end(self, error: BaseException | None = None, *, end_ns: int | None = None) -> None:
         """Close it, with the type of the error that ended it, at `end_ns` (Unix) or now."""
 
@@ -140,6 +143,9 @@ class _RecordedSpan(Span):
 
     def set(self, **attributes: AttributeValue) -> None:
         self._span.set_attributes(attributes)
+
+    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
+        self._span.add_event(name, attributes)
 
     def end(self, error: BaseException | None = None, *, end_ns: int | None = None) -> None:
         if error is not None:

@@ -20,9 +20,10 @@ from outrider.v1 import (
     router_pb2_grpc,
     tokenizer_pb2,
 )
+from services.router.explain import Explainer
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
-from services.router.placement.place import predict
+from services.router.placement.request import Standing
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, RelayedSession, Switch, Up
 from services.router.upstream.tokenizers import Tokenized, TokenizerPool
@@ -39,6 +40,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self,
         switch: Switch,
         registry: Registry,
+        explainer: Explainer,
+        standings: Callable[[float], dict[str, Standing]],
         *,
         clock: Callable[[], float],
         buffer_frames: int,
@@ -50,6 +53,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._serving = serving
         self._switch = switch
         self._registry = registry
+        self._explainer = explainer
+        self._standings = standings
         self._clock = clock
         self._buffer_frames = buffer_frames
         self._reserve = max_sessions_per_stream
@@ -88,16 +93,25 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Where this router stands, and whether it takes sessions."""
         return router_pb2.GetRouterResponse(region=self._region, serving=self._serving())
 
+    async def Explain(
+        self, request: router_pb2.ExplainRequest, context: Context
+    ) -> router_pb2.ExplainResponse:
+        """Why sessions went where they went, or where one would go now."""
+        return await self._explainer.explain(request)
+
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Context
     ) -> router_pb2.ListReplicasResponse:
         """The replica table as this router sees it."""
         found = (r for r in self._registry if request.region in ("", r.region))
         now = self._clock()
-        return router_pb2.ListReplicasResponse(replicas=[_to_proto(it, now) for it in found])
+        standings = self._standings(now)
+        return router_pb2.ListReplicasResponse(
+            replicas=[_to_proto(it, standings[it.name], now) for it in found]
+        )
 
 
-def _to_proto(replica: Replica, now: float) -> router_pb2.Replica:
+def _to_proto(replica: Replica, standing: Standing, now: float) -> router_pb2.Replica:
     return router_pb2.Replica(
         name=replica.name,
         region=replica.region,
@@ -106,8 +120,8 @@ def _to_proto(replica: Replica, now: float) -> router_pb2.Replica:
         vocabulary_digest=replica.model.vocabulary_digest if replica.model else b"",
         state=router_pb2.ReplicaState.ValueType(replica.state),
         rtt_ms=replica.rtt.smoothed_ms,
-        predicted_wait_ms=predict(replica, 0).total_ms,
-        sessions=replica.num_sessions,
+        predicted_wait_ms=standing.wait.total_ms,
+        sessions=standing.num_sessions,
         min_rtt_ms=replica.rtt.min_ms if replica.rtt.is_measured else 0.0,
         source=replica.source,
         quarantines=replica.health.quarantine.count,
@@ -143,7 +157,7 @@ class Intake:
         if session.open is None:
             return  # it ended before its turn came
         try:
-            answer = await self._ask(session.open.frame.open)
+            answer = await self.tokenize(session.open.frame.open)
         except OutriderError as error:
             switch.fail(session, error, self._clock())
         except Exception:
@@ -154,7 +168,8 @@ class Intake:
         else:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
 
-    async def _ask(self, opening: inference_pb2.OpenSession) -> Tokenized:
+    async def tokenize(self, opening: inference_pb2.OpenSession) -> Tokenized:
+        """The ids of an open's messages. Raises what the tokenizers raise."""
         trace = (opening.trace.traceparent, opening.trace.tracestate)
         with span(names.SPAN_TOKENIZE, parent=trace) as opened:
             codecs = self._registry.codecs_of(opening.model)

@@ -198,9 +198,9 @@ class Registry:
 
     # --- what becomes of sessions ---
 
-    def place(self, name: str, session: int, prompt_tokens: int, now: float) -> None:
+    def place(self, name: str, session: int, now: float) -> None:
         """A session was sent to it."""
-        self._roster[name].place(session, prompt_tokens, now)
+        self._roster[name].place(session, now)
         self._roster.changed.add(name)
 
     def release(self, name: str, session: int) -> None:

@@ -1,9 +1,4 @@
-"""One replica as the router knows it. Pure.
-
-Its load is its last report plus what this router placed on it since (the in-flight credit that
-keeps a burst from landing on one replica; the idea of SGLang's least-load policy and Dynamo's
-router, which both count at dispatch).
-"""
+"""One replica as the router knows it. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +7,6 @@ from dataclasses import dataclass, field
 from outrider.peers.health import PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
 from services.router.fleet.load import Load, Model
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    prompt_tokens: int
-    at: float
 
 
 @dataclass(slots=True)
@@ -40,13 +29,10 @@ class Replica:
     load: Load | None = None
     sessions: set[int] = field(default_factory=set)
     """Sessions of this router on it."""
-    placed_tokens: int = 0
-    """Prompt tokens of the sessions the last report cannot have counted."""
     reported_at: float = 0.0
     """When it last reported its load, or connected."""
     is_unanswering: bool = False
     """The last health check got no answer."""
-    _placed: dict[int, _Placed] = field(default_factory=dict)
     _sent_at: dict[int, float] = field(default_factory=dict)
     """Sessions it has not answered yet."""
 
@@ -70,24 +56,10 @@ class Replica:
         """What it serves, as far as known; "" if nothing is."""
         return self.model.name if self.model else self.expected_model
 
-    @property
-    def num_sessions(self) -> int:
-        """Sessions it has, of every router: those reported and those placed since."""
-        load = self.load or Load()
-        return load.running_sessions + load.queued_sessions + len(self._placed)
-
-    @property
-    def num_excess(self) -> int:
-        """Sessions that have to end before one more could start, 0 with a place free."""
-        limit = self.load.max_sessions if self.load else 0
-        return max(0, self.num_sessions + 1 - limit) if limit else 0
-
-    def place(self, session: int, prompt_tokens: int, now: float) -> None:
-        """Count a session sent to it."""
+    def place(self, session: int, now: float) -> None:
+        """A session was sent to it."""
         self.sessions.add(session)
-        self._placed[session] = _Placed(prompt_tokens, now)
         self._sent_at[session] = now
-        self.placed_tokens += prompt_tokens
         self.health.begin_session(session)
 
     def opened(self, session: int, held_ms: float, now: float) -> None:
@@ -102,21 +74,12 @@ class Replica:
                 self.rtt.add(rtt_ms)
 
     def release(self, session: int) -> None:
-        """Uncount a session that ended or moved. Unknown ones are ignored."""
+        """A session ended or moved. Unknown ones are ignored."""
         self.sessions.discard(session)
         self._sent_at.pop(session, None)
         self.health.end_session(session)
-        placed = self._placed.pop(session, None)
-        if placed:
-            self.placed_tokens -= placed.prompt_tokens
 
     def report(self, load: Load, now: float) -> None:
-        """Take a report: what was sent a round trip or longer ago is in it."""
+        """Take a report."""
         self.load = load
         self.reported_at = now
-        counted_until = now - self.rtt.smoothed_ms / 1000.0
-        for session, placed in list(self._placed.items()):
-            if placed.at > counted_until:
-                break
-            del self._placed[session]
-            self.placed_tokens -= placed.prompt_tokens

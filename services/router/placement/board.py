@@ -6,7 +6,7 @@ places something on it. The row's number is also the replica's number in the pre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,10 @@ UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT = 1 << 40
 """Places of a replica that states no limit."""
 
-_FLOATS = ("rtt_ms", "queue_ms", "reported_at", "drained_at", "row_ms", "call_ms", "place_ms")
+_FLOATS = (
+    *("rtt_ms", "queue_ms", "reported_at", "drained_at"),
+    *("row_ms", "fixed_ms", "call_ms", "place_ms"),
+)
 _INTS = ("num_sessions", "max_sessions", "model", "region", "overload", "block_tokens")
 
 
@@ -73,10 +76,6 @@ class Board:
     def __len__(self) -> int:
         """Rows, those that are nobody's included."""
         return len(self.names)
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of the replicas that have a row."""
-        return iter(self._rows)
 
     def row(self, name: str) -> int:
         """A replica's row; -1 if it has none."""
@@ -144,6 +143,7 @@ class Board:
         ahead = -(-load.queued_prompt_tokens // load.num_instances)
         columns, counts = self.columns, self.counts
         columns["row_ms"][row] = load.row_ms
+        columns["fixed_ms"][row] = load.fixed_ms
         columns["call_ms"][row] = call_ms
         columns["queue_ms"][row] = ahead * load.row_ms + -(-ahead // CHUNK_TOKENS) * call_ms
         columns["drained_at"][row] = estimate.drained_at

@@ -1,10 +1,13 @@
 """Which of the replicas that could have a session gets it. Pure.
 
 The cost is the session's own wait and, weighted, the work that its prompt makes: work delays who
-comes next, the more the busier a region is. Without that price a busy fleet computes in many places
-what it has in one, for the sake of shorter queues, and has longer ones for it. Between near-equals the better of two random ones is taken (Mitzenmacher, "The power of
-two choices in randomized load balancing", 2001), so that several routers with the same reports do
-not all run to the same replica.
+comes next, the more the busier the region of the least wait is. Without that price a busy fleet
+computes in many places what it has in one, for the sake of shorter queues, and has longer ones for
+it.
+
+Between near-equals the better of two random ones is taken (Mitzenmacher, "The power of two choices
+in randomized load balancing", 2001), so that several routers with the same reports do not all run
+to the same replica.
 """
 
 from __future__ import annotations
@@ -20,19 +23,19 @@ from services.router.placement.request import PlacementPolicy
 
 def costs_ms(waits: Waits, able: Bools, regions: Ints, policy: PlacementPolicy) -> Floats:
     """[rows] what is to be least; infinite for a replica that may not have the session. [rows]
-    `regions` are numbers from 0 on. At least one replica has to be able."""
-    more = policy.busy_work_weight - policy.work_weight
-    weights = policy.work_weight + more * _busy_shares(waits, able, regions)
-    costs = waits.total_ms + weights * (waits.prefill_ms + waits.transfer_ms)
-    return np.where(able, costs, np.inf)
+    `regions` are numbers. At least one replica has to be able."""
+    costs = np.where(able, waits.total_ms, np.inf)
+    home = regions == regions[costs.argmin()]
+    share = _busy_share(waits, able & home)
+    weight = policy.work_weight + (policy.busy_work_weight - policy.work_weight) * share
+    costs += weight * waits.work_ms
+    return costs
 
 
-def _busy_shares(waits: Waits, able: Bools, regions: Ints) -> Floats:
-    """[rows] how many of the able replicas of a row's region have prompts waiting, 0 to 1."""
-    num_able = np.bincount(regions, weights=able)
-    num_busy = np.bincount(regions, weights=able & (waits.queue_ms > 0.0))
-    shares: Floats = (num_busy / np.maximum(num_able, 1.0))[regions]
-    return shares
+def _busy_share(waits: Waits, among: Bools) -> float:
+    """How many of these replicas, at least one, have prompts waiting, 0 to 1."""
+    num_busy = np.count_nonzero(waits.queue_ms[among] > 0.0)
+    return num_busy / np.count_nonzero(among)
 
 
 def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:

@@ -20,7 +20,7 @@ from services.router.placement.request import (
     Decision,
     PlacementPolicy,
     Request,
-    Wait,
+    Standing,
 )
 from services.router.prefixes.index import PrefixIndex, mask_of, tokens_by_owner
 
@@ -89,18 +89,18 @@ class Placement:
         if row >= 0:
             self._board.release(row, session)
 
-    def wait(self, name: str, now: float) -> Wait:
-        """The wait of a session without a prompt on a replica of the fleet."""
+    def standings(self, now: float) -> dict[str, Standing]:
+        """How every replica of the fleet stands, whether it may have sessions or not."""
         self._refresh()
         nothing = Request("", b"", 0)
         cached = np.zeros(len(self._board), dtype=np.int64)
         waits = prediction.predict(self._board, nothing, cached, self._policy, now)
-        return waits.at(self._board.row(name))
-
-    def num_sessions(self, name: str) -> int:
-        """Sessions a replica has, of every router: those reported and those placed since."""
-        self._refresh()
-        return int(self._board.counts["num_sessions"][self._board.row(name)])
+        counts = self._board.counts["num_sessions"]
+        return {
+            name: Standing(waits.at(row), int(counts[row]))
+            for row, name in enumerate(self._board.names)
+            if name
+        }
 
     def owner(self, name: str) -> int:
         """A replica's number in the prefix index; -1 for one that is not in the fleet."""

@@ -25,6 +25,9 @@ class Waits:
     transfer_ms: Floats
     prefill_ms: Floats
     total_ms: Floats
+    work_ms: Floats
+    """No part of the wait: what the session's own prompt adds to the work there. Rows of running
+    sessions in its calls are theirs."""
 
     def at(self, row: int) -> Wait:
         """Those of one replica."""
@@ -54,18 +57,21 @@ def predict(
     """The wait on every row, were the session placed there now. [rows] `cached_tokens` are the
     prompt tokens that each replica has."""
     columns = board.columns
+    left_tokens = request.prompt_tokens - cached_tokens
     place_ms = num_excess(board) * columns["place_ms"]
     queue_ms = _queue_ms(board, policy, now)
-    prefill_ms = _prefill_ms(board, request.prompt_tokens - cached_tokens)
+    prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"])
+    work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"])
     transfer_ms = np.zeros(len(board))
     if request.transfer.num_tokens:
         loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
         use = loaded_ms + request.transfer.load_ms < prefill_ms
         prefill_ms = np.where(use, loaded_ms, prefill_ms)
         transfer_ms = np.where(use, request.transfer.load_ms, 0.0)
+        work_ms = np.where(use, loaded_ms + transfer_ms, work_ms)
     rtt_ms = columns["rtt_ms"]
     total_ms = rtt_ms + place_ms + queue_ms + transfer_ms + prefill_ms
-    return Waits(rtt_ms, place_ms, queue_ms, transfer_ms, prefill_ms, total_ms)
+    return Waits(rtt_ms, place_ms, queue_ms, transfer_ms, prefill_ms, total_ms, work_ms)
 
 
 def _queue_ms(board: Board, policy: PlacementPolicy, now: float) -> Floats:
@@ -76,11 +82,11 @@ def _queue_ms(board: Board, policy: PlacementPolicy, now: float) -> Floats:
     return reported_ms + np.maximum(columns["drained_at"] - now, 0.0) * 1000.0
 
 
-def _prefill_ms(board: Board, num_tokens: Ints) -> Floats:
-    """Computing so many tokens, and one call at least."""
+def _prefill_ms(board: Board, num_tokens: Ints, call_ms: Floats) -> Floats:
+    """Computing so many tokens in calls that take `call_ms` without them, and one call at least."""
     left = np.maximum(num_tokens, 0)
     num_calls = np.maximum(-(-left // CHUNK_TOKENS), 1)
-    prefill_ms: Floats = left * board.columns["row_ms"] + num_calls * board.columns["call_ms"]
+    prefill_ms: Floats = left * board.columns["row_ms"] + num_calls * call_ms
     return prefill_ms
 
 
@@ -88,8 +94,7 @@ def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> F
     """Computing what is left once the transferable KV is loaded; endless where nothing of it is
     missing."""
     transfer: Transfer = request.transfer
-    left_ms = _prefill_ms(
-        board, np.full(len(board), request.prompt_tokens - transfer.num_tokens, dtype=np.int64)
-    )
+    left = np.full(len(board), request.prompt_tokens - transfer.num_tokens, dtype=np.int64)
+    left_ms = _prefill_ms(board, left, board.columns["call_ms"])
     helps: Bools = cached_tokens < transfer.num_tokens
     return np.where(helps, left_ms, np.inf)

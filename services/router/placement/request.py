@@ -24,10 +24,11 @@ class PlacementPolicy:
     """A replica whose load changes reports it at least so often."""
     work_weight: float = 0.5
     """What a millisecond of a replica's work costs those who come later, in milliseconds of this
-    session's wait, in a region without queues. 0: only its own wait counts, and idle replicas
-    compute what others hold."""
+    session's wait, where the region of the least wait has no queues. 0: only its own wait counts,
+    and idle replicas compute what others hold."""
     busy_work_weight: float = 4.0
-    """The same in a region where every replica has prompts waiting; in between by their share."""
+    """The same where every replica of that region has prompts waiting; in between by their
+    share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,16 @@ class Wait:
     def total_ms(self) -> float:
         """The sum."""
         return self.rtt_ms + self.place_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a replica stands, whoever asks."""
+
+    wait: Wait
+    """That of a session without a prompt."""
+    num_sessions: int
+    """Of every router: those reported, and those placed by this one since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,50 @@ from typing import Final
 from outrider.codec import varint
 from outrider.errors import DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from services.router.placement.place import RETRY_DELAY_MS, Request
+from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Request
+from services.router.prefixes.ids import IdReader
+from services.router.prefixes.index import PrefixIndex
+from services.router.prefixes.prompt import Prompt
+from services.router.prefixes.recent import RecentMap
 from services.router.relay.sessions import Session
 
 Up = router_pb2.RouteRequest
 
+_MAX_READ: Final = 64
+"""Prompts kept as ids, twice over in the worst case."""
 _RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
 """Protocol Buffers, encoding: field number and wire type LEN."""
 
 
-def request_of(session: Session[Up]) -> Request:
-    """The constraints of a session whose prompt is ids. Raises EmptyPromptError."""
+class Prompts:
+    """The prompts of sessions that are being placed: read once, however often it is tried."""
+
+    def __init__(self, index: PrefixIndex, ids: IdReader) -> None:
+        self._index = index
+        self._ids = ids
+        self._read: RecentMap[int, Prompt] = RecentMap(_MAX_READ)
+
+    def of(self, session: Session[Up]) -> Prompt | None:
+        """What can be known of the prompt: the part of it that the replica may hold."""
+        assert session.open is not None, "a session that is placed has its open"
+        opening = session.open.frame.open
+        if opening.ids.prefix_tokens:
+            return None  # ids that only another peer has
+        found = self._read.get(session.relayed)
+        if found is None:
+            found = self.read(opening)
+            self._read.put(session.relayed, found)
+        return found
+
+    def read(self, opening: inference_pb2.OpenSession) -> Prompt:
+        """The prompt of an open that brings ids."""
+        block = opening.ids.tail
+        ids = self._ids.read(block.codec, block.count, block.payload, opening.vocabulary_digest)
+        return self._index.prompt(ids, opening.cache_salt)
+
+
+def request_of(session: Session[Up], prompts: Prompts) -> Request:
+    """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
     assert session.open is not None, "a session that is placed has its open"
     frame = session.open.frame.open
     prompt_tokens = frame.ids.prefix_tokens + frame.ids.tail.count
@@ -29,6 +62,8 @@ def request_of(session: Session[Up]) -> Request:
         # Tokens to resume after are prefilled like the prompt.
         prompt_tokens=prompt_tokens + session.upto,
         residency=tuple(frame.residency),
+        priority=frame.priority or MEDIUM,
+        prompt=prompts.of(session),
     )
 
 

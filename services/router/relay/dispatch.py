@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.v1 import inference_pb2, router_pb2
 from services.router.fleet.registry import Registry
-from services.router.placement.place import Decision, PlacementPolicy, place
+from services.router.placement.placement import Placement
+from services.router.placement.request import Decision, Request
 from services.router.relay import assignment
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
@@ -25,15 +25,14 @@ class Dispatch:
         table: SessionTable[Up],
         registry: Registry,
         journal: Journal,
-        *,
-        rng: Random,
-        policy: PlacementPolicy,
+        placement: Placement,
+        prompts: assignment.Prompts,
     ) -> None:
         self._table = table
         self._registry = registry
         self._journal = journal
-        self._rng = rng
-        self._policy = policy
+        self._placement = placement
+        self._prompts = prompts
         self._outlets: dict[int, Outlet[Up]] = {}
         self._stream_of: dict[str, int] = {}
         self._name_of: dict[int, str] = {}
@@ -65,6 +64,7 @@ class Dispatch:
     def release(self, session: Session[Up]) -> None:
         """A session left the replica it was on."""
         self._registry.release(session.replica, session.relayed)
+        self._placement.release(session.relayed)
 
     @property
     def streams(self) -> list[int]:
@@ -93,28 +93,35 @@ class Dispatch:
     def find(
         self, session: Session[Up], now: float, exclude: frozenset[str] = frozenset()
     ) -> Decision:
-        """Where the session should go; nothing is done yet. Raises what `placement.place` raises,
+        """Where the session should go; nothing is done yet. Raises what `Placement.decide` raises,
         EmptyPromptError, DeadlineError."""
         assert session.open is not None, "a session that is placed has its open"
         assignment.renew_deadline(session.open, session.deadline_at, now)
-        request = replace(assignment.request_of(session), exclude=exclude)
+        return self.decide(replace(self.request_of(session), exclude=exclude), now)
+
+    def decide(self, request: Request, now: float) -> Decision:
+        """As `Placement.decide`, with the time it takes."""
         started_s = self._journal.clock()
-        decision = place(request, self._registry, self._rng, self._policy)
+        decision = self._placement.decide(request, now)
         self._decided_ms = (self._journal.clock() - started_s) * 1000.0
         return decision
+
+    def request_of(self, session: Session[Up]) -> Request:
+        """What placement has to know of a session. Raises EmptyPromptError."""
+        return assignment.request_of(session, self._prompts)
 
     def put(self, session: Session[Up], decision: Decision, now: float) -> bool:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
         name = decision.replica
         stream = self._stream_of[name]
-        request = assignment.request_of(session)
+        request = self.request_of(session)
         if not self.send(stream, assignment.opening_of(session), last=False):
             return False
         self._table.bind(session, stream, name, now)
         for draft in session.kept:
             draft.frame.session = session.leg
             self.send(stream, draft, last=False)
-        self._registry.place(name, session.relayed, request.prompt_tokens, now)
-        region = self._registry[name].region
-        self._journal.placed(session.relayed, decision, region, request.model, self._decided_ms)
+        self._registry.place(name, session.relayed, now)
+        self._placement.put(session.relayed, request, decision, now)
+        self._journal.placed(session.relayed, request, decision, self._decided_ms, now)
         return True

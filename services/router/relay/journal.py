@@ -13,7 +13,8 @@ from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
-from services.router.placement.place import Decision
+from services.router.placement.history import History, Placed
+from services.router.placement.request import Candidate, Decision, Request
 
 PLACEMENTS: Final = "outrider.router.placements"
 DECISION_MS: Final = "outrider.router.decision_ms"
@@ -23,30 +24,51 @@ MOVES: Final = "outrider.router.moves"
 MOVE_MS: Final = "outrider.router.move_ms"
 SESSIONS: Final = "outrider.router.sessions"
 REPLICAS: Final = "outrider.router.replicas"
-MAX_LISTED: Final = 8
+PLACED: Final = "outrider.placed"
+"""Event on a session's span."""
 
 
 @dataclass(slots=True)
 class _Entry:
     span: Span
     opened_at: float
+    request_id: str
     model: str = ""
     """Known once placed: a client's own word must not become a metric label."""
 
 
-def _listed(decision: Decision) -> str:
-    """The best replicas that a session could have gone to, with their predicted waits."""
-    best = decision.considered[:MAX_LISTED]
-    return ", ".join(f"{name} {wait_ms:.1f} ms" for name, wait_ms in best)
+def _explained(decision: Decision) -> dict[str, str | int | float]:
+    """Attributes of the event on a session's span."""
+    best = [f"{name} {wait_ms:.1f} ms" for name, wait_ms in decision.considered]
+    told: dict[str, str | int | float] = {
+        **_terms("outrider", decision.chosen),
+        "outrider.margin_ms": decision.margin_ms,
+        "outrider.able": decision.num_able,
+        "outrider.considered": ", ".join(best),
+    }
+    if decision.runner_up is not None:
+        told |= _terms("outrider.runner_up", decision.runner_up)
+    return told
+
+
+def _terms(prefix: str, candidate: Candidate) -> dict[str, str | int | float]:
+    waits = {f"{prefix}.wait.{term}": ms for term, ms in asdict(candidate.wait).items()}
+    return {
+        f"{prefix}.replica": candidate.replica,
+        f"{prefix}.region": candidate.region,
+        f"{prefix}.cached_tokens": candidate.cached_tokens,
+        **waits,
+    }
 
 
 class Journal:
     """Records sessions as they go. Until `flush` frames and placements are plain numbers: no
     session waits for a metric."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
-        """`clock` is in seconds and measures how long decisions take."""
+    def __init__(self, metrics: Metrics, clock: Callable[[], float], history: History) -> None:
+        """`clock` is in seconds and measures how long decisions take; `history` keeps why."""
         self.clock = clock
+        self._history = history
         self.frames_up = 0
         self.frames_down = 0
         self.drafts_dropped = 0
@@ -63,22 +85,26 @@ class Journal:
         parent = (frame.trace.traceparent, frame.trace.tracestate)
         span = start_span(names.SPAN_ROUTE, parent=parent)
         span.set(**{names.REQUEST_ID: frame.request_id, names.MODEL: frame.model})
-        self._entries[session] = _Entry(span, now)
+        self._entries[session] = _Entry(span, now, frame.request_id)
         if span.context != parent:
             frame.trace.traceparent, frame.trace.tracestate = span.context
 
     def placed(
-        self, session: int, decision: Decision, region: str, model: str, decided_ms: float
+        self, session: int, request: Request, decision: Decision, decided_ms: float, now: float
     ) -> None:
         """A replica was chosen and sent the open."""
         entry = self._entries[session]
-        entry.model = model
+        entry.model = request.model
         if entry.span.is_recorded:
-            entry.span.set(**{"outrider.replica": decision.replica, "outrider.region": region})
-            terms = asdict(decision.wait)
-            entry.span.set(**{f"outrider.wait.{term}": value for term, value in terms.items()})
-            entry.span.set(**{"outrider.considered": _listed(decision)})
-        self._placements[decision.replica, region] += 1
+            where = {"outrider.replica": decision.replica, "outrider.region": decision.region}
+            entry.span.set(**where)
+            entry.span.event(PLACED, _explained(decision))
+        self._history.add(
+            Placed(
+                entry.request_id, request.model, request.prompt_tokens, decision, now, decided_ms
+            )
+        )
+        self._placements[decision.replica, decision.region] += 1
         self._decision_ms += decided_ms
 
     def moved(self, replica: str, pause_ms: float) -> None:

@@ -15,6 +15,7 @@ from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.relay.switch import Switch
 from services.router.upstream.link import ReplicaLink
+from services.router.upstream.prefixes import PrefixWatch
 
 log = structlog.get_logger()
 
@@ -28,11 +29,13 @@ class Fleet:
         config: RouterConfig,
         registry: Registry,
         switch: Switch,
+        watch_prefixes: Callable[[], PrefixWatch],
         *,
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
         """The registry has the configured replicas already. Raises ConfigError."""
+        self._watch_prefixes = watch_prefixes
         self._config = config
         self._registry = registry
         self._switch = switch
@@ -100,6 +103,7 @@ class Fleet:
             self._config,
             self._registry,
             self._switch,
+            self._watch_prefixes(),
             clock=self._clock,
             rng=self._rng,
         )

@@ -22,6 +22,7 @@ from services.router.fleet.replica import Replica
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches
+from services.router.upstream.prefixes import PrefixWatch
 
 _GENERATE: Final = "/outrider.v1.InferenceService/Generate"
 _FIRST_BACKOFF_S: Final = 0.1
@@ -39,6 +40,7 @@ class ReplicaLink:
         config: RouterConfig,
         registry: Registry,
         switch: Switch,
+        prefixes: PrefixWatch,
         *,
         clock: Callable[[], float],
         rng: Random,
@@ -47,6 +49,7 @@ class ReplicaLink:
         self._config = config
         self._registry = registry
         self._switch = switch
+        self._prefixes = prefixes
         self._clock = clock
         self._rng = rng
         self._backoff_s = _FIRST_BACKOFF_S
@@ -87,10 +90,10 @@ class ReplicaLink:
             self._registry.connected(self._name, said.model, self._clock())
             self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
             self._backoff_s = _FIRST_BACKOFF_S
-            await self._serve(channel, call)
+            await self._serve(channel, call, said.model)
 
     async def _serve(
-        self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down]
+        self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down], model: Model
     ) -> NoReturn:
         outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outlet)
@@ -100,6 +103,7 @@ class ReplicaLink:
                 self._read(call, stream),
                 self._watch_load(channel),
                 self._watch_health(channel),
+                self._prefixes.run(channel, self._name, model),
                 self._probe(channel),
             )
         except _LOSSES as error:

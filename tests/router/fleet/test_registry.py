@@ -137,7 +137,7 @@ def test_a_replica_that_fails_often_is_left_alone_and_tried_with_one_session() -
     table.report("a", Load(), 3.0)
     table.expire(3.5)
     assert table["a"].state is T
-    table.place("a", 7, 10, 3.6)
+    table.place("a", 7, 3.6)
     assert not table["a"].takes_sessions
     table.served("a", 6, 3.7)  # an older one
     assert table["a"].state is T
@@ -241,7 +241,7 @@ def test_a_configured_replica_keeps_its_name() -> None:
 
 def test_who_is_not_found_any_more_keeps_its_sessions_and_gets_no_others() -> None:
     table = connected("a")
-    table.place("a", 1, 10, 0.5)
+    table.place("a", 1, 0.5)
     table.leave("a", 1.0)
     table.probed("a", 1.0, serving=True, now=1.5)
     assert (table["a"].state, table["a"].sessions) == (G, {1})
@@ -271,7 +271,7 @@ def test_the_rows_that_changed_are_named() -> None:
     table.report("a", Load(running_sessions=3), 1.3)
     table.expire(1.4)
     assert changed() == {"a"}
-    table.place("x", 1, 10, 1.5)
+    table.place("x", 1, 1.5)
     assert changed() == {"x"}
     table.opened("x", 1, 20.0, 1.6)
     table.probed("a", 1.0, serving=True, now=1.6)

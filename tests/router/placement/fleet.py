@@ -85,6 +85,10 @@ class Town:
         self._next += 1
         return decision.replica
 
+    def num_sessions(self, name: str) -> int:
+        """As the placement counts them."""
+        return self.placement.standings(self.now)[name].num_sessions
+
     @property
     def last(self) -> int:
         """The session sent last."""

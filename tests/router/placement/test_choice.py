@@ -67,7 +67,7 @@ def test_work_that_others_would_wait_for_has_a_price() -> None:
 
 
 def test_the_price_rises_with_the_share_of_a_region_that_is_busy() -> None:
-    """Another region's queues do not raise it."""
+    """Another region's queues do not raise it. The region is that of the least wait."""
     busy = replace(LOAD, queued_prompt_tokens=20 * BLOCK)
 
     def chosen(*others: str) -> str:

@@ -37,13 +37,13 @@ def test_a_session_that_ends_leaves_its_room() -> None:
 def test_a_report_replaces_what_was_sent_a_round_trip_before() -> None:
     town = Town(replica("a", rtt_ms=10.0))
     town.send()
-    assert town.placement.num_sessions("a") == 1
+    assert town.num_sessions("a") == 1
     town.now += 0.005
     town.report("a", LOAD)
-    assert town.placement.num_sessions("a") == 1, "the report was made before the open came"
+    assert town.num_sessions("a") == 1, "the report was made before the open came"
     town.now += 0.02
     town.report("a", replace(LOAD, running_sessions=1, queued_prompt_tokens=100))
-    assert town.placement.num_sessions("a") == 1
+    assert town.num_sessions("a") == 1
     assert town.decide().wait.queue_ms == 100.0 + 12.0, "counted once"
 
 
@@ -147,10 +147,10 @@ def test_what_a_replica_held_goes_with_it() -> None:
     town.table.changed.update({"a", "new"})
     assert town.placement.owner("new") == row, "its number is given to the next one"
     assert town.decide(town.asking(SYSTEM)).cached_tokens == 0
-    assert town.placement.num_sessions("new") == 0
+    assert town.num_sessions("new") == 0
     assert town.placement.owner("a") == -1
     town.placement.release(town.last)
-    assert town.placement.num_sessions("new") == 0
+    assert town.num_sessions("new") == 0
 
 
 def test_a_session_sent_to_one_that_just_left_is_not_counted() -> None:

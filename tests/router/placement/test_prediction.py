@@ -111,5 +111,5 @@ def test_more_load_never_predicts_a_shorter_wait(
 
 def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
     town = Town(replica("a", rtt_ms=3.0), replica("b"))
-    assert town.placement.wait("a", town.now) == Wait(3.0, 0.0, 0.0, 0.0, 10.0)
+    assert town.placement.standings(town.now)["a"].wait == Wait(3.0, 0.0, 0.0, 0.0, 10.0)
     assert Request("m", DIGEST, 0).prompt is None

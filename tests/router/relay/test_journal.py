@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from outrider.telemetry import names, tracing
 from outrider.v1 import common_pb2
+from services.router.relay.journal import PLACED
 from tests.router.relay.mesh import Mesh, commit, done, opening
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -42,9 +43,13 @@ async def test_the_session_span_continues_the_edges_and_is_the_replicas_parent(
     assert sent.open.trace.traceparent.split("-")[2] == f"{span.context.span_id:016x}"
     assert span.attributes is not None
     assert span.attributes["outrider.replica"] == "near"
-    assert span.attributes["outrider.wait.rtt_ms"] == 1.0
-    considered = str(span.attributes["outrider.considered"])
-    assert re.fullmatch(r"near [\d.]+ ms, far [\d.]+ ms", considered)
+    (why,) = span.events
+    assert why.name == PLACED and why.attributes is not None
+    assert why.attributes["outrider.wait.rtt_ms"] == 1.0
+    considered = str(why.attributes["outrider.considered"])
+    assert re.match(r"near [\d.]+ ms", considered)
+    (placed,) = mesh.history.find("r", 9)
+    assert (placed.decision.replica, placed.prompt_tokens, placed.model) == ("near", 10, "m")
     assert span.attributes[names.REQUEST_ID] == "r"
     mesh.metrics.close()
 

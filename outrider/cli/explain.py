@@ -1,0 +1,138 @@
+"""`outrider explain`: why a router sent sessions where it did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli.prompting import options
+from outrider.config import check_address
+from outrider.errors import InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from outrider.v1 import router_pb2
+
+_TIMEOUT_S = 10.0
+
+_Text = Annotated[
+    str | None, typer.Argument(help="A prompt: what would be decided for it now. Nothing runs.")
+]
+_Request = Annotated[str, typer.Option(help="Only the session with this request id.")]
+_Last = Annotated[int, typer.Option(min=1, help="Most decisions shown, newest first.")]
+_Router = Annotated[str | None, typer.Option(help="HOST:PORT; default: that of `outrider up`.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
+
+
+def explain(
+    text: _Text = None,
+    request: _Request = "",
+    last: _Last = 8,
+    model: options.Model = "",
+    router: _Router = None,
+    as_json: _Json = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Show why sessions went to the replicas they went to: the predicted wait, term by term, on the
+    chosen replica and on the runner-up."""
+    if text is not None and request:
+        raise InvalidRequestError("give a prompt or --request, not both")
+    address = _router_address(router, (state_dir or default_state_dir()).resolve())
+    answer = asyncio.run(_ask(address, _asked(text, request, last, model)))
+    if as_json:
+        # Imported here, as grpc is below: `outrider --help` needs neither.
+        from google.protobuf.json_format import MessageToJson
+
+        print(MessageToJson(answer, preserving_proto_field_name=True, indent=None))
+        return
+    if not answer.placements:
+        print("no such placement is known; routers remember the latest ones only")
+    for placement in answer.placements:
+        print("\n".join(lines(placement)))
+
+
+def _asked(text: str | None, request: str, last: int, model: str) -> router_pb2.ExplainRequest:
+    from outrider.v1 import common_pb2, inference_pb2, router_pb2
+
+    if text is None:
+        return router_pb2.ExplainRequest(request_id=request, max_placements=last)
+    message = common_pb2.ChatMessage(role="user", content=text)
+    messages = inference_pb2.PromptMessages(messages=[message])
+    what_if = inference_pb2.OpenSession(model=model, messages=messages)
+    return router_pb2.ExplainRequest(what_if=what_if)
+
+
+def _router_address(router: str | None, state: Path) -> str:
+    if router is not None:
+        check_address(router, "--router")
+        return router
+    mesh = running_mesh(state)
+    if mesh is None:
+        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --router")
+    return f"{mesh.host}:{mesh.service('router')['port']}"
+
+
+async def _ask(address: str, asked: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+    import grpc.aio
+
+    from outrider.rpc import from_rpc_error, make_channel
+    from outrider.v1 import router_pb2_grpc
+
+    async with make_channel(address) as channel:
+        stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
+        try:
+            return await stub.Explain(asked, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def lines(placement: router_pb2.Placement) -> Iterator[str]:
+    """One decision as text."""
+    what = placement.request_id or "(no id)"
+    yield (
+        f"{what}: {placement.prompt_tokens} prompt tokens for {placement.model}, "
+        f"{placement.age_ms / 1000.0:.1f} s ago, decided in {placement.decision_ms:.2f} ms "
+        f"among {placement.able}"
+    )
+    rows = [_HEAD, _row("chosen", placement.chosen)]
+    if placement.HasField("runner_up"):
+        rows.append(_row("runner-up", placement.runner_up))
+    yield from _columns(rows)
+    if placement.HasField("runner_up"):
+        yield f"  margin {placement.margin_ms:+.1f} ms"
+    shown = {placement.chosen.replica, placement.runner_up.replica}
+    others = [c for c in placement.considered if c.replica not in shown]
+    if others:
+        listed = ", ".join(f"{c.replica} {c.wait_ms:.1f} ms" for c in others)
+        yield f"  then {listed}"
+
+
+_HEAD = ("", "replica", "region", "wait", "rtt", "place", "queue", "transfer", "prefill", "cached")
+
+
+def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
+    terms = (
+        candidate.wait_ms,
+        candidate.rtt_ms,
+        candidate.place_ms,
+        candidate.queue_ms,
+        candidate.transfer_ms,
+        candidate.prefill_ms,
+    )
+    numbers = [f"{term:.1f}" for term in terms]
+    return (label, candidate.replica, candidate.region, *numbers, str(candidate.cached_tokens))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Names to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at < 3 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells).rstrip()
