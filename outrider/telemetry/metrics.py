@@ -81,6 +81,7 @@ class Metrics:
         self._gauges: dict[str, Gauge] = {}
         self._tables: dict[str, GaugeTable] = {}
         self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
         self._rejected = ShareWindow(horizon=2_000)
         self._reused = ShareWindow(horizon=100_000)
         self._make_histograms()
@@ -183,6 +184,15 @@ class Metrics:
                 table = self._tables[name] = GaugeTable()
                 self._meter.create_observable_gauge(name, callbacks=[table.observe])
         return table
+
+    def histogram(self, name: str, boundaries: tuple[float, ...]) -> Histogram:
+        """The histogram of this name, made on first use with these boundaries:
+        `.record(value, {"label": "value"})`."""
+        with self._lock:
+            histogram = self._histograms.get(name)
+            if histogram is None:
+                histogram = self._histograms[name] = self._histogram(name, "", boundaries)
+        return histogram
 
     def counter(self, name: str) -> Counter:
         """The counter of this name, made on first use: `.add(n, {"label": "value"})`."""

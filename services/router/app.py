@@ -21,10 +21,12 @@ from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import router_pb2, router_pb2_grpc
+from services.router.admitting import Admitting
 from services.router.config import RouterConfig
+from services.router.deciding import Deciding
+from services.router.explain import Explainer
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import FleetPolicy, Registry
-from services.router.placement.place import PlacementPolicy
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.sessions import RelayLimits, SessionTable
@@ -54,28 +56,40 @@ class Router:
         self.registry = _registry(config, self.clock())
         self.table: SessionTable[Up] = SessionTable(_limits(config))
         self.rng = Random(config.seed or None)
-        self.journal = Journal(self.metrics, time.perf_counter)
+        self.deciding = Deciding(config, self.registry, self.rng)
+        self.journal = Journal(self.metrics, time.perf_counter, self.deciding.history)
         self.tokenizers = _pool(config, self.clock, self.rng)
         self.intake = Intake(self.tokenizers, self.registry, clock=self.clock)
         self.hurry = asyncio.Event()
-        """Set when the next tick should not wait for its time."""
+        """Set when sessions that wait should try again before the next tick."""
         self.switch = self._make_switch()
         self.settled = asyncio.Event()
         """Set once every replica was reached, or tried in vain."""
         self.idle = asyncio.Event()
         """Set by the next tick that finds no session."""
         self.fleet_metrics = FleetMetrics(self.metrics)
-        self.fleet = Fleet(config, self.registry, self.switch, clock=self.clock, rng=self.rng)
+        self.fleet = Fleet(
+            config,
+            self.registry,
+            self.switch,
+            self.deciding.watch,
+            clock=self.clock,
+            rng=self.rng,
+        )
 
     def _make_switch(self) -> Switch:
-        policy = PlacementPolicy(self.config.near_ms, self.config.max_queued)
-        dispatch = Dispatch(self.table, self.registry, self.journal, rng=self.rng, policy=policy)
+        deciding = self.deciding
+        dispatch = Dispatch(
+            self.table, self.registry, self.journal, deciding.placement, deciding.prompts
+        )
+        self.admitting = Admitting(self.config, self.table, dispatch, self.registry, self.metrics)
         moves = Moves(self.table, dispatch, self.journal, _move_policy(self.config))
         silence = Silence(_silence_policy(self.config))
         return Switch(
             self.table,
             dispatch,
             self.journal,
+            self.admitting.entry,
             Watch(self.table, dispatch, self.registry, moves, silence),
             moves,
             default_model=self.config.default_model,
@@ -95,7 +109,9 @@ class Router:
         self.tokenizers.tick()
         self.registry.expire(self.clock())
         self.fleet_metrics.tick(self.registry, self.clock())
+        self.deciding.tick(self.clock())
         self.switch.expire(self.clock())
+        self.admitting.tick(self.clock())
         if self.fleet.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table):
@@ -115,11 +131,17 @@ class Router:
         """Tick for ever."""
         while True:
             self.tick()
-            await asyncio.sleep(0)  # all others have their turn between two ticks
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
-                    await self.hurry.wait()
+                    await self._going_on()
+
+    async def _going_on(self) -> None:
+        """What waits for a replica goes on when there is reason to, until the next tick."""
+        while True:
+            await self.hurry.wait()
             self.hurry.clear()
+            self.switch.go_on(self.clock())
+            await asyncio.sleep(0)  # all others have their turn in between
 
 
 async def serve(
@@ -175,11 +197,26 @@ def _service(router: Router, health: HealthControl) -> RouterService:
     return RouterService(
         router.switch,
         router.registry,
+        _explainer(router),
+        router.deciding.placement.standings,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
         region=router.config.region,
         serving=lambda: health.serving,
+    )
+
+
+def _explainer(router: Router) -> Explainer:
+    deciding = router.deciding
+    return Explainer(
+        deciding.placement,
+        deciding.history,
+        deciding.prompts,
+        router.intake.tokenize,
+        default_model=router.config.default_model,
+        clock=router.clock,
+        timer=time.perf_counter,
     )
 
 

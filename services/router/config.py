@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Lookup, parse
+from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.tenants.accounts import TenantPolicy
+from services.router.conductor.policy import ConductorPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,23 @@ class RouterConfig:
     """Replicas whose predicted wait lies this close to the best one share the load."""
     max_queued: int = 128
     """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
+    work_weight: float = 0.5
+    """What a millisecond of a replica's work costs in milliseconds of a session's wait, where no
+    replica of the region has prompts waiting (docs/guides/placement.md)."""
+    busy_work_weight: float = 4.0
+    """The same where all of them have."""
+    prefix_blocks: int = 1 << 20
+    """Blocks of the replicas' prefix caches known at once, about 250 bytes each."""
+    expected_s: float = 5.0
+    """A prompt is expected in the cache of the replica it was sent to for so long."""
+    history: int = 1024
+    """Placements kept for `outrider explain`."""
+    admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
+    """Promises to each class of sessions (docs/guides/admission.md)."""
+    tenants: tuple[TenantPolicy, ...] = ()
+    """Limits of tenants; without any everybody may have everything."""
+    conductor: ConductorPolicy = dataclasses.field(default_factory=ConductorPolicy)
+    """How many replicas a region should have."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""
     max_sessions: int = 4096
@@ -167,6 +188,7 @@ class RouterConfig:
                     "[[router.replicas]], or have it looked up with dns: or srv:."
                 )
         self._check_unique("replica", [replica.name for replica in self.replicas])
+        self._check_unique("tenant", [tenant.name for tenant in self.tenants])
         self._check_unique("region", [region.name for region in self.regions])
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
@@ -179,7 +201,7 @@ class RouterConfig:
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
-        for field in ("near_ms", "max_queued", "default_rtt_ms", "drain_s", "lookup_grace_s"):
+        for field in _NOT_NEGATIVE:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
 
@@ -194,7 +216,20 @@ class RouterConfig:
             raise ConfigError(f"Two entries share the {kind} name {twice[0]}: rename one.")
 
 
+_NOT_NEGATIVE = (
+    "near_ms",
+    "max_queued",
+    "work_weight",
+    "busy_work_weight",
+    "default_rtt_ms",
+    "drain_s",
+    "lookup_grace_s",
+)
+
 _POSITIVE = (
+    "prefix_blocks",
+    "expected_s",
+    "history",
     "max_sessions",
     "max_sessions_per_stream",
     "max_early_frames",

@@ -86,18 +86,18 @@ class Admission:
             while (turn := self._next(pool, scout, now)) is not None:
                 yield turn
 
-    def leave(self, session: int, used_tokens: int, now: float) -> None:
-        """A session ended, having used that many tokens of prompt and reply. Unknown ones, which
-        were refused, are ignored."""
+    def leave(self, session: int, upto: int, now: float) -> None:
+        """A session ended, its reply having `upto` tokens. Unknown ones, which were refused, are
+        ignored."""
         ticket = self._tickets.pop(session, None)
         if ticket is None:
             return
         if ticket.is_waiting:
             self._give_up(ticket)
-        unused = max(0, ticket.cost_tokens - used_tokens)
-        stay_s = now - ticket.arrived_at
+        used = ticket.used_tokens(upto)
+        unused, stay_s = max(0, ticket.cost_tokens - used), now - ticket.arrived_at
         self.tenants.leave(ticket.tenant, ticket.reservation, unused, stay_s, now)
-        self.tally.tokens[self.tenants.label(ticket.tenant)] += used_tokens
+        self.tally.tokens[(self.tenants.label(ticket.tenant),)] += used
 
     def expire(self, now: float) -> None:
         """Refuse who has waited too long; `take_refused` tells."""
@@ -118,7 +118,7 @@ class Admission:
         return refused
 
     def _enter(self, arrival: Arrival, priority: Priority, now: float) -> Ticket:
-        cost = arrival.request.prompt_tokens + arrival.max_tokens
+        cost = arrival.request.prompt_tokens + arrival.max_tokens - arrival.num_resumed
         reservation = self.tenants.enter(arrival.tenant, cost, now, has_started=arrival.has_started)
         lane = Lane.STARTED if arrival.has_started else Lane(priority)
         patience = Priority.LOW if arrival.has_started else priority
@@ -135,6 +135,7 @@ class Admission:
             arrived_at=now,
             deadline_at=arrival.deadline_at,
             expires_at=min(expires_at, arrival.deadline_at or expires_at),
+            num_resumed=arrival.num_resumed,
         )
         return ticket
 
@@ -216,6 +217,7 @@ class Admission:
         self._refused.append((ticket.session, error))
 
     def _count_route(self, ticket: Ticket, route: Route, now: float) -> None:
+        ticket.is_placed = True
         self.tally.waits_ms.append((ticket.priority, (now - ticket.arrived_at) * 1000.0))
         if route.spilled:
             self.tally.spilled[route.home, route.sight.region, route.spilled] += 1

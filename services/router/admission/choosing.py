@@ -14,7 +14,7 @@ from typing import Protocol
 from outrider.errors import NoReplicaError, OverloadedError
 from services.router.admission.policy import AdmissionPolicy, Lane
 from services.router.admission.ticket import Ticket
-from services.router.placement.place import Decision, Request
+from services.router.placement.request import Decision, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Scout(Protocol):
         """Where it may go."""
         ...
 
-    def look(self, request: Request, regions: tuple[str, ...]) -> Sight:
+    def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
         """The best replica in these regions; none named: in any that the request allows. Raises
         what placement raises."""
         ...
@@ -78,35 +78,32 @@ def choose(
     """
     regions = scout.regions(ticket.request)
     home = regions.near[0] if regions.near else ""
-    near, why = _look(scout, ticket.request, regions.near if regions.far else ())
+    near, why = _look(scout, ticket.request, regions.near if regions.far else (), now)
     if not regions.far:
-        _check_exists(near, why)
+        if isinstance(why, NoReplicaError):
+            raise why
         return Route(near, home) if near and near.has_room(room, policy) else None
     slo_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
     at_home_ms = near.ttft_ms if near else math.inf
     is_open = near is not None and near.has_room(room, policy)
     if near and at_home_ms <= slo_ms:
         return Route(near, home) if is_open else None
-    far, _ = _look(scout, ticket.request, regions.far)
+    far, _ = _look(scout, ticket.request, regions.far, now)
     if far and far.has_room(room, policy) and far.ttft_ms < at_home_ms:
         return Route(far, home, _cause(near, is_open, why))
-    _check_exists(near or far, why)
+    if not near and not far and isinstance(why, NoReplicaError):
+        scout.look(ticket.request, (), now)  # which says how all of them stand
     return Route(near, home) if near and is_open else None
 
 
 def _look(
-    scout: Scout, request: Request, regions: tuple[str, ...]
+    scout: Scout, request: Request, regions: tuple[str, ...], now: float
 ) -> tuple[Sight | None, OverloadedError | NoReplicaError | None]:
     """The best replica there, or why there is none."""
     try:
-        return scout.look(request, regions), None
+        return scout.look(request, regions, now), None
     except (OverloadedError, NoReplicaError) as error:
         return None, error
-
-
-def _check_exists(sight: Sight | None, why: OverloadedError | NoReplicaError | None) -> None:
-    if sight is None and isinstance(why, NoReplicaError):
-        raise why
 
 
 def _cause(near: Sight | None, is_open: bool, why: Exception | None) -> str:

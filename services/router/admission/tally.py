@@ -20,15 +20,15 @@ def _waits() -> deque[tuple[Priority, float]]:
 class Tally:
     """Counts since the last `take`."""
 
-    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By class and cause."""
-    spilled: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    spilled: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By region left, region taken and cause."""
     waits_ms: deque[tuple[Priority, float]] = field(default_factory=_waits)
     """Every session placed: its class and its wait in the queue, 0 for none."""
-    sessions: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sessions: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By tenant's label and outcome: `admitted` or `refused`."""
-    tokens: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """Tokens used, by tenant's label."""
 
     def take(self) -> Tally:

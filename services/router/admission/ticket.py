@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from services.router.admission.policy import Lane, Priority
-from services.router.placement.place import Request
+from services.router.placement.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class Arrival:
     deadline_at: float | None = None
     """When it has to be over."""
     has_started: bool = False
-    """It has tokens of its reply from elsewhere."""
+    """It was let in elsewhere, and lost its replica or router."""
+    num_resumed: int = 0
+    """Tokens of its reply from there, which `request.prompt_tokens` includes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +50,16 @@ class Ticket:
     """When it has to be over."""
     expires_at: float
     """When it has waited too long."""
+    num_resumed: int = 0
+    """Tokens of its reply that it came with."""
     is_waiting: bool = False
+    is_placed: bool = False
+    """Whether it has, or had, a replica."""
+
+    def used_tokens(self, upto: int) -> int:
+        """Computed for it, when its reply has `upto` tokens."""
+        new = max(0, upto - self.num_resumed)
+        return self.request.prompt_tokens + new if self.is_placed else 0
 
     @property
     def pool(self) -> Hashable:

@@ -10,12 +10,11 @@ from services.router.fleet.replica import Replica
 
 
 def fleets(
-    replicas: Iterable[Replica], waiting: Mapping[str, int], home: str, slo_ms: float
+    replicas: Iterable[Replica], waiting: Mapping[Post, int], slo_ms: float
 ) -> dict[Post, Fleet]:
     """The fleets of every region and model.
 
-    `waiting` are the sessions in this router's queue by model; they are counted to `home`, the
-    region of the router, which is to have room for them.
+    `waiting` are the sessions in this router's queue, by where there is to be room for them.
     """
     posts: dict[Post, list[Load]] = {}
     for replica in replicas:
@@ -23,10 +22,7 @@ def fleets(
             loads = posts.setdefault(Post(replica.region, replica.model_name), [])
             loads.append(replica.load or Load())
     return {
-        post: Fleet(
-            len(loads),
-            utilization(loads, waiting.get(post.model, 0) if post.region == home else 0, slo_ms),
-        )
+        post: Fleet(len(loads), utilization(loads, waiting.get(post, 0), slo_ms))
         for post, loads in posts.items()
     }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, OverloadedError
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors as wire_errors
+from services.router.placement.request import RETRY_DELAY_MS
 from services.router.relay.outlet import Outlet
 
 Down = router_pb2.RouteResponse
@@ -51,3 +52,11 @@ class Edges:
         """End every stream after what is queued for it."""
         for outlet in self._outlets.values():
             outlet.close()
+
+
+def unread() -> OverloadedError:
+    """Why the sessions of an edge end that leaves too much unread."""
+    return OverloadedError(
+        "This stream is not read and its buffer is full: read faster or open less.",
+        retry_delay_ms=RETRY_DELAY_MS,
+    )

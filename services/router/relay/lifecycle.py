@@ -11,6 +11,8 @@ class State(IntEnum):
 
     PLACING = 0
     """No replica has it: its messages are being tokenized, or it is between two replicas."""
+    QUEUED = auto()
+    """It was let in and waits for the first replica with room."""
     OPENING = auto()
     """A replica was sent the open and has not committed anything."""
     STREAMING = auto()
@@ -28,6 +30,7 @@ class Input(IntEnum):
     CANCEL = auto()
     EDGE_LOST = auto()
     # From this router.
+    QUEUED = auto()
     PLACED = auto()
     ABORT = auto()
     """It cannot go on: no replica, an edge that does not read or broke the protocol, a replica
@@ -68,11 +71,20 @@ class Action(IntEnum):
 
 Step: TypeAlias = tuple[State, Action]
 
-_P, _O, _S, _C, _E = State.PLACING, State.OPENING, State.STREAMING, State.CLOSING, State.ENDED
+_P, _Q, _O = State.PLACING, State.QUEUED, State.OPENING
+_S, _C, _E = State.STREAMING, State.CLOSING, State.ENDED
 
 TRANSITIONS: dict[State, dict[Input, Step]] = {
     _P: {
         Input.DRAFT: (_P, Action.KEEP),
+        Input.CANCEL: (_E, Action.ANSWER),
+        Input.EDGE_LOST: (_E, Action.DROP),
+        Input.QUEUED: (_Q, Action.DROP),
+        Input.PLACED: (_O, Action.OPEN_UP),
+        Input.ABORT: (_E, Action.ANSWER),
+    },
+    _Q: {
+        Input.DRAFT: (_Q, Action.KEEP),
         Input.CANCEL: (_E, Action.ANSWER),
         Input.EDGE_LOST: (_E, Action.DROP),
         Input.PLACED: (_O, Action.OPEN_UP),

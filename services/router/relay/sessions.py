@@ -245,7 +245,7 @@ class SessionTable(Generic[FrameT]):
         assert sum(session.kept_bytes for session in live) == self._kept_bytes
         for session in live:
             assert session.state is not State.ENDED
-            assert (session.stream is None) == (session.state is State.PLACING)
+            assert (session.stream is None) == (session.state in (State.PLACING, State.QUEUED))
         assert all(s.open is not None for s in self._movable.values())
         bound = [s for sessions in self._streams.values() for s in sessions.values()]
         assert {s.relayed for s in bound} <= {s.relayed for s in live if s.stream is not None}

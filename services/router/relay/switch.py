@@ -16,14 +16,11 @@ from outrider.errors import (
     DuplicateSessionError,
     MalformedFrameError,
     OutriderError,
-    OverloadedError,
-    UnavailableError,
 )
 from outrider.v1 import common_pb2, router_pb2
-from services.router.placement.place import RETRY_DELAY_MS
-from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
-from services.router.relay.edges import Edges
+from services.router.relay.edges import Edges, unread
+from services.router.relay.entry.entry import Entry
 from services.router.relay.journal import Journal
 from services.router.relay.lifecycle import Action, Input, State
 from services.router.relay.outlet import Outlet
@@ -46,6 +43,7 @@ class Switch:
         table: SessionTable[Up],
         dispatch: Dispatch,
         journal: Journal,
+        entry: Entry,
         watch: Watch,
         moves: Moves,
         *,
@@ -54,17 +52,17 @@ class Switch:
         hurry: Callable[[], None],
     ) -> None:
         """`tokenize` is asked for sessions that bring messages; `tokenized` or `fail` answers.
-        `hurry` asks for `expire` as soon as all else has had its turn."""
+        `hurry` asks for `go_on` as soon as all else has had its turn."""
         self._table = table
         self._dispatch = dispatch
         self._journal = journal
+        self._entry = entry
         self._watch = watch
         self._moves = moves
         self._hurry = hurry
         self._default_model = default_model
         self._tokenize = tokenize
         self._edges = Edges()
-        self._is_draining = False
 
     # --- the two sides come and go ---
 
@@ -99,7 +97,7 @@ class Switch:
 
     def drain(self) -> None:
         """Take no new sessions from now on."""
-        self._is_draining = True
+        self._entry.drain()
 
     def close_edges(self) -> None:
         """End every edge stream after what is queued for it."""
@@ -107,10 +105,16 @@ class Switch:
 
     def expire(self, now: float) -> None:
         """What passes with time alone, ten times a second: cancelled sessions whose replica never
-        confirmed end, those of replicas that hang leave, those that wait for one try again."""
-        for session in self._table.expire(now):
-            self._advance(session, Input.ABORT, now, error=_cancelled())
+        confirmed end, those that waited too long, those of replicas that hang leave."""
+        self._end(((session, _cancelled()) for session in self._table.expire(now)), now)
         self._leave(self._watch.silent(now), now)
+        self._end(self._entry.expire(now), now)
+        self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """Sessions that wait for a replica try again, those that lost theirs first."""
+        self._retry(now)
+        self._end(self._entry.wake(now), now)
 
     # --- frames of an edge ---
 
@@ -140,7 +144,7 @@ class Switch:
 
     def _open(self, edge: int, number: int, request: Up, now: float) -> None:
         try:
-            session = self._admit(edge, number, request, now)
+            session = self._entry.admit(edge, number, request, now)
         except DuplicateSessionError as error:
             # The edge takes an error as the end of the session of that number, so it has to be.
             first = self._table.of_edge(edge, number)
@@ -157,17 +161,7 @@ class Switch:
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
         else:
-            self._place(session, now)
-
-    def _admit(self, edge: int, number: int, request: Up, now: float) -> RelayedSession:
-        if self._is_draining:
-            raise UnavailableError("This router is stopping: use another.", retry_delay_ms=1000)
-        session = self._table.open(
-            edge, number, request, request.ByteSize(), now, assignment.deadline_at(request, now)
-        )
-        session.upto = assignment.num_resumed(request.frame.open)
-        session.record.num_lost = request.frame.open.lost_replicas
-        return session
+            self._end(self._entry.place(session, now), now)
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
@@ -178,7 +172,7 @@ class Switch:
         opening = session.open.frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        self._place(session, now)
+        self._end(self._entry.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""
@@ -190,9 +184,12 @@ class Switch:
     def from_replica(self, stream: int, response: Down, now: float) -> None:
         """Take one frame; frames of sessions that ended or moved are dropped."""
         session = self._table.of_stream(stream, response.frame.session)
+        began_at = session.began_at if session else None
         said = self._watch.read(stream, session, response, now) if session else None
         if session is None or said is None:
             return
+        if session.began_at != began_at:
+            self._entry.began(session, now)
         self._advance(session, said.event, now, down=said.response, error=said.error)
         if said.error is not None:
             self._retry(now)
@@ -225,18 +222,17 @@ class Switch:
             self._resolve(session, (stream, leg), action, error, now)
         if has_ended:
             self._moves.forget(session)
+            self._entry.left(session, now)
             self._journal.ended(session.relayed, error, now)
             self._settle(session.edge)
+            if self._entry.num_waiting:
+                self._hurry()
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
         self._journal.frames_down += 1
         is_last = session.state is State.ENDED
         if not self._edges.send(session.edge, response, last=is_last) and not is_last:
-            full = OverloadedError(
-                "This stream is not read and its buffer is full: read faster or open less.",
-                retry_delay_ms=RETRY_DELAY_MS,
-            )
-            self._advance(session, Input.ABORT, now, error=full)
+            self._advance(session, Input.ABORT, now, error=unread())
 
     def _send_up(self, session: RelayedSession, request: Up, action: Action) -> None:
         if action is not Action.SEND_UP:
@@ -285,10 +281,13 @@ class Switch:
         self._retry(now)
 
     def _retry(self, now: float) -> None:
-        for session, error in self._moves.retry(now):
-            self._advance(session, Input.ABORT, now, error=error)
+        self._end(self._moves.retry(now), now)
         if self._moves.is_due:
             self._hurry()
+
+    def _end(self, endings: Iterable[tuple[RelayedSession, OutriderError]], now: float) -> None:
+        for session, error in endings:
+            self._advance(session, Input.ABORT, now, error=error)
 
     def _settle(self, edge: int) -> None:
         if self._edges.is_half_closed(edge) and not self._table.edge_sessions(edge):

@@ -90,7 +90,7 @@ class Mesh:
         while self._ends and self._ends[0][0] <= self.now:
             _, session, region = heapq.heappop(self._ends)
             self._running[region] -= 1
-            self.admission.leave(session, 50, self.now)
+            self.admission.leave(session, 40, self.now)
         self._see()
         self.admission.expire(self.now)
         self._take_refused()

@@ -8,7 +8,7 @@ from outrider.errors import NoReplicaError, OverloadedError
 from services.router.admission.choosing import Regions, Sight
 from services.router.admission.policy import Lane, Priority
 from services.router.admission.ticket import Arrival, Ticket
-from services.router.placement.place import Decision, Request, Wait
+from services.router.placement.request import Candidate, Decision, Request, Wait
 
 REQUEST = Request("m", b"", 10)
 
@@ -84,7 +84,7 @@ class FakeScout:
         allowed = self._allowed(request)
         return Regions(allowed[:1], allowed[1:])
 
-    def look(self, request: Request, regions: tuple[str, ...]) -> Sight:
+    def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
         self.looked.append(regions)
         found = {name: self.fleet[name] for name in regions or self._allowed(request)}
         up = {name: region for name, region in found.items() if not region.is_down}
@@ -104,7 +104,8 @@ def _sight(name: str, region: Region) -> Sight:
         rtt_ms=region.rtt_ms,
         place_ms=0.0,
         queue_ms=region.backlog_ms,
+        transfer_ms=0.0,
         prefill_ms=region.prefill_ms,
     )
-    decision = Decision(replica=f"{name}-0", wait=wait, considered=())
+    decision = Decision(Candidate(f"{name}-0", name, wait, 0), None, (), 1)
     return Sight(name, wait.total_ms, region.backlog_ms, region.rtt_ms, decision)

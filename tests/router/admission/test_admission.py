@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,7 +176,7 @@ def test_what_a_tenant_may_not_is_refused_and_leaves_nothing_behind() -> None:
     assert admission.open(arrival(1, tenant="acme"), FakeScout(), 0.0)
     with pytest.raises(OverloadedError):
         admission.open(arrival(2, tenant="acme"), FakeScout(), 0.0)
-    admission.leave(1, 100, 0.0)
+    admission.leave(1, 90, 0.0)
     with pytest.raises(OverloadedError):
         admission.open(arrival(3, tenant="acme", max_tokens=150), FakeScout(), 0.0)
     with pytest.raises(InvalidRequestError):
@@ -185,7 +186,7 @@ def test_what_a_tenant_may_not_is_refused_and_leaves_nothing_behind() -> None:
     tally = admission.tally.take()
     assert tally.refused == {("MEDIUM", "tenant_sessions"): 1, ("MEDIUM", "tenant_tokens"): 1}
     assert tally.sessions == {("acme", "admitted"): 2, ("acme", "refused"): 2}
-    assert tally.tokens == {"acme": 100}
+    assert tally.tokens == {("acme",): 100}
 
 
 def test_a_session_refused_by_the_queue_gives_its_tokens_back() -> None:
@@ -244,3 +245,18 @@ def test_the_caller_places_one_before_the_next_is_chosen() -> None:
 def test_promises_that_cannot_work_are_refused(policy: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         AdmissionPolicy(**policy)
+
+
+def test_what_was_not_computed_is_given_back() -> None:
+    admission = gate(TenantPolicy("*", tokens_per_minute=300))
+    assert admission.open(arrival(1, tenant="a"), FakeScout(), 0.0)
+    assert admission.open(arrival(2, tenant="a"), full(), 0.0) is None
+    resumed = replace(arrival(3, tenant="a", has_started=True), num_resumed=5)
+    assert admission.open(resumed, FakeScout(), 0.0)
+    for session in (1, 2, 3):
+        admission.leave(session, 25, 0.0)
+    # 10 of the prompt and 25; nothing; 10, which include 5 that came along, and 20 more.
+    assert admission.tally.take().tokens == {("*",): 35 + 30}
+    with pytest.raises(OverloadedError):
+        admission.open(arrival(4, tenant="a", max_tokens=290 - 65 + 1), FakeScout(), 0.0)
+    assert admission.open(arrival(4, tenant="a", max_tokens=290 - 65), FakeScout(), 0.0)

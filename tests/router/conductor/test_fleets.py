@@ -32,7 +32,7 @@ def test_posts_are_regions_and_models_of_replicas_that_serve() -> None:
         Row("", busy),
         Row("us", busy, model=""),
     ]
-    found = fleets(rows, {"m": 4, "other": 9}, "us", 120.0)
+    found = fleets(rows, {Post("us", "m"): 4, Post("us", "other"): 9}, 120.0)
     assert found == {
         Post("us", "m"): Fleet(2, 12 / 16),
         Post("eu", "m"): Fleet(1, 0.0),

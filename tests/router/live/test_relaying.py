@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import grpc.aio
 
-from outrider.v1 import inference_pb2, router_pb2
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Edge, Replica, RouterUnderTest
 
@@ -80,5 +80,7 @@ async def test_the_opens_content_arrives_unchanged(router: RouterUnderTest, near
     assert got.open.echo_accepted, "to know what is committed"
     got.open.ClearField("trace")
     got.open.ClearField("echo_accepted")
+    assert got.open.priority == common_pb2.PRIORITY_MEDIUM, "the class it was given"
+    got.open.ClearField("priority")
     got.session = 7
     assert got == sent

@@ -10,11 +10,23 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
+from services.router.admission.admission import Admission
+from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.tenants.accounts import TenantPolicy
+from services.router.conductor.conductor import Conductor
+from services.router.conductor.policy import ConductorPolicy
 from services.router.config import ReplicaConfig
 from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
-from services.router.placement.place import PlacementPolicy
+from services.router.placement.history import History
+from services.router.placement.placement import Placement
+from services.router.placement.request import PlacementPolicy
+from services.router.prefixes.ids import IdReader
+from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.relay.assignment import Prompts
 from services.router.relay.dispatch import Dispatch
+from services.router.relay.entry.entry import Entry
+from services.router.relay.entry.scout import FleetScout
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import RelayLimits, SessionTable
@@ -32,16 +44,35 @@ Frames = list[inference_pb2.SessionDown]
 class Mesh:
     """A switch between edges and two replicas, all of them in this process."""
 
-    def __init__(self, *, edge_capacity: int = 64, replica_capacity: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        edge_capacity: int = 64,
+        replica_capacity: int = 64,
+        policy: AdmissionPolicy | None = None,
+        tenants: tuple[TenantPolicy, ...] = (),
+        max_queued: int = 0,
+        near_ms: float = 1000.0,
+    ) -> None:
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
         replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
         self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
-        self.journal = Journal(self.metrics, self.clock)
+        self.history = History(100)
+        self.journal = Journal(self.metrics, self.clock, self.history)
         self.texts: list[RelayedSession] = []
-        dispatch = Dispatch(
-            self.table, self.registry, self.journal, rng=Random(1), policy=PlacementPolicy(1.0, 0)
+        index = PrefixIndex(PrefixLimits())
+        self.placement = Placement(
+            self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
+        )
+        prompts = Prompts(index, IdReader())
+        dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
+        self.admission = Admission(policy or AdmissionPolicy(), tenants)
+        self.scout = FleetScout(dispatch.decide, near_ms, "us")
+        self.conductor = Conductor(ConductorPolicy())
+        self.entry = Entry(
+            self.table, dispatch, self.registry, self.admission, self.scout, self.conductor
         )
         moves = Moves(self.table, dispatch, self.journal)
         self.num_hurries = 0
@@ -49,6 +80,7 @@ class Mesh:
             self.table,
             dispatch,
             self.journal,
+            self.entry,
             Watch(self.table, dispatch, self.registry, moves, Silence(SilencePolicy())),
             moves,
             default_model="m",
@@ -69,6 +101,7 @@ class Mesh:
         self.up[name] = Outlet(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
         self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
+        self.scout.survey(self.registry)
 
     def lose(self, name: str) -> None:
         self.registry.lost(name, "the test says so", self.clock())

@@ -6,7 +6,8 @@ import pytest
 
 from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
 
-P, O, S, C, E = State.PLACING, State.OPENING, State.STREAMING, State.CLOSING, State.ENDED  # noqa: E741
+P, Q, O = State.PLACING, State.QUEUED, State.OPENING  # noqa: E741
+S, C, E = State.STREAMING, State.CLOSING, State.ENDED
 
 # Input: what happens in PLACING, OPENING, STREAMING, CLOSING; None cannot happen there.
 EXPECTED = {
@@ -28,6 +29,7 @@ EXPECTED = {
         (E, Action.CANCEL_UP),
         (E, Action.DROP),
     ),
+    Input.QUEUED: ((Q, Action.DROP), None, None, None),
     Input.PLACED: ((O, Action.OPEN_UP), None, None, None),
     Input.ABORT: (
         (E, Action.ANSWER),
@@ -54,6 +56,13 @@ def test_the_expectation_names_every_input() -> None:
 def test_every_pair(event: Input, column: int) -> None:
     state = (P, O, S, C)[column]
     assert TRANSITIONS[state].get(event) == EXPECTED[event][column]
+
+
+def test_a_queued_session_is_one_that_is_being_placed_but_for_the_queue() -> None:
+    placing = dict(TRANSITIONS[P])
+    placing.pop(Input.QUEUED)
+    placing[Input.DRAFT] = (Q, Action.KEEP)
+    assert TRANSITIONS[Q] == placing
 
 
 def test_nothing_happens_to_an_ended_session() -> None:

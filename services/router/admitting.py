@@ -1,0 +1,101 @@
+"""Admission and conductor of one router, built, and their figures exported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from outrider.telemetry.metrics import Metrics
+from services.router.admission.admission import Admission
+from services.router.conductor.conductor import Conductor, Figures, Post
+from services.router.conductor.fleets import fleets
+from services.router.config import RouterConfig
+from services.router.fleet.registry import Registry
+from services.router.relay.dispatch import Dispatch
+from services.router.relay.entry.entry import Entry
+from services.router.relay.entry.scout import FleetScout
+from services.router.relay.sessions import SessionTable
+from services.router.relay.switch import Up
+
+WAITING: Final = "outrider.router.waiting_sessions"
+WAIT_MS: Final = "outrider.router.wait_ms"
+REFUSED: Final = "outrider.router.refused"
+SPILLED: Final = "outrider.router.spilled"
+TENANT_SESSIONS: Final = "outrider.router.tenant_sessions"
+TENANT_TOKENS: Final = "outrider.router.tenant_tokens"
+DESIRED: Final = "outrider.router.desired_replicas"
+SERVING: Final = "outrider.router.serving_replicas"
+LATE_SHARE: Final = "outrider.router.late_share"
+WINDOW_REQUESTS: Final = "outrider.router.window_requests"
+UTILIZATION: Final = "outrider.router.utilization"
+
+REVIEW_S: Final = 1.0
+"""Time between two looks of the conductor."""
+
+WAIT_BOUNDARIES_MS: Final = (
+    *(0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
+    *(1000.0, 2500.0, 5000.0, 10000.0, 20000.0, 60000.0),
+)
+
+
+class Admitting:
+    """The parts that let sessions in, and what they tell operators."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        table: SessionTable[Up],
+        dispatch: Dispatch,
+        registry: Registry,
+        metrics: Metrics,
+    ) -> None:
+        self.admission = Admission(config.admission, config.tenants)
+        self.scout = FleetScout(dispatch.decide, config.near_ms, config.region)
+        self.conductor = Conductor(config.conductor)
+        self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
+        self._slo_ttft_ms = config.conductor.slo_ttft_ms
+        self._registry = registry
+        self._metrics = metrics
+        self._review_at = 0.0
+
+    def tick(self, now: float) -> None:
+        """Bring the figures up to date."""
+        self._export_admission()
+        if now >= self._review_at:
+            self._review_at = now + REVIEW_S
+            self._export_conductor(self._reviewed(now))
+
+    def _reviewed(self, now: float) -> dict[Post, Figures]:
+        waiting = Counter(
+            Post(self.scout.home(request), request.model) for request in self.entry.waiting()
+        )
+        found = fleets(self._registry, waiting, self._slo_ttft_ms)
+        return self.conductor.review(found, now)
+
+    def _export_conductor(self, figures: dict[Post, Figures]) -> None:
+        rows = [({"region": p.region, "model": p.model}, found) for p, found in figures.items()]
+        table = self._metrics.table
+        table(DESIRED).set((found.desired_replicas, labels) for labels, found in rows)
+        table(SERVING).set((found.num_replicas, labels) for labels, found in rows)
+        table(LATE_SHARE).set((found.late_share, labels) for labels, found in rows)
+        table(WINDOW_REQUESTS).set((found.num_requests, labels) for labels, found in rows)
+        table(UTILIZATION).set((found.utilization, labels) for labels, found in rows)
+
+    def _export_admission(self) -> None:
+        waiting = self.admission.waiting()
+        self._metrics.table(WAITING).set(
+            (count, {"priority": priority.name}) for priority, count in waiting.items()
+        )
+        tally = self.admission.tally.take()
+        waits = self._metrics.histogram(WAIT_MS, WAIT_BOUNDARIES_MS)
+        for priority, wait_ms in tally.waits_ms:
+            waits.record(wait_ms, {"priority": priority.name})
+        self._count(REFUSED, tally.refused, ("priority", "cause"))
+        self._count(SPILLED, tally.spilled, ("home", "region", "cause"))
+        self._count(TENANT_SESSIONS, tally.sessions, ("tenant", "outcome"))
+        self._count(TENANT_TOKENS, tally.tokens, ("tenant",))
+
+    def _count(self, name: str, counts: Counter[tuple[str, ...]], labels: tuple[str, ...]) -> None:
+        counter = self._metrics.counter(name)
+        for values, count in counts.items():
+            counter.add(count, dict(zip(labels, values, strict=True)))
