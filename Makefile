@@ -20,7 +20,7 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 
 test: setup check  ## Every check and every test
 	@$(BIN)/outrider models pull $(MODEL)
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 check: setup lint types imports protos-check deploy-check  ## Static checks only
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -15,6 +16,40 @@ from outrider.models.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
+
+_TOGETHER = {
+    "openvino_engine": (
+        "tests/engines/draft/",
+        "tests/engines/test_openvino.py",
+        "tests/inference/real/",
+    ),
+    "mesh": ("tests/e2e/",),
+}
+"""Fixtures that take long to make, and the tests that share them."""
+
+
+def _group(file: str) -> str:
+    groups = (name for name, places in _TOGETHER.items() if file.startswith(places))
+    return next(groups, file)
+
+
+class _ByFixture(LoadScopeScheduling):
+    """Gives each of several workers (`pytest -n 2`) the tests of a file, or of a shared fixture."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Workers take what is first in the order of the tests."""
+    config.option.loadscopereorder = False
+    return _ByFixture(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: it would keep one worker busy long after the others."""
+    items.sort(key=lambda item: _group(item.nodeid.partition("::")[0]) not in _TOGETHER)
+
 
 # No deadline: a busy machine is no failure. Derandomized: a run can be repeated.
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
