@@ -73,9 +73,12 @@ class Cutter:
         self._searched = self._next_search = self._target_chars
 
     def _remember(self) -> None:
-        """What was searched is not searched again, and a long rest not joined for every piece."""
+        """What was searched is not searched again, and a long rest not joined for every piece.
+
+        Steps are short for the event loop's sake: a search holds it.
+        """
         assert self._rule is not None
         judged = self._num_held - self._rule.lookahead_chars
         self._searched = max(self._target_chars, judged + 1)
-        grown = self._num_held + self._num_held // 4
+        grown = self._num_held + self._target_chars // 4
         self._next_search = min(max(self._target_chars, grown), self._max_chars)

@@ -1,0 +1,315 @@
+"""Jobs and workers in virtual time: every loss, order, bounds, turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequestError, OverloadedError, PoisonousRequestError
+from services.tokenizer.jobs import Dispatcher, Limits, PartId
+
+LIMITS = Limits(max_jobs=3, window_parts=4, silent_s=5.0, slow_s=2.0, max_deaths=3)
+
+
+def dispatcher(limits: Limits = LIMITS) -> Dispatcher[str, str]:
+    return Dispatcher(limits)
+
+
+def part_of(core: Dispatcher[str, str], worker: Hashable, now: float = 0.0) -> PartId | None:
+    task = core.pull(worker, now)
+    return task.part if task else None
+
+
+def test_a_text_in_order_however_its_parts_get_done() -> None:
+    core = dispatcher()
+    number = core.open()
+    job = core.job(number)
+    assert [job.add(text) for text in "abc"] == [0, 1, 2]
+    job.is_whole = True
+    core.join("w", 3, 0.0)
+    tasks = [core.pull("w", 0.0) for _ in range(4)]
+    assert [task and task.payload for task in tasks] == ["a", "b", "c", None]
+    assert core.finish("w", PartId(number, 2), "C")
+    assert job.take() == []
+    assert core.finish("w", PartId(number, 0), "A")
+    assert job.take() == ["A"]
+    assert core.finish("w", PartId(number, 1), "B")
+    assert not job.is_done
+    assert job.take() == ["B", "C"]
+    assert job.is_done
+
+
+def test_the_window_counts_what_was_not_taken() -> None:
+    core = dispatcher()
+    job = core.job(number := core.open())
+    core.join("w", 9, 0.0)
+    for text in "abcd":
+        job.add(text)
+    assert not job.has_room
+    with pytest.raises(ValueError, match="has_room"):
+        job.add("e")
+    for _ in range(4):
+        part_of(core, "w")
+        assert not job.has_room
+    for sequence in (1, 2, 3):
+        core.finish("w", PartId(number, sequence), "x")
+        assert not job.has_room
+    core.finish("w", PartId(number, 0), "x")
+    assert not job.has_room
+    assert len(job.take()) == 4
+    assert job.has_room
+
+
+def test_jobs_take_turns() -> None:
+    core = dispatcher()
+    first, second = core.open(), core.open()
+    for text in "abcd":
+        core.job(first).add(text)
+    core.job(second).add("z")
+    core.join("w", 9, 0.0)
+    got = [part_of(core, "w") for _ in range(5)]
+    assert got[:2] == [(first, 0), (second, 0)]
+    assert got[2:] == [(first, 1), (first, 2), (first, 3)]
+
+
+def test_the_parts_of_a_dead_worker_go_first() -> None:
+    core = dispatcher()
+    number = core.open()
+    for text in "abcd":
+        core.job(number).add(text)
+    core.join("w", 2, 0.0)
+    core.join("v", 9, 0.0)
+    assert [part_of(core, "w") for _ in range(3)] == [(number, 0), (number, 1), None]
+    core.leave("w")
+    assert [part_of(core, "v") for _ in range(4)] == [(number, n) for n in range(4)]
+    assert core.figures.num_reassigned == 2
+    # It was not dead after all: too late.
+    assert not core.finish("w", PartId(number, 0), "late")
+    assert core.finish("v", PartId(number, 0), "A")
+    assert core.job(number).take() == ["A"]
+
+
+def test_a_silent_worker_is_named_and_a_heartbeat_keeps_it() -> None:
+    core = dispatcher()
+    core.join("w", 1, 0.0)
+    core.join("v", 1, 0.0)
+    core.heard("v", 3.0)
+    core.heard("nobody", 3.0)
+    assert core.tick(4.9) == []
+    assert core.tick(5.0) == ["w"]
+    core.leave("w")
+    assert core.tick(7.9) == []
+    assert core.tick(8.0) == ["v"]
+
+
+def test_a_slow_part_goes_to_another_worker_and_the_first_result_counts() -> None:
+    core = dispatcher()
+    number = core.open()
+    core.job(number).add("a")
+    core.join("slow", 2, 0.0)
+    assert part_of(core, "slow") == (number, 0)
+    core.tick(1.9)
+    core.join("fast", 1, 1.9)
+    assert part_of(core, "fast", 1.9) is None
+    core.tick(2.0)
+    core.tick(2.1)
+    assert part_of(core, "slow", 2.1) is None, "it has it already"
+    assert part_of(core, "fast", 2.1) == (number, 0)
+    assert core.finish("fast", PartId(number, 0), "A")
+    assert core.figures.num_held == 1, "the slow one is still at it"
+    assert not core.finish("slow", PartId(number, 0), "A")
+    assert core.job(number).take() == ["A"]
+    assert (core.figures.num_held, core.figures.num_duplicates) == (0, 1)
+
+
+def test_the_slow_one_may_be_first_after_all() -> None:
+    core = dispatcher()
+    number = core.open()
+    core.job(number).add("a")
+    core.join("slow", 1, 0.0)
+    part_of(core, "slow")
+    core.tick(2.0)
+    assert core.finish("slow", PartId(number, 0), "A")
+    core.join("fast", 1, 2.0)
+    assert part_of(core, "fast") is None
+    assert core.figures.num_queued == 0
+
+
+def test_a_part_that_kills_is_given_up() -> None:
+    core = dispatcher()
+    number = core.open()
+    core.job(number).add("poison")
+    core.job(number).add("good")
+    for name in range(3):
+        core.join(name, 2, 0.0)
+        assert [part_of(core, name), part_of(core, name)] == [(number, 0), (number, 1)]
+        assert core.job(number).error is None
+        core.leave(name)
+    error = core.job(number).error
+    assert isinstance(error, PoisonousRequestError)
+    assert "part 0" in error.message
+    assert core.figures.num_queued == 0
+
+
+def test_workers_that_end_in_order_poison_nothing() -> None:
+    core = dispatcher()
+    number = core.open()
+    core.job(number).add("a")
+    for name in range(9):
+        core.join(name, 2, 0.0)
+        assert part_of(core, name) == (number, 0)
+        core.leave(name, died=False)
+    assert core.job(number).error is None
+
+
+def test_a_failed_part_fails_its_job_alone() -> None:
+    core = dispatcher()
+    bad, good = core.open(), core.open()
+    core.job(bad).add("a")
+    core.job(good).add("a")
+    core.join("w", 2, 0.0)
+    part_of(core, "w")
+    part_of(core, "w")
+    core.fail("w", PartId(bad, 0), InvalidRequestError("no"))
+    assert isinstance(core.job(bad).error, InvalidRequestError)
+    assert core.finish("w", PartId(good, 0), "A")
+    assert core.job(good).error is None
+
+
+def test_closing_frees_everything() -> None:
+    core = dispatcher()
+    number = core.open()
+    for text in "abc":
+        core.job(number).add(text)
+    core.join("w", 1, 0.0)
+    part = part_of(core, "w")
+    assert part is not None
+    core.close(number)
+    core.close(number)
+    assert core.figures.num_jobs == core.figures.num_queued == 0
+    assert core.pull("w", 0.0) is None
+    assert not core.finish("w", part, "late")
+    assert core.figures.num_held == 0
+    core.fail("w", part, InvalidRequestError("late too"))
+
+
+def test_too_many_jobs_are_refused() -> None:
+    core = dispatcher()
+    numbers = [core.open() for _ in range(3)]
+    with pytest.raises(OverloadedError):
+        core.open()
+    core.close(numbers[0])
+    assert core.open() not in numbers
+
+
+@pytest.mark.parametrize("name", ["max_jobs", "window_parts", "silent_s", "slow_s", "max_deaths"])
+def test_absurd_limits_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Limits(**{name: 0})
+
+
+class World:
+    """Jobs read and written at random while workers work, hang, die and come back."""
+
+    def __init__(self, seed: int, num_jobs: int, num_parts: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.core: Dispatcher[str, str] = Dispatcher(
+            Limits(max_jobs=8, window_parts=4, silent_s=5.0, slow_s=2.0, max_deaths=10_000)
+        )
+        self.num_parts = num_parts
+        self.added = {self.core.open(): 0 for _ in range(num_jobs)}
+        self.read: dict[int, list[str]] = {number: [] for number in self.added}
+        self.at_work: dict[str, list[tuple[PartId, str]]] = {}
+        self.hung: set[str] = set()
+        self.num_born = 0
+
+    def step(self) -> None:
+        self.now += self.rng.expovariate(5.0)
+        for action in self.rng.sample((self.write, self.take, self.work, self.pull, self.fate), 3):
+            action()
+        for name in self.core.tick(self.now):
+            self.bury(str(name))
+        self.check()
+
+    def write(self) -> None:
+        number = self.rng.choice(list(self.added))
+        job = self.core.job(number)
+        if job.has_room and self.added[number] < self.num_parts:
+            job.add(f"{number}/{self.added[number]}")
+            self.added[number] += 1
+            job.is_whole = self.added[number] == self.num_parts
+
+    def take(self) -> None:
+        number = self.rng.choice(list(self.added))
+        self.read[number] += self.core.job(number).take()
+
+    def work(self) -> None:
+        for name, tasks in self.at_work.items():
+            if name in self.hung:
+                continue
+            self.core.heard(name, self.now)
+            if tasks and self.rng.random() < 0.7:
+                part, payload = tasks.pop(0)
+                self.core.finish(name, part, payload.upper())
+
+    def pull(self) -> None:
+        for name, tasks in self.at_work.items():
+            while name not in self.hung and (task := self.core.pull(name, self.now)):
+                tasks.append((task.part, task.payload))
+
+    def fate(self) -> None:
+        if len(self.at_work) < 3:
+            self.num_born += 1
+            self.at_work[f"w{self.num_born}"] = []
+            self.core.join(f"w{self.num_born}", self.rng.randint(1, 3), self.now)
+        name = self.rng.choice(list(self.at_work))
+        if self.rng.random() < 0.1:
+            self.bury(name)
+        elif self.rng.random() < 0.1:
+            self.hung ^= {name}
+
+    def bury(self, name: str) -> None:
+        self.core.leave(name)
+        late = self.at_work.pop(name)
+        self.hung.discard(name)
+        for part, payload in late:
+            assert not self.core.finish(name, part, payload)
+
+    def check(self) -> None:
+        figures = self.core.figures
+        assert figures.num_queued <= 4 * len(self.added)
+        assert figures.num_held <= figures.num_places
+        for number, read in self.read.items():
+            assert read == [f"{number}/{n}" for n in range(len(read))]
+            assert self.added[number] - len(read) <= 4
+
+    @property
+    def is_done(self) -> bool:
+        return all(self.core.job(number).is_done for number in self.added)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 30))
+def test_nothing_is_lost_twice_or_out_of_order_whoever_dies(
+    seed: int, num_jobs: int, num_parts: int
+) -> None:
+    world = World(seed, num_jobs, num_parts)
+    for number in world.added:
+        world.core.job(number).is_whole = num_parts == 0
+    for _ in range(20_000):
+        if world.is_done:
+            break
+        world.step()
+    assert world.is_done
+    for number, read in world.read.items():
+        assert len(read) == num_parts, number
+        world.core.close(number)
+    for name in list(world.at_work):
+        world.bury(name)
+    figures = world.core.figures
+    assert (figures.num_jobs, figures.num_queued, figures.num_held, figures.num_workers) == (0,) * 4
