@@ -179,14 +179,7 @@ class RouterConfig:
     """Least severe level that is logged."""
 
     def __post_init__(self) -> None:
-        for tokenizer in self.tokenizers:
-            parse(tokenizer, "each of tokenizers")
-        for target in self.replica_targets:
-            if parse(target, "each of replica_targets").lookup is Lookup.NONE:
-                raise ConfigError(
-                    f"{target} in replica_targets is one address: give it a name and a region in "
-                    "[[router.replicas]], or have it looked up with dns: or srv:."
-                )
+        self._check_targets()
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("tenant", [tenant.name for tenant in self.tenants])
         self._check_unique("region", [region.name for region in self.regions])
@@ -208,6 +201,16 @@ class RouterConfig:
     def discovery(self) -> DiscoveryPolicy:
         """How often targets are looked up, and what becomes of what is not found any more."""
         return DiscoveryPolicy(self.nameservers, self.lookup_interval_s, self.lookup_grace_s)
+
+    def _check_targets(self) -> None:
+        for tokenizer in self.tokenizers:
+            parse(tokenizer, "each of tokenizers")
+        for target in self.replica_targets:
+            if parse(target, "each of replica_targets").lookup is Lookup.NONE:
+                raise ConfigError(
+                    f"{target} in replica_targets is one address: give it a name and a region in "
+                    "[[router.replicas]], or have it looked up with dns: or srv:."
+                )
 
     @staticmethod
     def _check_unique(kind: str, names: list[str]) -> None:

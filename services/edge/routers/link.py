@@ -21,6 +21,9 @@ from services.edge.routers.table import RouterTable
 log = structlog.get_logger()
 
 FIRST_BACKOFF_S: Final = 0.1
+_RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
+_RouteOutbox = Outbox[router_pb2.RouteRequest]
+
 _LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
 
 
@@ -132,32 +135,33 @@ class RouterLink:
             )
             async with asyncio.timeout(self._policy.connect_s):
                 said, rtt_ms = await self._ask(stub, self._policy.connect_s)
-                outbox: Outbox[router_pb2.RouteRequest] = Outbox(self._policy.max_queued_frames)
+                outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
                 call = stub.Route(outbox)
                 await call.wait_for_connection()
-            self._outbox = outbox
             self._table.connected(self.address, self._clock())
             self._heard(said, rtt_ms)
-            self._on_connected()
-            began_s = self._clock()
-            error: OutriderError = UnavailableError(f"the edge leaves the router {self.address}")
-            try:
-                await until_one_fails(self._read(call), self._probe(stub))
-            except _LOSSES as failure:
-                error = UnavailableError(
-                    f"the router at {self.address} was lost: {_reason(failure)}"
-                )
-                raise
-            finally:
-                call.cancel()
-                if self._clock() - began_s > self._policy.max_backoff_s:
-                    self._backoff_s = FIRST_BACKOFF_S
-                self._table.lost(self.address, error.message, self._clock())
-                self._break(outbox, error)
+            await self._serve(stub, call, outbox)
 
-    async def _read(
-        self, call: grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
+    async def _serve(
+        self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox
     ) -> NoReturn:
+        self._outbox = outbox
+        self._on_connected()
+        began_s = self._clock()
+        why = "the edge leaves it"
+        try:
+            await until_one_fails(self._read(call), self._probe(stub))
+        except _LOSSES as failure:
+            why = _reason(failure)
+            raise
+        finally:
+            call.cancel()
+            if self._clock() - began_s > self._policy.max_backoff_s:
+                self._backoff_s = FIRST_BACKOFF_S
+            self._table.lost(self.address, why, self._clock())
+            self._break(outbox, UnavailableError(f"the router at {self.address} was lost: {why}"))
+
+    async def _read(self, call: _RouteCall) -> NoReturn:
         try:
             async for response in call:
                 frame = response.frame
@@ -201,7 +205,7 @@ class RouterLink:
     def _heard(self, said: router_pb2.GetRouterResponse, rtt_ms: float) -> None:
         self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
 
-    def _break(self, outbox: Outbox[router_pb2.RouteRequest], error: OutriderError) -> None:
+    def _break(self, outbox: _RouteOutbox, error: OutriderError) -> None:
         self._outbox = None
         outbox.close()
         sinks, self._sinks = self._sinks, {}

@@ -131,8 +131,9 @@ class RouterTable:
         """Its stream broke, or an attempt to reach it failed. Goodbyes are no failures."""
         health = self._routers[address].health
         is_failure = health.is_up and health.state is not PeerState.DRAINING
+        is_condemned = is_failure and health.fail(now) and self._may_condemn(health)
         self._signal(address, Signal.LOST, why, now)
-        if is_failure and health.fail(now) and self._may_condemn(health):
+        if is_condemned:
             self._note(address, health.condemn(now), why)
 
     def expire(self, now: float) -> None:

@@ -159,9 +159,10 @@ class Registry:
         good for sessions counts as a failure, however many sessions it had."""
         health = self._roster[name].health
         is_failure = health.is_up and health.state is not PeerState.DRAINING
+        is_condemned = is_failure and health.fail(now) and self._may_condemn(self._roster[name])
         self.signal(name, Signal.LOST, now, why)
-        if is_failure:
-            self._fail(name, why, now)
+        if is_condemned:
+            self._note(name, health.condemn(now), why)
 
     def signal(self, name: str, signal: Signal, now: float, why: str = "") -> None:
         """Apply one observation."""

@@ -159,6 +159,22 @@ def test_connections_that_break_count_once_each_and_goodbyes_do_not() -> None:
     assert table["a"].health.quarantine.count == 1
 
 
+def test_a_trial_that_ends_with_the_connection_has_failed() -> None:
+    table = connected("a", "b")
+    for _ in range(2):
+        table.failed("a", "", 1.0)
+    table.report("a", Load(), 3.0)
+    table.expire(3.0)
+    assert table["a"].state is T
+    table.lost("a", "reset", 4.0)
+    table.connected("a", MODEL, 4.5)
+    table.expire(7.9)
+    assert table["a"].state is not T, "the pause is twice as long"
+    table.report("a", Load(), 8.0)
+    table.expire(8.0)
+    assert table["a"].state is T
+
+
 def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
     table = connected("a")
     table.hung("a", "no token for 2 s", 1.0)
