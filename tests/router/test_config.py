@@ -103,3 +103,48 @@ def test_what_is_looked_up_is_told_from_what_is_configured() -> None:
 def test_silence_is_longer_than_the_pause_between_two_reports() -> None:
     with pytest.raises(ConfigError, match="every replica would be suspect between two reports"):
         RouterConfig(silence_s=1.0, heartbeat_ms=1000)
+
+
+ADMISSION = """
+[router.admission]
+slo_ttft_high_ms = 250
+max_waiting = 10
+
+[router.conductor]
+min_replicas = 2
+
+[[router.tenants]]
+name = "*"
+tier = "economy"
+
+[[router.tenants]]
+name = "acme"
+tokens_per_minute = 1000
+"""
+
+
+def test_admission_tenants_and_conductor_have_tables_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(ADMISSION)
+    config = load(RouterConfig, "router", file=file, environ={})
+    assert config.admission.slo_ttft_high_ms == 250.0
+    assert config.admission.max_waiting == 10
+    assert config.conductor.min_replicas == 2
+    assert [tenant.tier for tenant in config.tenants] == ["economy", "premium"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[router.admission]\nslo_ttft_hihg_ms = 1", "did you mean slo_ttft_high_ms"),
+        ("[router.admission]\nmax_waiting = 0", "admission.max_waiting is 0: set it above 0"),
+        ('[[router.tenants]]\nname = "a"\ntier = "gold"', "tier of tenant a is 'gold'"),
+        ('[[router.tenants]]\nname = "a"\n[[router.tenants]]\nname = "a"', "tenant name a"),
+        ("[router.conductor]\nmax_late_share = 2.0", "set it below 1"),
+    ],
+)
+def test_their_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load(RouterConfig, "router", file=file, environ={})

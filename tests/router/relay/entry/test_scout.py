@@ -1,0 +1,66 @@
+"""How far the regions are that may serve a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outrider.peers.round_trip import RoundTrip
+from services.router.admission.choosing import Regions
+from services.router.placement.request import Candidate, Decision, Request, Wait
+from services.router.relay.entry.scout import FleetScout
+
+REQUEST = Request("m", b"", 10)
+
+
+@dataclass
+class Row:
+    """As much of a replica as the scout reads."""
+
+    region: str
+    rtt_ms: float
+    model_name: str = "m"
+    takes_sessions: bool = True
+    rtt: RoundTrip = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rtt = RoundTrip(self.rtt_ms)
+
+
+def scout(*rows: Any, region: str = "us", asked: list[Request] | None = None) -> FleetScout:
+    def decide(request: Request, now: float) -> Decision:
+        if asked is not None:
+            asked.append(request)
+        return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1)
+
+    found = FleetScout(decide, 5.0, region)
+    found.survey(rows)
+    return found
+
+
+def test_the_routers_own_region_comes_first_and_those_as_near_with_it() -> None:
+    rows = [Row("eu", 90.0), Row("us", 3.0), Row("us", 9.0), Row("ca", 7.0), Row("ap", 200.0)]
+    assert scout(*rows).regions(REQUEST) == Regions(("us", "ca"), ("eu", "ap"))
+    assert scout(*rows).home(REQUEST) == "us"
+
+
+def test_without_replicas_at_home_the_nearest_region_is_home() -> None:
+    rows = [Row("eu", 90.0), Row("ap", 200.0), Row("us", 1.0, takes_sessions=False)]
+    assert scout(*rows).regions(REQUEST) == Regions(("eu",), ("ap",))
+
+
+def test_residency_and_model_bound_where_it_may_go() -> None:
+    rows = [Row("us", 1.0), Row("eu", 90.0), Row("ap", 200.0), Row("sa", 1.0, model_name="x")]
+    request = replace(REQUEST, residency=("ap", "eu", "sa"))
+    assert scout(*rows).regions(request) == Regions(("eu",), ("ap",))
+    assert scout(*rows).regions(replace(REQUEST, model="y")) == Regions(())
+    assert scout(*rows).home(replace(REQUEST, model="y")) == ""
+
+
+def test_what_placement_says_is_seen_in_terms_of_admission() -> None:
+    asked: list[Request] = []
+    found = scout(asked=asked)
+    sight = found.look(REQUEST, ("eu", "ap"), 1.0)
+    assert (sight.region, sight.ttft_ms, sight.backlog_ms, sight.rtt_ms) == ("eu", 98.0, 3.0, 90.0)
+    found.look(replace(REQUEST, residency=("us",)), (), 1.0)
+    assert [request.residency for request in asked] == [("eu", "ap"), ("us",)]
