@@ -1,0 +1,98 @@
+"""What a router costs (see the package)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from statistics import fmean
+
+from bench.harness.figures import Run, Spread, parser, spread, start
+from bench.harness.local_mesh import local_mesh
+from bench.router import decisions, hop, loop_lag
+from bench.router.decisions import Size, Timings
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+
+SIZES = (Size(64, 10_000), Size(1000, 100_000))
+QUICK = (Size(8, 200), Size(64, 2000))
+
+
+def decided(run: Run) -> None:
+    """Decisions by size."""
+    table = run.table(
+        "A decision on a prompt of 1,000 tokens, 960 of them cached somewhere, ms",
+        *("replicas x prefixes", "part", "mean", "p50", "p99"),
+    )
+    memory = run.table("Prefix index", "replicas x prefixes", "blocks", "bytes per block")
+    means: dict[str, float] = {}
+    p99s: dict[str, float] = {}
+    for size in QUICK if run.quick else SIZES:
+        timings = decisions.measure(size, 200 if run.quick else 2000)
+        for part, times in _parts(timings).items():
+            found = spread(times)
+            table.add(str(size), part, fmean(times), found.p50, found.p99)
+        memory.add(str(size), timings.num_blocks, round(timings.bytes_per_block))
+        means[str(size)] = round(fmean(timings.decide), 4)
+        p99s[str(size)] = round(spread(timings.decide).p99, 4)
+    run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
+
+
+def _parts(timings: Timings) -> dict[str, list[float]]:
+    return {
+        "decision, prompt not seen before": timings.decide,
+        "decision, prompt seen lately": timings.again,
+        "of it: look-up in the prefix index": timings.match,
+        "noting it afterwards": timings.put,
+    }
+
+
+def hopped(run: Run) -> None:
+    """A router between client and replica."""
+    table = run.table(
+        "A router's hop on the loopback, fake engine, ms to the first token",
+        *("way", "p50", "p95", "p99"),
+    )
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    with local_mesh(engine="fake", regions="us-east") as mesh:
+        pairs = 100 if run.quick else 1000
+        direct, routed = asyncio.run(hop.added_ms(mesh, vocabulary, pairs))
+        per_token_us = asyncio.run(hop.relay_us(mesh, vocabulary, 4 if run.quick else 40))
+    added = [b - a for a, b in zip(direct, routed, strict=True)]
+    for way, times in (("straight", direct), ("through the router", routed), ("added", added)):
+        found: Spread = spread(times)
+        table.add(way, found.p50, found.p95, found.p99)
+    run.figures["hop_ms_p50"] = round(spread(added).p50, 3)
+    run.figures["relay_us_per_token"] = round(per_token_us, 1)
+
+
+def lagged(run: Run) -> None:
+    """Long prompts and the event loop."""
+    table = run.table(
+        "How late a router's event loop is, prompts of 100,000 tokens arriving, ms",
+        *("prompts per second", "p50", "p99", "most"),
+    )
+    per_s, count = 5.0, 20 if run.quick else 100
+    late, answered = asyncio.run(loop_lag.measure(per_s, count))
+    if answered != count:
+        raise RuntimeError(f"only {answered} of {count} sessions were answered")
+    found = spread(late)
+    table.add(str(per_s), found.p50, found.p99, found.high)
+    run.figures["loop_lag_ms_p99"] = round(found.p99, 3)
+
+
+def main() -> int:
+    made = parser("router", __doc__ or "")
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    run = start("router", made.parse_args())
+    decided(run)
+    hopped(run)
+    lagged(run)
+    costs = run.table("Relaying", "router's processor time per token, us")
+    costs.add(float(str(run.figures["relay_us_per_token"])))
+    run.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
