@@ -235,6 +235,8 @@ class Chat:
         if self._link is not None:
             sent = self._link.draft(self._number, self._wire.draft(action))
             self._parts.telemetry.draft_frame(sent)
+            if not sent and self._session.reply is not None:
+                self._session.reply.chain.take_back(action)
 
     def _guessed(self, heard: Heard) -> None:
         self.feed(DraftsReady(heard))

@@ -32,11 +32,9 @@ class Drafter(Protocol):
 
     def extend(self, ids: Sequence[int]) -> None:
         """Learn ids that are final."""
-        ...
 
     def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
         """Guess on after the final ids and these; returns at once."""
-        ...
 
 
 class CopyDrafter:
@@ -121,8 +119,8 @@ class _Draft:
 class DraftChain:
     """Drafts for the tokens [committed, committed + n), and which of them were sent.
 
-    Only `commit`, `advance` and `take_unsent` change the chain. An epoch is one contiguous chain:
-    whenever the next frame would not continue the last one, a new epoch begins.
+    An epoch is one contiguous chain: whenever the next frame would not continue the last one, a new
+    epoch begins.
     """
 
     def __init__(
@@ -144,8 +142,7 @@ class DraftChain:
         # Where the epoch's next frame begins; None: the epoch is dead.
         self._sent_to: int | None = 0
         self._max_lead = limits.max_lead
-        self.committed = 0
-        self.epoch = 0
+        self.committed = self.epoch = 0
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -221,8 +218,7 @@ class DraftChain:
             return Progress()
         num_before = len(self._drafts)
         guess = self._grow(room)
-        num_kept = len(self._drafts) - num_before
-        return Progress(False, len(guess.ids), guess.took_s, num_kept)
+        return Progress(False, len(guess.ids), guess.took_s, len(self._drafts) - num_before)
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""
@@ -231,11 +227,15 @@ class DraftChain:
         if not ids:
             return None
         joins = self._sent_to == start
-        if not joins:
-            self.epoch += 1
+        self.epoch += not joins
         self._sent_to = start + len(ids)
         # Epoch 0 begins with the reply, before anything was sent.
         return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
+
+    def take_back(self, frame: SendDraft) -> None:
+        """The frame taken last could not be sent: its drafts are to be sent once more. The epoch
+        that it would have begun never was."""
+        self._sent_to = frame.base if frame.continues or not frame.base else None
 
     def _check(self, epoch: int, base: int, accepted: int) -> None:
         if base != self.committed:

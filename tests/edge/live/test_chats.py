@@ -18,6 +18,8 @@ from outrider.client import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from outrider.v1 import inference_pb2
+from services.edge.routers.link import RouterLink
 from services.edge.wire.identity import Identities
 from tests.edge.live.running import running
 
@@ -82,6 +84,25 @@ async def test_drafts_reach_the_region_and_are_accepted(words: Vocabulary, tmp_p
             result = await chat.result()
         assert result.text == REPLY
         assert mesh.region.finished[0].num_accepted >= len("I say: hello ")
+        await mesh.settled()
+
+
+async def test_drafts_for_which_there_was_no_room_are_sent_later(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, tried = RouterLink.draft, list[inference_pb2.SessionUp]()
+
+    def every_second(link: RouterLink, number: int, frame: inference_pb2.SessionUp) -> bool:
+        tried.append(frame)
+        return len(tried) % 2 == 0 and send(link, number, frame)
+
+    monkeypatch.setattr(RouterLink, "draft", every_second)
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(AGAIN) as chat:
+            result = await chat.result()
+        assert result.text == REPLY
+        (session,) = mesh.region.finished
+        assert 0 < session.num_frames <= len(tried) // 2, "each of them joined the one before"
         await mesh.settled()
 
 

@@ -41,6 +41,37 @@ def test_drafts_up_to_the_lead_and_sends_them_once() -> None:
     assert drafts.take_unsent() is None
 
 
+def test_a_frame_that_could_not_be_sent_is_sent_once_more() -> None:
+    drafts = chain()
+    drafts.advance(2)
+    first = drafts.take_unsent()
+    assert first == SendDraft(0, 0, (1, 2))
+    drafts.take_back(first)
+    assert drafts.num_sent == 0
+    assert drafts.take_unsent() == first
+    drafts.advance(LEAD)
+    second = drafts.take_unsent()
+    assert second == SendDraft(0, 2, (3, 4), continues=True)
+    drafts.take_back(second)
+    assert drafts.num_sent == 2
+    assert drafts.take_unsent() == second
+
+
+def test_an_epoch_whose_first_frame_could_not_be_sent_never_was() -> None:
+    drafts = chain()
+    drafts.advance(LEAD)
+    drafts.take_unsent()
+    drafts.commit(0, 0, 1, [9])
+    drafts.advance(LEAD)
+    frame = drafts.take_unsent()
+    assert frame is not None
+    assert (frame.epoch, frame.base, frame.continues) == (1, 2, False)
+    drafts.take_back(frame)
+    assert drafts.num_sent == 0
+    again = drafts.take_unsent()
+    assert again == SendDraft(2, 2, frame.ids)
+
+
 def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
     drafts = chain(confidence=0.5, max_lead=8)
     assert drafts.advance(LEAD) == Progress(False, num_made=8, took_s=0.0, num_kept=2)
@@ -226,7 +257,10 @@ def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
         if rng.random() < 0.5:
             drafts.advance(LEAD)
         if rng.random() < 0.5 and (frame := drafts.take_unsent()):
-            region.take(frame)
+            if rng.random() < 0.2:
+                drafts.take_back(frame)  # there was no room for it
+            else:
+                region.take(frame)
         if rng.random() < 0.5:
             base = len(resolved)
             accepted = region.num_accepted(base)
