@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from outrider.cli.local.desired import desired_line, desired_replicas
 from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir, running_mesh
 from outrider.config import check_address
 from outrider.errors import UnavailableError
@@ -27,7 +28,8 @@ def status(
     router: _Router = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
 ) -> None:
-    """Show the services of the running mesh, and its replicas: state, round trip, load."""
+    """Show the services of the running mesh, its replicas (state, round trip, load), and how many
+    of them there should be."""
     mesh = None if router else _mesh(state_dir)
     if mesh is not None:
         row = mesh.service("router")
@@ -38,12 +40,16 @@ def status(
         for row in services:
             print(_service_line(row, mesh.host if mesh else ""))
     replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router))]
+    host = mesh.host if mesh else ""
+    desired = desired_replicas(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
-        host = mesh.host if mesh else ""
-        print(json.dumps({"host": host, "services": services, "replicas": replicas}))
+        found = {"host": host, "services": services, "replicas": replicas, "desired": desired}
+        print(json.dumps(found))
         return
     for replica in replicas:
         print(_replica_line(replica))
+    for post in desired:
+        print(desired_line(post))
 
 
 def _mesh(state_dir: StateDir) -> RunningMesh:

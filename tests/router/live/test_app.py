@@ -69,18 +69,19 @@ async def test_the_admin_port_tells_readiness_and_metrics(near: Replica) -> None
     unreachable = ReplicaConfig("gone", "us", f"127.0.0.1:{free_tcp_port()}")
     async with running_router(near) as router:
         await started(router.edge(), near)
-        assert "1 READY" in await _get(router.ports.admin, "/ready")
+        assert "1 READY" in await get(router.ports.admin, "/ready")
         async with asyncio.timeout(5):  # the next tick brings gauges up to date
-            while "outrider_router_sessions 1.0" not in await _get(router.ports.admin, "/metrics"):
+            while "outrider_router_sessions 1.0" not in await get(router.ports.admin, "/metrics"):
                 pass
-        metrics = await _get(router.ports.admin, "/metrics")
+        metrics = await get(router.ports.admin, "/metrics")
         assert "outrider_router_placements_total" in metrics
         assert "outrider_router_replicas_ready 1.0" in metrics
     async with running_router(replicas=(unreachable,)) as router:
-        assert "503" in await _get(router.ports.admin, "/ready")
+        assert "503" in await get(router.ports.admin, "/ready")
 
 
-async def _get(port: int, path: str) -> str:
+async def get(port: int, path: str) -> str:
+    """What the admin port answers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
     answer = await reader.read()
