@@ -11,6 +11,7 @@ from bench.harness.readme import PAGES, rewrite, shown
 COMMANDS = {
     "frontier": ("bench.wan.frontier",),
     "soak_virtual": ("bench.soak", "--virtual"),
+    "soak_streams": ("bench.soak", "--streams", "1000"),
 }
 """Of records that are not called after a module."""
 

@@ -20,7 +20,7 @@ from bench.scale.study import (
     without,
 )
 
-ALONE_RATES = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5)
+ALONE_RATES = (7.0, 7.5, 8.0, 8.5, 9.0, 10.0)
 LOADS = {10: (5.0, 6.0, 7.0, 8.0), 100: (5.0, 6.0, 7.0), 1000: (4.5, 6.0)}
 """Requests a second of one replica, by replicas of the fleet."""
 TARGETS = {10: 0.85, 100: 0.75, 1000: 0.65}
@@ -55,7 +55,7 @@ class _Plan:
     def __init__(self, sizes: Sequence[int], quick: bool) -> None:
         scale = 0.25 if quick else 1.0
         self.alone = [
-            Case(1, rate, scale * _SECONDS[1], failures=False, diurnal=False)
+            Case(1, rate, scale * _SECONDS[1], failures=False)
             for rate in (ALONE_RATES[::2] if quick else ALONE_RATES)
         ]
         self.fleets = {
@@ -67,7 +67,7 @@ class _Plan:
         self.floors = [
             Case(middle, rate, scale * _SECONDS[middle], router=router)
             for rate in FLOOR_RATES
-            for router in ("outrider", "least loaded", "round robin")
+            for router in ("outrider", "outrider, behind admission", "least loaded", "round robin")
         ]
 
     @property

@@ -140,7 +140,19 @@ class Fleet:
             name = self._routers[ask.region].place(ask, self._clock.now)
         except OutriderError as error:
             self._refuse(ask, error)
-            return
+        else:
+            if name is not None:
+                self._send(ask, name)
+        self._wake(ask.region)  # a refusal may have been somebody else's
+
+    def _wake(self, region: int) -> None:
+        for ask, outcome in self._routers[region].wake(self._clock.now):
+            if isinstance(outcome, OutriderError):
+                self._refuse(ask, outcome)
+            else:
+                self._send(ask, outcome)
+
+    def _send(self, ask: Ask, name: str) -> None:
         slot = self._slots[name]
         ask.began_away |= ask.num_places == 0 and slot.region != ask.region
         ask.num_places += 1
@@ -180,6 +192,7 @@ class Fleet:
     def _leave(self, ask: Ask) -> None:
         del self._at[ask.number]
         self._routers[ask.region].release(ask, self._clock.now)
+        self._wake(ask.region)
 
     def _refused(self, slot: _Slot, ask: Ask, reason: str) -> None:
         del slot.asks[ask.number]
@@ -240,9 +253,10 @@ class Fleet:
             for slot in self._slots.values()
             if slot.region == region and slot.replica is not None
         ]
-        for index, router in enumerate(self._routers):
-            self._clock.after(self._rtt_s[index][region] / 2, self._hear, router, reports)
+        for index, rtts_s in enumerate(self._rtt_s):
+            self._clock.after(rtts_s[region] / 2, self._hear, index, reports)
         self._clock.after(self._setting.report_s, self._report, region)
 
-    def _hear(self, router: Router, reports: Sequence[Report]) -> None:
-        router.report(reports, self._clock.now)
+    def _hear(self, index: int, reports: Sequence[Report]) -> None:
+        self._routers[index].report(reports, self._clock.now)
+        self._wake(index)

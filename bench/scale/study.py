@@ -127,6 +127,7 @@ def _floor(
 
 _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
     "outrider": MeshRouter,
+    "outrider, behind admission": partial(MeshRouter, gated=True),
     "least loaded": partial(_floor, LeastLoaded),
     "round robin": partial(_floor, RoundRobin),
 }

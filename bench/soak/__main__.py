@@ -9,6 +9,7 @@ import sys
 import bench.soak
 from bench.harness.figures import Run, parser, quantile, start
 from bench.soak.live import Soak, Tally, make_chats, num_sessions, num_wrong
+from bench.soak.streams import WARM_UP_S, Streams, flatness, growth
 from bench.soak.virtual import VirtualReplica
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -19,11 +20,15 @@ def main() -> int:
     flags = parser("soak", bench.soak.__doc__ or "")
     flags.add_argument("--minutes", type=float, default=10.0, help="of real time")
     flags.add_argument("--virtual", action="store_true", help="an hour of virtual time instead")
+    flags.add_argument("--streams", type=int, default=0, help="so many at once instead")
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
     arguments = flags.parse_args()
-    run = start("soak_virtual" if arguments.virtual else "soak", arguments)
-    ok = _virtual(run, arguments) if arguments.virtual else _live(run, arguments)
+    flags_of = {"soak_virtual": arguments.virtual, "soak_streams": arguments.streams}
+    name = next((name for name, given in flags_of.items() if given), "soak")
+    run = start(name, arguments)
+    run.command = run.command.replace(f"bench.{name}", "bench.soak")
+    ok = {"soak": _live, "soak_virtual": _virtual, "soak_streams": _streams}[name](run, arguments)
     run.figures["ok"] = ok
     run.finish()
     return int(not ok)
@@ -72,6 +77,36 @@ def _live(run: Run, arguments: argparse.Namespace) -> bool:
         "kv_events": tally.num_kv_events,
     }
     return not wrong and not starved and not any(left.values())
+
+
+def _streams(run: Run, arguments: argparse.Namespace) -> bool:
+    minutes = min(0.5, arguments.minutes) if run.quick else arguments.minutes
+    streams = Streams(arguments.streams, arguments.seed)
+    tally = asyncio.run(streams.run(60 * minutes, WARM_UP_S))
+    memory = run.table("Memory, MiB", "process", "lowest", "highest", "off the mean", "growth")
+    for name, samples in tally.rss_mib.items():
+        off = f"{flatness(samples):.2%}"
+        memory.add(name, min(samples), max(samples), off, f"{growth(samples):+.2%}")
+    ends = run.table("Streams by how they ended", "end", "streams")
+    for end, count in sorted(tally.ends.items()):
+        ends.add(end, count)
+    errors = sum(count for end, count in tally.ends.items() if end != "finished")
+    run.figures |= {
+        "minutes": minutes,
+        "streams_least": min(tally.num_open),
+        "sessions": tally.ends["finished"],
+        "tokens_per_s": round(tally.num_tokens / tally.seconds),
+        "ttft_ms_p99": round(quantile(tally.ttft_ms, 0.99)),
+        "errors": errors,
+        "wrong_replies": tally.wrong,
+        "memory_off_mean": {n: round(flatness(s), 4) for n, s in tally.rss_mib.items()},
+    }
+    flat = all(flatness(samples) <= _FLAT for samples in tally.rss_mib.values())
+    return flat and not errors and not tally.wrong
+
+
+_FLAT = 0.05
+"""Share of its mean that a process's memory may be off it."""
 
 
 def _tables(run: Run, tally: Tally) -> None:

@@ -19,7 +19,7 @@ from bench.peers.routing.fleets import NUM_REPLICAS, Pace
 from bench.peers.routing.workload import NUM_GROUPS, Served, make_asks
 from bench.scale.calls import recorded
 
-RATES = (6.0, 12.0)
+RATES = (8.0, 12.0)
 """Requests a second of all replicas, with the engine as fast as it was measured."""
 OURS = "outrider"
 Open: TypeAlias = Callable[[Pace], AbstractAsyncContextManager[Client]]
@@ -38,7 +38,8 @@ CONTENDERS: dict[str, Open] = {
 
 def main() -> int:
     flags = parser("peers.routing", bench.peers.routing.__doc__ or "")
-    flags.add_argument("--slow", type=float, default=2.0, help="times slower than measured")
+    flags.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second")
+    flags.add_argument("--slow", type=float, default=1.0, help="times slower than measured")
     flags.add_argument("--only", help="contenders whose names begin so")
     flags.add_argument("--seed", type=int, default=1)
     arguments = flags.parse_args()
@@ -69,7 +70,7 @@ def _contenders(only: str) -> dict[str, Open]:
 async def _compete(contenders: dict[str, Open], arguments: argparse.Namespace) -> Results:
     pace = _pace(arguments.slow)
     results = Results()
-    rates = RATES[-1:] if arguments.quick else RATES
+    rates = arguments.rates[-1:] if arguments.quick else arguments.rates
     for done, (rate, name) in enumerate((r, n) for r in rates for n in contenders):
         num_groups = 20 if arguments.quick else NUM_GROUPS
         asks = make_asks(rate / arguments.slow, num_groups, arguments.seed)

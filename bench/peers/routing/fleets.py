@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,27 +43,36 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of one replica."""
+    """Of one replica or router."""
 
     grpc: str
-    http: str
+    http: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that serves."""
+
+    process: asyncio.subprocess.Process
+    address: Address
 
 
 @contextlib.asynccontextmanager
 async def replicas(pace: Pace) -> AsyncIterator[list[Address]]:
     """Fresh ones, with empty caches."""
     async with contextlib.AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(_replica(n, pace)) for n in range(NUM_REPLICAS)]
-        processes = [process for process, _ in found]
-        async with asyncio.timeout(_START_S):
-            await asyncio.gather(*map(read_json, processes))
-        yield [address for _, address in found]
+        opening = (
+            stack.enter_async_context(start_replica(number, pace)) for number in range(NUM_REPLICAS)
+        )
+        started = await asyncio.gather(*opening)
+        yield [one.address for one in started]
 
 
 @contextlib.asynccontextmanager
-async def _replica(
-    number: int, pace: Pace
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
+async def start_replica(
+    number: int, pace: Pace, more: Mapping[str, object] | None = None
+) -> AsyncIterator[Started]:
+    """One with these settings besides, once it serves."""
     port, admin_port, http_port = free_tcp_port(), free_tcp_port(), free_tcp_port()
     settings = {
         "port": port,
@@ -71,44 +80,61 @@ async def _replica(
         "replica": f"r{number}",
         "max_queue": 4096,
         "log_level": "error",
+        **(more or {}),
     }
     environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(v) for name, v in settings.items()}
     words = (str(http_port), str(pace.fixed_ms), str(pace.row_ms))
     command = (sys.executable, "-m", "bench.peers.routing.replica", *words)
     async with child(*command, environ=environ) as process:
-        yield process, Address(f"127.0.0.1:{port}", f"http://127.0.0.1:{http_port}")
+        async with asyncio.timeout(_START_S):
+            await read_json(process)
+        address = Address(f"127.0.0.1:{port}", f"http://127.0.0.1:{http_port}")
+        yield Started(process, address)
+
+
+@contextlib.asynccontextmanager
+async def start_router(
+    addresses: Sequence[Address], more: Sequence[str] = ()
+) -> AsyncIterator[Started]:
+    """Ours in front of these replicas, once it can place on all of them; `more` are lines of its
+    settings."""
+    async with _scratch() as folder:
+        port = free_tcp_port()
+        file = folder / "router.toml"
+        file.write_text(_router_settings(port, addresses, more), encoding="utf-8")
+        async with child(sys.executable, "-m", "services.router", str(file)) as process:
+            await _placing(f"127.0.0.1:{port}", len(addresses))
+            yield Started(process, Address(f"127.0.0.1:{port}"))
 
 
 @contextlib.asynccontextmanager
 async def outrider(pace: Pace) -> AsyncIterator[Client]:
-    """Our router in front of them."""
-    async with replicas(pace) as addresses, _scratch() as folder:
-        port = free_tcp_port()
-        file = folder / "router.toml"
-        file.write_text(_router_settings(port, addresses), encoding="utf-8")
-        async with child(sys.executable, "-m", "services.router", str(file)):
-            await _placing(f"127.0.0.1:{port}")
-            async with Routed(f"127.0.0.1:{port}") as client:
-                yield client
+    """Our router in front of fresh replicas."""
+    async with (
+        replicas(pace) as addresses,
+        start_router(addresses) as router,
+        Routed(router.address.grpc) as client,
+    ):
+        yield client
 
 
-def _router_settings(port: int, addresses: Sequence[Address]) -> str:
+def _router_settings(port: int, addresses: Sequence[Address], more: Sequence[str]) -> str:
     lines = ["[router]", f"port = {port}", f'default_model = "{replica.MODEL}"']
-    lines += ['log_level = "error"']
+    lines += ['log_level = "error"', *more]
     for number, address in enumerate(addresses):
         lines += ["[[router.replicas]]", f'name = "r{number}"', 'region = "local"']
         lines += [f'address = "{address.grpc}"']
     return "\n".join(lines) + "\n"
 
 
-async def _placing(router: str) -> None:
-    """Return once it can place sessions on all replicas."""
+async def _placing(router: str, num_replicas: int) -> None:
+    """Return once it can place sessions on so many."""
     channel = make_channel(router)
     try:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         async with asyncio.timeout(_START_S):
             ready = 0
-            while ready < NUM_REPLICAS:
+            while ready < num_replicas:
                 await asyncio.sleep(0.1)
                 request = router_pb2.ListReplicasRequest()
                 answer = await stub.ListReplicas(request, wait_for_ready=True)

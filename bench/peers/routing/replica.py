@@ -32,7 +32,7 @@ DIGEST = b"the vocabulary of the paced one."
 VOCABULARY_SIZE = 64
 BLOCK_TOKENS = 32
 NUM_BLOCKS = 640
-"""Of each replica: some thirty shared beginnings beside sixteen running sessions."""
+"""Of a replica whose settings say nothing: thirty shared beginnings beside sixteen sessions."""
 
 
 class PacedEngine(FakeEngine):
@@ -58,11 +58,11 @@ def coder() -> TokenCoder:
     return TokenCoder(DIGEST, VOCABULARY_SIZE, None)
 
 
-def _model(fixed_ms: float, row_ms: float) -> LoadedModel:
+def _model(fixed_ms: float, row_ms: float, num_blocks: int) -> LoadedModel:
     options = FakeOptions(
         vocabulary_size=VOCABULARY_SIZE,
         block_tokens=BLOCK_TOKENS,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         min_rows=2,
         fixed_ms=fixed_ms,
         row_ms=row_ms,
@@ -93,7 +93,8 @@ async def _serve(config: InferenceConfig, http_port: int, model: LoadedModel) ->
 def main() -> int:
     http_port, fixed_ms, row_ms = (float(word) for word in sys.argv[1:4])
     config = load(InferenceConfig, "inference")
-    asyncio.run(_serve(config, int(http_port), _model(fixed_ms, row_ms)))
+    model = _model(fixed_ms, row_ms, config.num_blocks or NUM_BLOCKS)
+    asyncio.run(_serve(config, int(http_port), model))
     return 0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bench.scale.demand import BLOCK_TOKENS, Ask
+from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
 from services.inference.scheduling import events as scheduling
 from services.router.fleet.load import Load
@@ -67,8 +68,12 @@ class Router(Protocol):
     def report(self, reports: Sequence[Report], now: float) -> None:
         """Loads and block events came in."""
 
-    def place(self, ask: Ask, now: float) -> str:
-        """The replica that is to have it. Raises OutriderError if none can."""
+    def place(self, ask: Ask, now: float) -> str | None:
+        """The replica that is to have it; None: it waits for `wake`. Raises OutriderError if none
+        can."""
+
+    def wake(self, now: float) -> Iterable[tuple[Ask, str | OutriderError]]:
+        """Those that waited and are to go to a replica now, or nowhere; asked for one by one."""
 
     def release(self, ask: Ask, now: float) -> None:
         """It ended, or left its replica."""

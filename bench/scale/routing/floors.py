@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bench.scale.demand import Ask
 from bench.scale.routing.base import Report, Site
-from outrider.errors import NoReplicaError
+from outrider.errors import NoReplicaError, OutriderError
 
 
 class _Balancer:
@@ -28,6 +28,10 @@ class _Balancer:
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         """Floors do not listen."""
+
+    def wake(self, now: float) -> Iterable[tuple[Ask, str | OutriderError]]:
+        """Nobody waits."""
+        return ()
 
     def _choose(self) -> None:
         sites = self._sites.values()

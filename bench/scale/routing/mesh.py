@@ -1,24 +1,30 @@
-"""Our router: registry, prefix index and placement are the service's own."""
+"""Our router: registry, prefix index, placement and admission are the service's own."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from bench.scale.demand import BLOCK_TOKENS, Ask
 from bench.scale.regions import Region
 from bench.scale.routing.base import Report, Site
+from outrider.errors import OutriderError
+from services.router.admission.admission import Admission
+from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.tenants.accounts import TenantPolicy
+from services.router.admission.ticket import Arrival
 from services.router.config import ReplicaConfig, RouterConfig
 from services.router.fleet.geography import Geography
 from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy, Request
+from services.router.placement.request import Decision, PlacementPolicy, Request
 from services.router.prefixes import follower
 from services.router.prefixes.follower import Follower
 from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.relay.entry.scout import FleetScout
 
 MODEL = Model("virtual", b"virtual", block_tokens=BLOCK_TOKENS)
 _DEFAULTS = RouterConfig()
@@ -28,7 +34,7 @@ _TIDY_ROWS = 256
 
 
 class MeshRouter:
-    """Implements base.Router. A request that waits for nothing is placed at once."""
+    """Implements base.Router."""
 
     def __init__(
         self,
@@ -37,13 +43,19 @@ class MeshRouter:
         seed: int,
         *,
         policy: PlacementPolicy = POLICY,
+        gated: bool = False,
     ) -> None:
+        """`gated`: admission stands before placement, with its own defaults."""
         geography = Geography(own.name, [region.config for region in regions], 100.0)
         self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
         self._index = PrefixIndex(PrefixLimits())
         self._placement = Placement(self._registry, self._index, policy, Random(seed))
         self._followers: dict[str, Follower] = {}
         self._connected: dict[str, Site] = {}
+        self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
+        self._scout = FleetScout(self._placement.decide, policy.near_ms, own.name)
+        self._gated = gated
+        self._asks: dict[int, tuple[Ask, Request]] = {}
         self._on: dict[int, str] = {}
         """Which replica has a request."""
         self._expired_at = 0.0
@@ -60,10 +72,12 @@ class MeshRouter:
         owner = self._placement.owner(site.name)
         self._followers[site.name] = made = Follower(self._index, owner, BLOCK_TOKENS)
         made.snapshot(1, 1, follower.Part((), is_first=True, is_last=True))
+        self._scout.survey(self._registry)
 
     def lose(self, name: str, now: float) -> None:
         self._connected.pop(name, None)
         self._registry.lost(name, "its connection was reset", now)
+        self._scout.survey(self._registry)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -75,23 +89,64 @@ class MeshRouter:
             self._expired_at = now
             self._registry.expire(now)
             self._registry.take_transitions()
+            self._scout.survey(self._registry)
+            self._admission.expire(now)
             self._index.tidy(now, _TIDY_ROWS)
 
-    def place(self, ask: Ask, now: float) -> str:
-        begin = time.perf_counter()
+    def place(self, ask: Ask, now: float) -> str | None:
         prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
         request = Request(
-            *(MODEL.name, MODEL.vocabulary_digest, len(ask.prompt)),
+            *(MODEL.name, MODEL.vocabulary_digest, len(ask.prompt) + ask.committed),
             exclude=ask.tried,
             prompt=prompt,
         )
-        decision = self._placement.decide(request, now)
-        self._placement.put(ask.number, request, decision, now)
+        self._asks[ask.number] = (ask, request)
+        begin = time.perf_counter()
+        try:
+            decision = self._admit(ask, request, now)
+        except OutriderError:
+            del self._asks[ask.number]
+            raise
         self.decision_us.append((time.perf_counter() - begin) * 1e6)
-        self._registry.place(decision.replica, ask.number, now)
-        self._on[ask.number] = decision.replica
-        return decision.replica
+        return None if decision is None else self._put(ask.number, decision, now)
+
+    def _admit(self, ask: Ask, request: Request, now: float) -> Decision | None:
+        if not self._gated:
+            return self._placement.decide(request, now)
+        arrival = Arrival(
+            ask.number,
+            request,
+            ask.reply_tokens,
+            has_started=ask.num_places > 0,
+            num_resumed=ask.committed,
+        )
+        route = self._admission.open(arrival, self._scout, now)
+        return None if route is None else route.sight.decision
+
+    def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
+        for turn in self._admission.wake(self._scout, now):
+            ask, _ = self._asks[turn.session]
+            if isinstance(turn.outcome, OutriderError):
+                self.release(ask, now)
+                yield ask, turn.outcome
+            else:
+                yield ask, self._put(turn.session, turn.outcome.sight.decision, now)
+        for number, error in self._admission.take_refused():
+            ask, _ = self._asks[number]
+            self.release(ask, now)
+            yield ask, error
 
     def release(self, ask: Ask, now: float) -> None:
+        self._admission.leave(ask.number, ask.committed, now)
         self._placement.release(ask.number)
-        self._registry.release(self._on.pop(ask.number), ask.number)
+        name = self._on.pop(ask.number, None)
+        if name is not None:
+            self._registry.release(name, ask.number)
+        del self._asks[ask.number]
+
+    def _put(self, number: int, decision: Decision, now: float) -> str:
+        _, request = self._asks[number]
+        self._placement.put(number, request, decision, now)
+        self._registry.place(decision.replica, number, now)
+        self._on[number] = decision.replica
+        return decision.replica

@@ -1,0 +1,156 @@
+"""A thousand streams at once through a real router process to a real replica process.
+
+The replica's engine is fake and paced: what is watched is whether anything grows. When a reply has
+ended, the next is asked for at once, so that as many streams are open all the time. A while passes
+first, in which pools, caches and allocators get to their size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.harness.figures import quantile
+from bench.harness.region_client import RegionClient
+from bench.peers.routing.fleets import Pace, Started, start_replica, start_router
+from bench.peers.routing.replica import DIGEST, coder
+from bench.peers.routing.workload import FIRST_ID, NUM_IDS
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from outrider.v1 import common_pb2
+
+WARM_UP_S = 60.0
+PACE = Pace(100.0, 0.0)
+"""Slow enough that two cores carry a token of each stream in every call."""
+_NUM_BLOCKS = 8192
+_PATIENT = (
+    "hang_s = 60.0",
+    "[router.admission]",
+    *(f"slo_ttft_{name}_ms = 60000.0" for name in ("high", "medium", "low")),
+)
+"""A call of a thousand sessions on two busy cores is slow: that is no fault here, nor too late."""
+_SAMPLE_S = 1.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of it."""
+
+    seconds: float = 0.0
+    ends: Counter[str] = field(default_factory=Counter)
+    num_tokens: int = 0
+    wrong: int = 0
+    """Replies that were not as long as asked for."""
+    num_open: list[int] = field(default_factory=list)
+    """Streams at the moments of the samples."""
+    rss_mib: dict[str, list[float]] = field(default_factory=dict)
+    """By process; one sample a second after the warm-up."""
+    ttft_ms: list[float] = field(default_factory=list)
+
+
+def flatness(samples: Sequence[float]) -> float:
+    """The farthest that a sample lies from the mean, over the mean."""
+    mean = sum(samples) / len(samples)
+    return max(abs(sample - mean) for sample in samples) / mean
+
+
+def growth(samples: Sequence[float]) -> float:
+    """The last fifth's median over the first fifth's, less one."""
+    part = max(1, len(samples) // 5)
+    return quantile(samples[-part:], 0.5) / quantile(samples[:part], 0.5) - 1.0
+
+
+class Streams:
+    """So many workers, each with one stream after the other."""
+
+    def __init__(self, count: int, seed: int, pace: Pace = PACE) -> None:
+        self._count, self._pace = count, pace
+        self._random = random.Random(seed)
+        ids = range(FIRST_ID, FIRST_ID + NUM_IDS)
+        self._shared = [tuple(self._random.choices(ids, k=32)) for _ in range(50)]
+        self._ids = ids
+        self._num_open = 0
+        self._measuring = False
+        self.tally = Tally()
+
+    async def run(self, seconds: float, warm_up_s: float = WARM_UP_S) -> Tally:
+        """Raises RuntimeError if a process ends meanwhile."""
+        settings = {
+            "max_sessions": self._count + 24,
+            "max_batch_tokens": 16 * (self._count + 64),
+            # Nobody waits long for a first token: it is streams that are to be many, not prompts.
+            "prefill_chunk_tokens": 8 * (self._count + 64),
+            "max_tick_ms": 10_000,
+            "prefill_stretch": 100,
+            "num_blocks": _NUM_BLOCKS,
+        }
+        async with AsyncExitStack() as stack:
+            replica = await stack.enter_async_context(start_replica(0, self._pace, settings))
+            router = await stack.enter_async_context(start_router([replica.address], _PATIENT))
+            client = RegionClient(coder(), router.address.grpc, via_router=True)
+            await stack.enter_async_context(client)
+            await self._hold(client, {"router": router, "replica": replica}, warm_up_s, seconds)
+        return self.tally
+
+    async def _hold(
+        self, client: RegionClient, started: dict[str, Started], warm_up_s: float, seconds: float
+    ) -> None:
+        end = time.monotonic() + warm_up_s + seconds
+        gap_s = warm_up_s / 2 / self._count
+        workers = [
+            asyncio.create_task(self._work(client, number * gap_s, end))
+            for number in range(self._count)
+        ]
+        await asyncio.sleep(warm_up_s)
+        self._measuring, begin = True, time.monotonic()
+        while time.monotonic() < end:
+            self.tally.num_open.append(self._num_open)
+            for name, one in started.items():
+                if one.process.returncode is not None:
+                    raise RuntimeError(f"the {name} ended with status {one.process.returncode}")
+                self.tally.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
+            await asyncio.sleep(_SAMPLE_S)
+        self.tally.seconds = time.monotonic() - begin
+        await asyncio.gather(*workers)
+
+    async def _work(self, client: RegionClient, delay_s: float, end: float) -> None:
+        await asyncio.sleep(delay_s)
+        while time.monotonic() < end:
+            await self._ask(client)
+
+    async def _ask(self, client: RegionClient) -> None:
+        chance = self._random
+        own = chance.choices(self._ids, k=chance.randint(2, 32))
+        length = chance.randint(32, 96)
+        self._num_open += 1
+        try:
+            reply = await client.generate(
+                (*chance.choice(self._shared), *own),
+                SamplingParams(max_tokens=length, ignore_eos=True),
+                digest=DIGEST,
+                speculation=common_pb2.SPECULATION_OFF,
+            )
+        except OutriderError as error:
+            self.tally.ends[error.reason] += 1
+            await asyncio.sleep(max(0.1, error.retry_delay_ms / 1e3))
+            return
+        finally:
+            self._num_open -= 1
+        self.tally.ends["finished"] += 1
+        self.tally.wrong += len(reply.ids) != length
+        if self._measuring:
+            self.tally.num_tokens += length
+            self.tally.ttft_ms.append(reply.ttft_ms)
+
+
+def _rss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} has no memory")
