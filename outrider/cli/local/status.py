@@ -36,20 +36,18 @@ def status(
         router = f"{mesh.host}:{row['port']}"
     check_address(router, "--router")
     services = mesh.services if mesh else []
+    host = mesh.host if mesh else ""
     if not as_json:
         for row in services:
-            print(_service_line(row, mesh.host if mesh else ""))
+            print(_service_line(row, host))
     replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router))]
-    host = mesh.host if mesh else ""
     desired = desired_replicas(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
         found = {"host": host, "services": services, "replicas": replicas, "desired": desired}
         print(json.dumps(found))
         return
-    for replica in replicas:
-        print(_replica_line(replica))
-    for post in desired:
-        print(desired_line(post))
+    for line in (*map(_replica_line, replicas), *map(desired_line, desired)):
+        print(line)
 
 
 def _mesh(state_dir: StateDir) -> RunningMesh:

@@ -7,7 +7,6 @@ same if it has room; the queue.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,19 +76,18 @@ def choose(
     `room` is the line whose room it may use. Raises what placement raises, but for OverloadedError.
     """
     regions = scout.regions(ticket.request)
-    home = regions.near[0] if regions.near else ""
+    home = next(iter(regions.near), "")
     near, why = _look(scout, ticket.request, regions.near if regions.far else (), now)
     if not regions.far:
         if isinstance(why, NoReplicaError):
             raise why
         return Route(near, home) if near and near.has_room(room, policy) else None
-    slo_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
-    at_home_ms = near.ttft_ms if near else math.inf
+    left_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
     is_open = near is not None and near.has_room(room, policy)
-    if near and at_home_ms <= slo_ms:
+    if near and near.ttft_ms <= left_ms:
         return Route(near, home) if is_open else None
     far, _ = _look(scout, ticket.request, regions.far, now)
-    if far and far.has_room(room, policy) and far.ttft_ms < at_home_ms:
+    if far and far.has_room(room, policy) and (not near or far.ttft_ms < near.ttft_ms):
         return Route(far, home, _cause(near, is_open, why))
     if not near and not far and isinstance(why, NoReplicaError):
         scout.look(ticket.request, (), now)  # which says how all of them stand
