@@ -46,7 +46,7 @@ async def test_a_stopping_router_lets_running_sessions_finish() -> None:
             if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                 break
         await edge.send(opening(2))
-        assert (await edge.hear("error")).error.reason == "UNAVAILABLE"
+        assert (await edge.hear("error")).error.reason == "DRAINING"
         near.say(done(number))
         await edge.hear("done")
         assert await edge.call.read() is grpc.aio.EOF

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.errors import DrainingError, OutriderError, OverloadedError
 from outrider.v1 import common_pb2, router_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
@@ -67,7 +67,7 @@ class Entry:
         """A new session in state PLACING. Raises UnavailableError, DuplicateSessionError,
         OverloadedError."""
         if self._is_draining:
-            raise UnavailableError("This router is stopping: use another.", retry_delay_ms=1000)
+            raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
         session = self._table.open(
             edge, number, request, request.ByteSize(), now, assignment.deadline_at(request, now)
         )

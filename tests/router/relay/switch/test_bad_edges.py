@@ -46,7 +46,7 @@ async def test_a_stopping_router_takes_no_new_sessions(mesh: Mesh) -> None:
     number = await start(mesh, edge)
     mesh.switch.drain()
     mesh.send(edge, opening(2))
-    assert reasons(await mesh.at_edge(edge)) == [(2, "UNAVAILABLE")]
+    assert reasons(await mesh.at_edge(edge)) == [(2, "DRAINING")]
     mesh.reply("near", commit(number))
     assert [f.session for f in await mesh.at_edge(edge)] == [1]
 
