@@ -53,6 +53,7 @@ def _findings(state_dir: Path) -> Iterator[Finding]:
         _memory,
         _disk,
         _model,
+        _tokenizer,
         _draft,
         _udp,
         lambda: _mesh(state_dir),
@@ -129,6 +130,20 @@ def _model() -> Finding:
             f"outrider models pull {DEFAULT_MODEL.name}",
         )
     return Finding(True, f"model {DEFAULT_MODEL.name} is in the store and intact")
+
+
+def _tokenizer() -> Finding:
+    # Imported here: the libraries take a while. The gate's seconds are spent once per version.
+    from outrider.models.loading import load_vocabulary
+    from outrider.tokenization.backends.choice import load_backend
+
+    store = ModelStore(default_root())
+    try:
+        store.path(DEFAULT_MODEL.source)  # nothing is fetched here
+        backend = load_backend(DEFAULT_MODEL, store, load_vocabulary(DEFAULT_MODEL, store))
+    except OutriderError as error:
+        return Finding(False, f"tokenizer: {error.message}", "outrider models verify")
+    return Finding(True, f"tokenizer for {DEFAULT_MODEL.name}: {backend.name} ({backend.why})")
 
 
 def _draft() -> Finding:

@@ -1,0 +1,133 @@
+"""The gate and the canary: a backend that differs is not used, or not any more."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+
+import pytest
+import structlog.testing
+
+from outrider.errors import ConfigError
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends import gate
+from outrider.tokenization.backends.base import REFERENCE, Reference
+from outrider.tokenization.backends.choice import choose
+from outrider.tokenization.backends.gate import Verdict
+from outrider.tokenization.backends.guarded import MAX_SAMPLE_CHARS, Guarded
+from tests.edge.live.region import small_vocabulary
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference(small_vocabulary())
+
+
+class PanicException(BaseException):
+    """As a Rust package raises it."""
+
+
+class Wrong:
+    """Equals the reference but for texts with a Z; panics on texts with a Q."""
+
+    name = "wrong"
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+
+    def encode(self, text: str) -> array[int]:
+        if "Q" in text:
+            raise PanicException
+        ids = self._reference.encode(text)
+        return ids[:-1] if "Z" in text else ids
+
+
+def compare(reference: Reference, *texts: str, deadline: float = 1e9) -> gate.Outcome:
+    ticks = itertools.count()
+    return gate.compare(
+        Wrong(reference), reference, texts, clock=lambda: next(ticks), deadline=deadline
+    )
+
+
+def test_equal_ids_pass(reference: Reference) -> None:
+    assert compare(reference, "a", "b", "") == gate.Outcome(3, "")
+    assert compare(reference) == gate.Outcome(0, "")
+
+
+def test_a_difference_is_described_without_the_text(reference: Reference) -> None:
+    outcome = compare(reference, "a", "secretZ", "b")
+    assert outcome.num_texts == 2
+    assert "6 ids instead of 7" in outcome.problem and "from id 6 on" in outcome.problem
+    assert "secret" not in outcome.problem
+
+
+def test_a_panic_is_a_difference(reference: Reference) -> None:
+    assert compare(reference, "Q").problem == "it raised PanicException"
+
+
+def test_a_gate_that_takes_too_long_is_not_passed(reference: Reference) -> None:
+    assert "not through" in compare(reference, "a", "b", "c", deadline=1).problem
+
+
+def test_verdicts_survive_their_file() -> None:
+    verdict = Verdict("x", "1.0", passed=False, reason="it differs", num_texts=3, speedup=2.5)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def guarded(reference: Reference, sample_every: int) -> Guarded:
+    return Guarded(Wrong(reference), reference, why="test", sample_every=sample_every)
+
+
+def test_the_canary_turns_a_backend_off_at_the_first_difference(reference: Reference) -> None:
+    encoder = guarded(reference, 1)
+    assert encoder.encode("fine") == reference.encode("fine") and encoder.name == "wrong"
+    with structlog.testing.capture_logs() as logs:
+        assert encoder.encode("bad Z") == reference.encode("bad Z")
+    assert (encoder.name, encoder.epoch, encoder.canary.num_differences) == (REFERENCE, 1, 1)
+    assert "wrong was turned off" in encoder.why
+    assert [entry["event"] for entry in logs] == ["tokenizer backend turned off"]
+
+
+def test_the_canary_checks_the_first_text_and_then_a_sample(reference: Reference) -> None:
+    encoder = guarded(reference, 4)
+    for _ in range(9):
+        encoder.encode("fine")
+    assert encoder.canary.num_checked == 3
+
+
+def test_of_a_long_text_the_canary_checks_the_beginning(reference: Reference) -> None:
+    encoder = guarded(reference, 1)
+    long = "a" * MAX_SAMPLE_CHARS
+    encoder.encode(long + "Z")
+    assert encoder.is_fast
+    assert encoder.encode("Z" + long) == reference.encode("Z" + long)
+    assert not encoder.is_fast
+
+
+def test_a_panic_in_production_costs_the_backend_and_not_the_text(reference: Reference) -> None:
+    encoder = guarded(reference, 1000)
+    assert encoder.encode("Q") == reference.encode("Q")
+    assert not encoder.is_fast and encoder.canary.num_failures == 1
+
+
+def small() -> Vocabulary:
+    return small_vocabulary()
+
+
+def test_what_fails_the_gate_is_not_used_and_the_log_says_so() -> None:
+    def judge(package: str) -> Verdict:
+        return Verdict(package, "1", passed=False, reason="3 ids instead of 4")
+
+    with structlog.testing.capture_logs() as logs:
+        chosen = choose(small(), judge=judge)
+    assert chosen.name == REFERENCE and "3 ids instead of 4" in chosen.why
+    assert {entry["event"] for entry in logs} == {"tokenizer backend not used"}
+
+
+def test_the_reference_can_be_asked_for() -> None:
+    assert choose(small(), REFERENCE).why == "it is the one that was asked for"
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use one of auto"):
+        choose(small(), "tokie")
