@@ -12,7 +12,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, InvalidRequestError
-from outrider.models.chat import ChatTemplate, Message, check_messages, check_text
+from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
 from outrider.models.tokenization.definition import VocabularyDefinition
 from outrider.models.tokenization.digest import vocabulary_digest
@@ -138,6 +138,11 @@ class Vocabulary:
         return bytes.fromhex(self._facts.digest_hex)
 
     @property
+    def facts(self) -> VocabularyFacts:
+        """What it is besides its tokenizer."""
+        return self._facts
+
+    @property
     def size(self) -> int:
         """Number of ids."""
         return self._facts.size
@@ -172,9 +177,10 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt ids of a chat, with the generation prompt; control tokens are the
-        template's alone.
+    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+        """The prompt of a chat, with the generation prompt, between control tokens, which are the
+        template's alone. The ids of its texts and control tokens one after another are the
+        prompt's.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, and for a
         model without a chat template.
@@ -182,7 +188,15 @@ class Vocabulary:
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
-        segments = self._template.segments(messages)
+        return self._template.segments(messages)
+
+    def control_id(self, text: str) -> int:
+        """The id of the control token of that text, as a segment has it."""
+        return self._control[text]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt ids of a chat. Raises what `segments` raises."""
+        segments = self.segments(messages)
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

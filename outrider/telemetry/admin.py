@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider.errors import ConfigError
 from outrider.telemetry.process import ProcessCollector
+from outrider.telemetry.stalls import Cause, StallMonitor
 
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 32
@@ -26,12 +27,23 @@ _Answer = tuple[HTTPStatus, str, bytes]
 
 
 class AdminServer:
-    """Serves one service's operators. `ready` says whether, and why not."""
+    """Serves one service's operators, and watches its event loop for stalls. `ready` says whether
+    it serves, and why not; `cause` what may have stalled the loop."""
 
-    def __init__(self, host: str, port: int, *, ready: Ready, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        ready: Ready,
+        registry: CollectorRegistry,
+        cause: Cause | None = None,
+    ) -> None:
         self._host, self._port = host, port
         self._ready = ready
         self._registry = registry
+        self._cause = cause
+        self._stalls: StallMonitor | None = None
         self._server: asyncio.Server | None = None
         self._process: ProcessCollector | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -48,12 +60,15 @@ class AdminServer:
             ) from error
         self._process = ProcessCollector(asyncio.get_running_loop())
         self._registry.register(self._process)
+        self._stalls = StallMonitor(self._registry, cause=self._cause)
+        self._stalls.start()
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening and end what is open. May be called again."""
-        if self._server is None or self._process is None:
+        if self._server is None or self._process is None or self._stalls is None:
             return
+        self._stalls.stop()
         self._registry.unregister(self._process)
         self._server.close()
         for writer in self._connections.values():

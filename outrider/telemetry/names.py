@@ -27,6 +27,20 @@ PROCESS_TASKS: Final = "outrider_process_tasks"
 PROCESS_THREADS: Final = "outrider_process_threads"
 PROCESS_FILES: Final = "outrider_process_files"
 
+# Of the event loop and of what comes before every chat; made by Prometheus's own client too.
+LOOP_LAG_MS: Final = "outrider_loop_lag_ms"
+LOOP_STALLS: Final = "outrider_loop_stalls"
+TOKENIZATION_MS: Final = "outrider_tokenization_ms"
+TOKENIZATION_TEXTS: Final = "outrider_tokenization_cache_texts"
+TOKENIZATION_HITS: Final = "outrider_tokenization_cache_hits"
+TOKENIZATION_CHARS: Final = "outrider_tokenization_cache_chars"
+TOKENIZATION_HIT_CHARS: Final = "outrider_tokenization_cache_hit_chars"
+TOKENIZATION_CACHE_BYTES: Final = "outrider_tokenization_cache_bytes"
+TOKENIZATION_CACHE_ENTRIES: Final = "outrider_tokenization_cache_entries"
+TOKENIZATION_BACKEND: Final = "outrider_tokenization_backend"
+TOKENIZATION_CHECKED: Final = "outrider_tokenization_canary_texts"
+TOKENIZATION_DIFFERENCES: Final = "outrider_tokenization_canary_differences"
+
 # GenAI conventions; seconds unless said otherwise.
 GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
 GEN_AI_TIME_PER_TOKEN: Final = "gen_ai.server.time_per_output_token"
@@ -40,6 +54,8 @@ MS_BOUNDARIES: Final = (
 OVERHEAD_MS_BOUNDARIES: Final = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 50.0),
 )
+LOOP_LAG_MS_BOUNDARIES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0)
+TOKENIZATION_MS_BOUNDARIES: Final = (0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0)
 TTFT_BOUNDARIES_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

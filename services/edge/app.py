@@ -25,6 +25,15 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.choice import choose, load_backend
+from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.front.cache import CachePolicy
+from outrider.tokenization.front.content import Content
+from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.front import Front, FrontPolicy
+from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.front.processes.pool import Siblings
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
@@ -39,7 +48,6 @@ from services.edge.session.policy import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
-from services.edge.tokenization import Tokenization
 from services.edge.wire.client import Offer
 from services.edge.wire.identity import Identities
 
@@ -59,8 +67,11 @@ async def serve(
     spec = lookup(config.model)
     store = ModelStore(config.model_store or default_root())
     vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
+    backend = await asyncio.to_thread(
+        load_backend, spec, store, vocabulary, config.tokenizer_backend
+    )
     metrics = Metrics("edge")
-    edge = Edge(config, spec.name, vocabulary, metrics)
+    edge = Edge(config, spec.name, vocabulary, metrics, backend)
     try:
         ports = await edge.start()
         stopping = stop or asyncio.Event()
@@ -84,8 +95,14 @@ class Edge:
     """The parts of a running edge. Tests start it with a vocabulary of their own."""
 
     def __init__(
-        self, config: EdgeConfig, model: str, vocabulary: Vocabulary, metrics: Metrics
+        self,
+        config: EdgeConfig,
+        model: str,
+        vocabulary: Vocabulary,
+        metrics: Metrics,
+        backend: Guarded | None = None,
     ) -> None:
+        """`backend` tokenizes; None: the reference."""
         self._config = config
         self.upstream = Upstream(
             config.upstream_policy(),
@@ -94,18 +111,20 @@ class Edge:
             on_tick=RouterMetrics(metrics).tick,
         )
         self.telemetry = EdgeTelemetry(metrics, model)
-        self._tokenization = Tokenization(
-            vocabulary,
-            num_workers=config.tokenizer_workers,
-            max_queued=config.tokenizer_queue,
-        )
+        encoder = _encoder(config, vocabulary, backend)
+        tokenizing = FrontMetrics(metrics.registry, encoder)
+        self._tokenization = _front(config, vocabulary, encoder, tokenizing)
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
         )
         parts = self._parts(model, vocabulary)
         self.listener = Listener(parts, config.listener_limits())
         self._admin = AdminServer(
-            config.admin_host, config.admin_port, ready=self._ready, registry=metrics.registry
+            config.admin_host,
+            config.admin_port,
+            ready=self._ready,
+            registry=metrics.registry,
+            cause=tokenizing.cause,
         )
 
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
@@ -167,6 +186,31 @@ class Edge:
         if not self.upstream.ready:
             return False, "no router can be reached"
         return True, "serving"
+
+
+def _encoder(config: EdgeConfig, vocabulary: Vocabulary, backend: Guarded | None) -> CachingEncoder:
+    return CachingEncoder(
+        vocabulary,
+        backend or choose(vocabulary, REFERENCE),
+        CachePolicy(max_bytes=config.tokenizer_cache_bytes),
+        kept=(Content.ROLE_TAG,) if config.isolate_chats else tuple(Content),
+    )
+
+
+def _front(
+    config: EdgeConfig, vocabulary: Vocabulary, encoder: CachingEncoder, counted: FrontMetrics
+) -> Front:
+    spill = None
+    # Another process keeps what it is told: not where no chat may tell of another.
+    if config.tokenizer_processes and not config.isolate_chats:
+        spill = Siblings(
+            vocabulary,
+            encoder.backend.name,
+            num_processes=config.tokenizer_processes,
+            cache_bytes=config.tokenizer_cache_bytes,
+        )
+    policy = FrontPolicy(num_workers=config.tokenizer_workers, max_queued=config.tokenizer_queue)
+    return Front(encoder, policy, record=counted.record, spill=spill)
 
 
 def reply_tools(

@@ -11,6 +11,7 @@ from outrider.errors import CancelledError, OutriderError
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
+from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import inference_pb2
 from services.edge.parts import EdgeParts
 from services.edge.resumption.audience import Audience
@@ -45,7 +46,6 @@ from services.edge.session.inputs import (
 )
 from services.edge.session.machine import ChatSession
 from services.edge.session.policy import State
-from services.edge.tokenization import Job, Outcome
 from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 

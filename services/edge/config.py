@@ -11,6 +11,7 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from outrider.tokenization.backends.choice import AUTO
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic.listener import ListenerLimits
@@ -117,6 +118,12 @@ class EdgeConfig:
     tokenizer_workers: int = 2
     tokenizer_queue: int = 64
     """Prompts that may wait for a worker."""
+    tokenizer_backend: str = AUTO
+    """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
+    tokenizer_cache_bytes: int = 64 << 20
+    """Memory for texts whose ids are kept; with isolate_chats the template's own texts alone."""
+    tokenizer_processes: int = 0
+    """Processes that tokenize when as many chats wait as there are workers."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
 
@@ -277,7 +284,7 @@ _NOT_NEGATIVE = (
     *("drain_s", "request_timeout_s", "reopen_s", "tokenizer_queue", "min_prefill_tokens"),
     *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
     *("coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
-    *("draft_niceness", "lookup_grace_s"),
+    *("draft_niceness", "lookup_grace_s", "tokenizer_cache_bytes", "tokenizer_processes"),
 )
 
 

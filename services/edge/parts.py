@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.codec.tokens import TokenCoder
+from outrider.tokenization.front.front import Front
 from services.edge.drafter.link import DrafterLink
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.reception import Reception
@@ -13,7 +14,6 @@ from services.edge.routers.upstream import Upstream
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
-from services.edge.tokenization import Tokenization
 from services.edge.wire.client import Offer
 from services.edge.wire.identity import Identity
 
@@ -31,7 +31,7 @@ class EdgeParts:
     tools: ReplyTools
     """Their averages are of the region and of how often drafts are right, never of words."""
     coder: TokenCoder
-    tokenization: Tokenization
+    tokenization: Front
     upstream: Upstream
     drafter: DrafterLink
     telemetry: EdgeTelemetry

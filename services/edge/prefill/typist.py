@@ -9,6 +9,7 @@ import structlog
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
+from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.parts import EdgeParts
 from services.edge.prefill.plan import PrefillPlan
@@ -16,7 +17,6 @@ from services.edge.resumption.audience import ClientStream
 from services.edge.routers.link import RouterLink
 from services.edge.session.actions import OpenRegion
 from services.edge.session.inputs import ChatRequest, Input, Speculation
-from services.edge.tokenization import Job, Outcome
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 

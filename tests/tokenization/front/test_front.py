@@ -1,30 +1,55 @@
-"""Tokenization: off the loop, in order of arrival, never more than may wait."""
+"""The front: off the loop, chats in order of arrival, never more than may wait."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from services.edge.tokenization import Job, Outcome, Tokenization
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.choice import choose
+from outrider.tokenization.front.encoder import CachingEncoder, Draft
+from outrider.tokenization.front.front import Front, FrontPolicy
+from outrider.tokenization.front.job import Job, Layer, Outcome
+from tests.edge.live.region import small_vocabulary
 
 ASK = [Message("user", "hello")]
+NEVER_INLINE = FrontPolicy(num_workers=1, max_queued=1, max_inline_chars=0, max_local_chars=0)
+
+
+class Counted(Front):
+    """A front that remembers which layers answered."""
+
+    def __init__(self, vocabulary: Vocabulary, policy: FrontPolicy) -> None:
+        self.layers: list[Layer] = []
+        super().__init__(
+            CachingEncoder(vocabulary, choose(vocabulary, REFERENCE)),
+            policy,
+            record=lambda layer, ms: self.layers.append(layer),
+        )
+
+
+@pytest.fixture(scope="module")
+def words() -> Vocabulary:
+    return small_vocabulary()
 
 
 @pytest.fixture
-def tokenization(words: Vocabulary) -> Iterator[Tokenization]:
-    made = Tokenization(words, num_workers=1, max_queued=1)
+def tokenization(words: Vocabulary) -> Iterator[Counted]:
+    made = Counted(words, NEVER_INLINE)
     yield made
     made.close()
 
 
 def submit(
-    tokenization: Tokenization, ask: list[Message], *, is_typed: bool = False
+    tokenization: Front, ask: list[Message], *, is_typed: bool = False
 ) -> tuple[Job, asyncio.Future[Outcome]]:
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     return tokenization.submit(ask, future.set_result, is_typed=is_typed), future
@@ -37,22 +62,22 @@ class Gate:
         self._open = threading.Event()
         self.entered = threading.Semaphore(0)
         self.threads: set[threading.Thread] = set()
-        encode = Vocabulary.encode_chat
+        finish = CachingEncoder.finish
 
-        def slow(vocabulary: Vocabulary, messages: Sequence[Message]) -> list[int]:
+        def slow(encoder: CachingEncoder, draft: Draft) -> array[int]:
             self.threads.add(threading.current_thread())
             self.entered.release()
             assert self._open.wait(30)
-            return encode(vocabulary, messages)
+            return finish(encoder, draft)
 
-        monkeypatch.setattr(Vocabulary, "encode_chat", slow)
+        monkeypatch.setattr(CachingEncoder, "finish", slow)
 
     def open(self) -> None:
         self._open.set()
 
 
 async def test_ids_come_from_another_thread(
-    tokenization: Tokenization, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     gate.open()
@@ -62,29 +87,29 @@ async def test_ids_come_from_another_thread(
     assert len(gate.threads) == 1
 
 
-async def test_errors_are_outcomes(tokenization: Tokenization) -> None:
+async def test_errors_are_outcomes(tokenization: Counted) -> None:
     _, refused = submit(tokenization, [Message("nobody", "hello")])
     assert isinstance(await refused, InvalidRequestError)
 
 
 async def test_a_defect_fails_its_chat_and_leaves_the_worker(
-    tokenization: Tokenization, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(vocabulary: Vocabulary, messages: Sequence[Message]) -> list[int]:
+    def broken(encoder: CachingEncoder, draft: Draft) -> array[int]:
         raise ZeroDivisionError("secret words of a user")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Vocabulary, "encode_chat", broken)
+        patch.setattr(CachingEncoder, "finish", broken)
         _, failed = submit(tokenization, ASK)
         outcome = await failed
     assert isinstance(outcome, OutriderError)
-    assert outcome.message == "the edge failed to tokenize: ZeroDivisionError"
+    assert outcome.message == "the tokenizer failed: ZeroDivisionError"
     _, ids = submit(tokenization, ASK)
     assert await ids == tuple(words.encode_chat(ASK))
 
 
 async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
-    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     _, running = submit(tokenization, ASK)
@@ -101,7 +126,7 @@ async def test_a_full_queue_refuses_and_a_cancelled_chat_makes_room(
 
 
 async def test_what_runs_when_it_is_cancelled_is_not_delivered(
-    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     running, never = submit(tokenization, ASK)
@@ -114,7 +139,7 @@ async def test_what_runs_when_it_is_cancelled_is_not_delivered(
 
 
 async def test_closing_gives_up_what_waits_and_ends_the_threads(
-    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     _, running = submit(tokenization, ASK)
@@ -129,7 +154,7 @@ async def test_closing_gives_up_what_waits_and_ends_the_threads(
 
 
 async def test_text_being_typed_takes_no_chats_place_and_no_chats_turn(
-    tokenization: Tokenization, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, order = Gate(monkeypatch), list[str]()
     _, running = submit(tokenization, ASK)
@@ -149,7 +174,8 @@ async def test_text_being_typed_takes_no_chats_place_and_no_chats_turn(
 async def test_text_being_typed_leaves_a_worker_to_chats(
     words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, tokenization = Gate(monkeypatch), Tokenization(words, num_workers=2, max_queued=1)
+    gate = Gate(monkeypatch)
+    tokenization = Counted(words, replace(NEVER_INLINE, num_workers=2))
     outcomes = [submit(tokenization, ASK, is_typed=True)[1] for _ in range(2)]
     assert gate.entered.acquire(timeout=30)
     cancelled, never = submit(tokenization, ASK, is_typed=True)
@@ -162,3 +188,55 @@ async def test_text_being_typed_leaves_a_worker_to_chats(
     await asyncio.gather(*outcomes)
     assert not never.done()
     tokenization.close()
+
+
+async def test_short_chats_are_answered_in_the_loop_after_submit_returns(words: Vocabulary) -> None:
+    front = Counted(words, FrontPolicy())
+    for _ in range(2):
+        _, ids = submit(front, ASK)
+        assert not ids.done()
+        assert await ids == tuple(words.encode_chat(ASK))
+    assert front.layers == [Layer.INLINE, Layer.CACHE]
+    front.close()
+
+
+async def test_what_is_not_known_and_long_goes_to_a_thread(words: Vocabulary) -> None:
+    front, long = Counted(words, FrontPolicy()), [Message("user", "hello " * 200)]
+    for _ in range(2):
+        _, ids = submit(front, long)
+        assert await ids == tuple(words.encode_chat(long))
+    huge = [Message("user", "hello " * 20_000)]
+    _, ids = submit(front, huge)
+    assert await ids == tuple(words.encode_chat(huge))
+    assert front.layers == [Layer.THREAD, Layer.CACHE, Layer.THREAD]
+    front.close()
+
+
+class Full(Counted):
+    """A front whose threads have no room."""
+
+    def __init__(self, vocabulary: Vocabulary, policy: FrontPolicy) -> None:
+        super().__init__(vocabulary, policy)
+
+        def refuse(job: Job) -> None:
+            raise OverloadedError("no room", retry_delay_ms=100)
+
+        self._threads.enter = refuse  # type: ignore[method-assign]
+
+
+async def test_the_last_resort_is_the_loop_once_in_a_turn_of_it(words: Vocabulary) -> None:
+    front = Full(words, replace(NEVER_INLINE, max_local_chars=10))
+    _, first = submit(front, ASK)
+    with pytest.raises(OverloadedError):
+        submit(front, ASK)
+    assert await first == tuple(words.encode_chat(ASK))
+    _, second = submit(front, ASK)
+    await second
+    with pytest.raises(OverloadedError):
+        submit(front, [Message("user", "eleven char")])
+    with pytest.raises(OverloadedError):
+        submit(front, ASK, is_typed=True)
+    assert front.layers == [
+        *(Layer.LOCAL, Layer.REFUSED, Layer.LOCAL, Layer.REFUSED, Layer.BAILED),
+    ]
+    front.close()

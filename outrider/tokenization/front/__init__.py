@@ -1,0 +1,1 @@
+"""The front: cache, threads, other processes and the last resort before a tokenizer."""

@@ -1,0 +1,206 @@
+"""Chats to ids without ever holding the event loop: what is asked first, and what next.
+
+Cache and very short texts in the event loop; then worker threads; when as many chats wait as
+there are threads, another process; when no one has room, a short text once more in the loop,
+one in a turn of it; at last a refusal. After "Tokenization Is the Bottleneck You're Not Measuring"
+(ranvier.systems, 2026-05), with threads that share one frozen tokenizer, since the library's calls
+release the GIL now, and other processes chosen by load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from outrider.errors import OutriderError, OverloadedError
+from outrider.models.chat import Message
+from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.job import Job, Layer, Outcome
+from outrider.tokenization.front.line import LONG_CHARS, Kind
+from outrider.tokenization.front.threads import Threads
+
+_CHUNK_IDS: Final = 4096
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPolicy:
+    """What goes where."""
+
+    num_workers: int = 2
+    """Threads that tokenize."""
+    max_queued: int = 64
+    """Chats that may wait for a thread."""
+    max_inline_chars: int = 4096
+    """A longer chat is not even looked up in the event loop..."""
+    max_inline_messages: int = 8
+    """...nor one of more messages: the template takes its time for each."""
+    max_inline_missing: int = 1024
+    """Characters not in the cache that a fast backend encodes in the event loop: in microseconds,
+    where handing them to a thread takes a hundred..."""
+    max_reference_missing: int = 256
+    """...and those that the reference encodes there."""
+    max_local_chars: int = 8192
+    """A chat of at most so many characters is encoded in the event loop as the last resort."""
+
+
+class Spill(Protocol):
+    """Other processes that tokenize."""
+
+    def offer(self, job: Job, finish: Callable[[Job, Outcome], None]) -> bool:
+        """Take the job and call `finish`, from any thread, when its outcome is there; False if no
+        process has room."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+Record = Callable[[Layer, float], None]
+"""A chat was tokenized there, in so many milliseconds from submission; from any thread."""
+
+
+class Front:
+    """Verbs belong to the event loop."""
+
+    def __init__(
+        self,
+        encoder: CachingEncoder,
+        policy: FrontPolicy,
+        *,
+        record: Record = lambda layer, ms: None,
+        spill: Spill | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.encoder = encoder
+        self._policy = policy
+        self._record = record
+        self._spill = spill
+        self._clock = clock
+        self._has_permit = True
+        self._threads = Threads(policy.num_workers, policy.max_queued, self._work)
+
+    def submit(
+        self,
+        messages: Sequence[Message],
+        answer: Callable[[Outcome], None],
+        *,
+        is_typed: bool = False,
+    ) -> Job:
+        """Call `answer` in the event loop, never before this returns, once the ids are there.
+
+        `is_typed`: the prompt is still being typed, so its ids only save time: it comes after all
+        chats and is given up rather than taken elsewhere. Raises OverloadedError when there is
+        room nowhere.
+        """
+        num_chars = sum(len(message.content) for message in messages)
+        long = Kind.LONG if num_chars >= LONG_CHARS else Kind.SHORT
+        kind = Kind.TYPED if is_typed else long
+        job = Job(messages, answer, kind, asyncio.get_running_loop(), self._clock())
+        if not self._is_answered_inline(job, num_chars):
+            self._place(job, num_chars)
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """The outcome is not wanted any more; it will not be delivered."""
+        job.is_cancelled = True
+        self._threads.remove(job)
+
+    def close(self) -> None:
+        """Give up what waits; what runs ends by itself."""
+        self._threads.close()
+        if self._spill is not None:
+            self._spill.close()
+
+    def _is_answered_inline(self, job: Job, num_chars: int) -> bool:
+        policy = self._policy
+        if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
+            return False
+        try:
+            job.draft = self.encoder.begin(job.messages)
+        except OutriderError as error:
+            self._finish(job, error, Layer.CACHE)
+            return True
+        except Exception as failure:
+            self._finish(job, _defect(failure), Layer.INLINE)
+            return True
+        is_fast = self.encoder.backend.is_fast
+        limit = policy.max_inline_missing if is_fast else policy.max_reference_missing
+        if job.draft.missing_chars > limit:
+            return False
+        self._finish(
+            job, self._encode(job), Layer.INLINE if job.draft.missing_chars else Layer.CACHE
+        )
+        return True
+
+    def _place(self, job: Job, num_chars: int) -> None:
+        """Give the job to whoever has room."""
+        is_needed = job.kind is not Kind.TYPED
+        if is_needed and self._threads.is_saturated and self._is_spilt(job):
+            return
+        try:
+            self._threads.enter(job)
+        except OverloadedError:
+            if is_needed and self._has_permit and num_chars <= self._policy.max_local_chars:
+                self._encode_locally(job)
+                return
+            layer = Layer.REFUSED if is_needed else Layer.BAILED
+            self._record(layer, (self._clock() - job.begun_at) * 1e3)
+            raise
+
+    def _is_spilt(self, job: Job) -> bool:
+        return self._spill is not None and self._spill.offer(
+            job, lambda done, outcome: self._finish(done, outcome, Layer.PROCESS)
+        )
+
+    def _encode_locally(self, job: Job) -> None:
+        """The only permit is back at the loop's next turn: one stall of a millisecond or so at a
+        time, whatever comes at once."""
+        self._has_permit = False
+        job.loop.call_soon(self._return_permit)
+        self._finish(job, self._encode(job), Layer.LOCAL)
+
+    def _return_permit(self) -> None:
+        self._has_permit = True
+
+    # What follows runs in any thread.
+
+    def _work(self, job: Job) -> None:
+        self._finish(job, self._encode(job), Layer.THREAD)
+
+    def _finish(self, job: Job, outcome: Outcome, layer: Layer) -> None:
+        self._record(layer, (self._clock() - job.begun_at) * 1e3)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            job.loop.call_soon_threadsafe(job.deliver, outcome)
+
+    def _encode(self, job: Job) -> Outcome:
+        try:
+            draft = job.draft or self.encoder.begin(job.messages)
+            return as_tuple(self.encoder.finish(draft))
+        except OutriderError as error:
+            return error
+        except Exception as failure:
+            return _defect(failure)
+
+
+def _defect(failure: Exception) -> OutriderError:
+    """A defect fails its chat and leaves the worker to the others."""
+    log.error("tokenization failed", exc_info=failure)
+    return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
+
+
+def as_tuple(ids: array[int]) -> tuple[int, ...]:
+    """In pieces: one call for a long prompt would hold the GIL for milliseconds."""
+    if len(ids) <= _CHUNK_IDS:
+        return tuple(ids)
+    whole: list[int] = []
+    for start in range(0, len(ids), _CHUNK_IDS):
+        whole.extend(ids[start : start + _CHUNK_IDS])
+    return tuple(whole)

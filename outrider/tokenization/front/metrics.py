@@ -1,0 +1,82 @@
+"""What the front counts, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outrider.telemetry import names
+from outrider.telemetry.stalls import OTHER
+from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.job import Layer
+
+IN_LOOP: Final = "tokenization_in_loop"
+IN_THREADS: Final = "tokenization_in_threads"
+_LOOP_LAYERS: Final = frozenset({Layer.CACHE, Layer.INLINE, Layer.LOCAL})
+
+
+class FrontMetrics(Collector):
+    """Times every chat by layer; cache, backend and canary are read when a scrape asks."""
+
+    def __init__(self, registry: CollectorRegistry, encoder: CachingEncoder) -> None:
+        self._encoder = encoder
+        self._ms = Histogram(
+            names.TOKENIZATION_MS,
+            "from a chat's submission to its ids",
+            ["layer"],
+            buckets=names.TOKENIZATION_MS_BOUNDARIES,
+            registry=registry,
+        )
+        self._layers = {layer: self._ms.labels(layer) for layer in Layer}
+        self._ended_at = {IN_LOOP: 0.0, IN_THREADS: 0.0}
+        registry.register(self)
+
+    def record(self, layer: Layer, ms: float) -> None:
+        """A chat was tokenized there; from any thread."""
+        self._layers[layer].observe(ms)
+        self._ended_at[IN_LOOP if layer in _LOOP_LAYERS else IN_THREADS] = time.monotonic()
+
+    def cause(self, since: float) -> str:
+        """Whether chats were tokenized since then (the loop's clock, time.monotonic), and where."""
+        found = (place for place, ended_at in self._ended_at.items() if ended_at >= since)
+        return next(found, OTHER)
+
+    def collect(self) -> Iterator[Metric]:
+        """What a scrape sees."""
+        yield from self._cache()
+        backend = self._encoder.backend
+        in_use = GaugeMetricFamily(
+            names.TOKENIZATION_BACKEND, "the backend in use, and why", labels=["backend", "why"]
+        )
+        in_use.add_metric([backend.name, backend.why], 1)
+        yield in_use
+        canary = backend.canary
+        yield CounterMetricFamily(
+            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", canary.num_checked
+        )
+        differences = canary.num_differences + canary.num_failures
+        yield CounterMetricFamily(
+            names.TOKENIZATION_DIFFERENCES, "texts the fast backend failed on", differences
+        )
+
+    def _cache(self) -> Iterator[Metric]:
+        num_entries, num_bytes = self._encoder.size
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
+        fields = {
+            names.TOKENIZATION_TEXTS: "num_texts",
+            names.TOKENIZATION_HITS: "num_hits",
+            names.TOKENIZATION_CHARS: "num_chars",
+            names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
+        }
+        for name, field in fields.items():
+            family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
+            for content, lookups in self._encoder.lookups.items():
+                family.add_metric([content], getattr(lookups, field))
+            yield family

@@ -1,0 +1,1 @@
+"""Other processes that tokenize when the threads have enough to do."""

@@ -1,0 +1,51 @@
+"""The other process: chats in, ids out, one at a time, over one pipe.
+
+A request is the roles, separated by commas, and then every content in UTF-8 as it is: a long text
+is encoded once and never pickled. An answer is the ids as native uint32, or empty for a chat that
+cannot be encoded: who asked finds out why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from outrider.errors import OutriderError
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.base import REFERENCE, Reference
+from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.packages import make
+from outrider.tokenization.front.cache import CachePolicy
+from outrider.tokenization.front.encoder import CachingEncoder
+
+
+def serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_bytes: int) -> None:
+    """Answer until the other side closes. `backend` passed the gate in the process that asks."""
+    fast = None if backend == REFERENCE else make(backend, vocabulary)
+    guarded = Guarded(fast, Reference(vocabulary), why="the parent process uses it")
+    encoder = CachingEncoder(vocabulary, guarded, CachePolicy(max_bytes=cache_bytes))
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            connection.send_bytes(_answer(encoder, _receive(connection)))
+
+
+def ask(connection: Connection, messages: Sequence[Message]) -> bytes:
+    """The answer to one chat; blocks. Raises EOFError or OSError when the process is gone."""
+    connection.send_bytes(",".join(message.role for message in messages).encode())
+    for message in messages:
+        connection.send_bytes(message.content.encode())
+    return connection.recv_bytes()
+
+
+def _receive(connection: Connection) -> list[Message]:
+    roles = connection.recv_bytes().decode().split(",")
+    return [Message(role, connection.recv_bytes().decode()) for role in roles]
+
+
+def _answer(encoder: CachingEncoder, messages: list[Message]) -> bytes:
+    try:
+        return encoder.encode_chat(messages).tobytes()
+    except OutriderError:
+        return b""

@@ -1,0 +1,71 @@
+"""The threads that tokenize. Started once and handed their work directly: an executor's futures
+cost more than a short chat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from outrider.tokenization.front.job import Job
+from outrider.tokenization.front.line import Kind, Line
+
+
+class Threads:
+    """Workers on a Line. The backend releases the GIL, so an event loop goes on beside them."""
+
+    def __init__(self, num_workers: int, max_queued: int, work: Callable[[Job], None]) -> None:
+        """`work` is called in a worker, with every job, and does not raise."""
+        self._line: Line[Job] = Line(num_workers, max_queued)
+        self._work = work
+        self._num_workers = num_workers
+        self._is_closed = False
+        self._changed = threading.Condition()
+        for _ in range(num_workers):
+            threading.Thread(target=self._run, name="tokenize", daemon=True).start()
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether as many chats wait as there are workers, so that one more waits for two."""
+        return self._line.num_waiting >= self._num_workers
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a worker is at something."""
+        return self._line.num_running > 0
+
+    def enter(self, job: Job) -> None:
+        """Raises OverloadedError when too many of its kind wait already."""
+        with self._changed:
+            self._line.enter(job, job.kind)
+            self._changed.notify()
+
+    def remove(self, job: Job) -> None:
+        """Take a job out of the line, if no worker has it."""
+        with self._changed:
+            self._line.remove(job, job.kind)
+
+    def close(self) -> None:
+        """Give up what waits; what runs ends by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._line.clear()
+            self._changed.notify_all()
+
+    # Everything below runs in the workers.
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            job, kind = taken
+            self._work(job)
+            with self._changed:
+                self._line.leave(kind)
+                self._changed.notify()  # another kind may have waited for this worker to be free
+
+    def _take(self) -> tuple[Job, Kind] | None:
+        with self._changed:
+            while not self._is_closed:
+                taken = self._line.take()
+                if taken is not None:
+                    return taken
+                self._changed.wait()
+        return None
