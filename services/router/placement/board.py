@@ -6,6 +6,7 @@ places something on it. The row's number is also the replica's number in the pre
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -72,6 +73,8 @@ class Board:
         self._free: list[int] = []
         self._estimates: list[LocalEstimate] = []
         self._loads: list[Load] = []
+        self._sizes: Counter[int] = Counter()
+        """Replicas by block size."""
 
     def __len__(self) -> int:
         """Rows, those that are nobody's included."""
@@ -87,8 +90,7 @@ class Board:
 
     def sizes(self) -> Sequence[int]:
         """The block sizes there are, 0 (unknown) left out."""
-        found = set(self.counts["block_tokens"].tolist())
-        return sorted(found - {0})
+        return [size for size, count in sorted(self._sizes.items()) if size and count]
 
     def update(self, replica: Replica) -> int:
         """Take over what is known of a replica now; its row."""
@@ -106,7 +108,7 @@ class Board:
         self.counts["model"][row] = self.models.number(model)
         self.region_names[row] = replica.region
         self.counts["region"][row] = self.regions.number(replica.region)
-        self.counts["block_tokens"][row] = replica.model.block_tokens if replica.model else 0
+        self._set_size(row, replica.model.block_tokens if replica.model else 0)
         self._weigh(row)
         return row
 
@@ -116,7 +118,7 @@ class Board:
         if row >= 0:
             self.takes[row] = False
             self.names[row] = ""
-            self.counts["block_tokens"][row] = 0
+            self._set_size(row, 0)
             self._estimates[row] = LocalEstimate()
             self._free.append(row)
         return row
@@ -131,6 +133,13 @@ class Board:
         """A session ended or moved."""
         self._estimates[row].release(session)
         self._weigh(row)
+
+    def _set_size(self, row: int, block_tokens: int) -> None:
+        before = int(self.counts["block_tokens"][row])
+        if block_tokens != before:
+            self._sizes[before] -= 1
+            self._sizes[block_tokens] += 1
+            self.counts["block_tokens"][row] = block_tokens
 
     def _weigh(self, row: int) -> None:
         """The terms that depend on how many sessions and tokens are there."""

@@ -63,20 +63,26 @@ class BlockChain:
         return self._root
 
     def grow(self) -> None:
-        """Compute one block more, or take a whole piece from memory. Not beyond `num_blocks`."""
-        begin = len(self.known) * self._block_bytes
-        parent = self.known[-1] if self.known else self._root
-        if len(self.known) % PIECE_BLOCKS == 0:
-            end = begin + PIECE_BLOCKS * self._block_bytes
-            self._piece = blake2b(parent + self._ids[begin:end], digest_size=HASH_BYTES).digest()
+        """Compute the first block, later ones by the piece, or take a whole piece from memory. Not
+        beyond `num_blocks`."""
+        known, size = self.known, self._block_bytes
+        first = len(known)
+        parent = known[-1] if known else self._root
+        if first % PIECE_BLOCKS == 0:
+            piece = self._ids[first * size : (first + PIECE_BLOCKS) * size]
+            self._piece = blake2b(parent + piece, digest_size=HASH_BYTES).digest()
             remembered = self._memo.get(self._piece)
             if remembered is not None:
-                self.known += remembered
+                known += remembered
                 return
-        block = self._ids[begin : begin + self._block_bytes]
-        self.known.append(blake2b(parent + block, digest_size=HASH_BYTES).digest())
-        if len(self.known) % PIECE_BLOCKS == 0:
-            self._memo.put(self._piece, tuple(self.known[-PIECE_BLOCKS:]))
+        # The first block alone: of most prompts nobody has more.
+        last = min((first // PIECE_BLOCKS + 1) * PIECE_BLOCKS, self.num_blocks) if first else 1
+        for begin in range(first * size, last * size, size):
+            block = self._ids[begin : begin + size]
+            parent = blake2b(parent + block, digest_size=HASH_BYTES).digest()
+            known.append(parent)
+        if last % PIECE_BLOCKS == 0:
+            self._memo.put(self._piece, tuple(known[-PIECE_BLOCKS:]))
 
     def upto(self, num_blocks: int) -> list[bytes]:
         """The hashes of the first so many blocks, or of all there are."""

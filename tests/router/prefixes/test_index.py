@@ -167,7 +167,10 @@ def test_nothing_is_hashed_beyond_what_the_index_knows(monkeypatch: pytest.Monke
     known = index()
     hold(known, 0, LONG[:6])
     find(known, LONG)
-    assert num_hashed == 5, "three known blocks, the first unknown one, the digest of the piece"
+    assert num_hashed == 1 + PIECE_BLOCKS, "the piece in which knowledge ends, and its digest"
+    num_hashed = 0
+    find(known, LONG[1:])
+    assert num_hashed == 2, "of a prompt that nobody has, the first block and the digest"
     known = index()
     hold(known, 0, LONG)
     known.prompt(packed(LONG), b"").chain(2).upto(3 * PIECE_BLOCKS)
