@@ -40,6 +40,11 @@ class _Echo(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
 
+    async def Explain(
+        self, request: router_pb2.ExplainRequest, context: Any
+    ) -> router_pb2.ExplainResponse:
+        return router_pb2.ExplainResponse()
+
 
 class _Relay:
     """A TCP relay that, once cut, takes everything and passes nothing on."""

@@ -115,6 +115,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
 
+    async def Explain(
+        self, request: router_pb2.ExplainRequest, context: Any
+    ) -> router_pb2.ExplainResponse:
+        return router_pb2.ExplainResponse()
+
     def break_streams(self) -> None:
         """End every Route stream."""
         for outbox in self.calls:

@@ -146,7 +146,8 @@ async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
         under_way = await start(client)
         stopping = asyncio.create_task(old.edge.stop())
         await eventually(lambda: old.edge.listener.draining)
-        client._link._address = replace(client._link._address, port=new.ports.main)
+        (first,) = client._link._addresses
+        client._link._addresses = (replace(first, port=new.ports.main),)
         async with client.chat(ASK) as chat:
             await whole(chat)
         assert len(new.region.opened) == 1
