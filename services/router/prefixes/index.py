@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.router.prefixes.prompt import PIECE_BLOCKS, BlockChain, HashMemo, Prompt
+from services.router.prefixes.prompt import HashMemo, Prompt
 from services.router.prefixes.recent import RecentMap
 from services.router.prefixes.tree import PrefixTree
 
@@ -106,29 +106,31 @@ class PrefixIndex:
         while holders and depth < chain.num_blocks:
             if depth == len(chain.known):
                 chain.grow()
-            if self._holds_piece(chain, depth, holders):
-                depth += PIECE_BLOCKS
-                continue
-            held = holders & self._holders(chain.known[depth])
-            if held != holders and depth:
-                steps.append(Step(depth, holders & ~held))
-            holders = held
-            depth += 1 if held else 0
+            depth = self._held_by_all(chain.known, depth, holders)
+            if depth < len(chain.known):
+                held = holders & self._holders(chain.known[depth])
+                if depth:
+                    steps.append(Step(depth, holders & ~held))
+                holders = held
         if holders and depth:
             steps.append(Step(depth, holders))
         if depth:
             self._tree.touch(chain.known[depth - 1])
         return steps
 
-    def _holds_piece(self, chain: BlockChain, depth: int, holders: int) -> bool:
-        """Whether all of them hold a whole piece whose hashes are known: who holds its last block
-        holds them all."""
-        end = depth + PIECE_BLOCKS
-        return (
-            depth % PIECE_BLOCKS == 0
-            and end <= len(chain.known)
-            and holders & ~self._holders(chain.known[end - 1]) == 0
-        )
+    def _held_by_all(self, blocks: Sequence[bytes], first: int, holders: int) -> int:
+        """Where the blocks from `first` on end that all of them hold. Who holds a block holds those
+        before it, so that is found by halving."""
+        if not holders & ~self._holders(blocks[-1]):
+            return len(blocks)
+        low, high = first, len(blocks) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if holders & ~self._holders(blocks[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def _holders(self, block: bytes) -> int:
         tree, expected = self._tree, self._expected
