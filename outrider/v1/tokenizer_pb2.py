@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/tokenizer.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xcd\x01\n\rEncodeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ConversationH\x00\x12\'\n\x06\x63odecs\x18\x05 \x03(\x0e\x32\x17.outrider.v1.TokenCodec\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.outrider.v1.TraceContextB\x07\n\x05input\":\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x98\x01\n\x0e\x45ncodeResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x03ids\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TokenBlockH\x00\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x42\x08\n\x06result\"\xaf\x01\n\rDecodeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12$\n\x03ids\x18\x03 \x01(\x0b\x32\x17.outrider.v1.TokenBlock\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x14\n\x0ckeep_special\x18\x05 \x01(\x08\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.outrider.v1.TraceContext\"e\n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x08\n\x06result\"%\n\x14GetVocabularyRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x85\x01\n\x15GetVocabularyResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x16\n\x0etokenizer_json\x18\x04 \x01(\t\x12\x15\n\rchat_template\x18\x05 \x01(\t\x12\x10\n\x08stop_ids\x18\x06 \x03(\r2\xf8\x01\n\x10TokenizerService\x12\x45\n\x06\x45ncode\x12\x1a.outrider.v1.EncodeRequest\x1a\x1b.outrider.v1.EncodeResponse(\x01\x30\x01\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12V\n\rGetVocabulary\x12!.outrider.v1.GetVocabularyRequest\x1a\".outrider.v1.GetVocabularyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boutrider/v1/tokenizer.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xcd\x01\n\rEncodeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x31\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ConversationH\x00\x12\'\n\x06\x63odecs\x18\x05 \x03(\x0e\x32\x17.outrider.v1.TokenCodec\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.outrider.v1.TraceContextB\x07\n\x05input\":\n\x0c\x43onversation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x98\x01\n\x0e\x45ncodeResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x03ids\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TokenBlockH\x00\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x42\x08\n\x06result\"\xaf\x01\n\rDecodeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05model\x18\x02 \x01(\t\x12$\n\x03ids\x18\x03 \x01(\x0b\x32\x17.outrider.v1.TokenBlock\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x14\n\x0ckeep_special\x18\x05 \x01(\x08\x12(\n\x05trace\x18\x06 \x01(\x0b\x32\x19.outrider.v1.TraceContext\"e\n\x0e\x44\x65\x63odeResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12)\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x08\n\x06result\"%\n\x14GetVocabularyRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc0\x01\n\x15GetVocabularyResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0c\n\x04size\x18\x03 \x01(\r\x12\x16\n\x0etokenizer_json\x18\x04 \x01(\t\x12\x15\n\rchat_template\x18\x05 \x01(\t\x12\x10\n\x08stop_ids\x18\x06 \x03(\r\x12\x13\n\x0b\x63ontrol_ids\x18\x07 \x03(\r\x12\x11\n\tbos_token\x18\x08 \x01(\t\x12\x11\n\teos_token\x18\t \x01(\t\"W\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\'\n\x06\x63odecs\x18\x03 \x03(\x0e\x32\x17.outrider.v1.TokenCodec\"S\n\x10TokenizeResponse\x12$\n\x03ids\x18\x01 \x01(\x0b\x32\x17.outrider.v1.TokenBlock\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\"9\n\rCountResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\"y\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x03ids\x18\x02 \x01(\x0b\x32\x17.outrider.v1.TokenBlock\x12\x19\n\x11vocabulary_digest\x18\x03 \x01(\x0c\x12\x14\n\x0ckeep_special\x18\x04 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x98\x01\n\rWorkerMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.outrider.v1.WorkerHelloH\x00\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x17.outrider.v1.PartResultH\x00\x12)\n\x05\x61live\x18\x03 \x01(\x0b\x32\x18.outrider.v1.WorkerAliveH\x00\x42\x06\n\x04kind\"+\n\x0bWorkerHello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06places\x18\x02 \x01(\r\"\r\n\x0bWorkerAlive\"\x88\x01\n\nPartResult\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12&\n\x03ids\x18\x03 \x01(\x0b\x32\x17.outrider.v1.TokenBlockH\x00\x12)\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x42\x08\n\x06result\"\x89\x01\n\x08WorkPart\x12\x0b\n\x03job\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12&\n\x05\x63odec\x18\x05 \x01(\x0e\x32\x17.outrider.v1.TokenCodec\x12\x0c\n\x04text\x18\x06 \x01(\t2\xdd\x03\n\x10TokenizerService\x12\x45\n\x06\x45ncode\x12\x1a.outrider.v1.EncodeRequest\x1a\x1b.outrider.v1.EncodeResponse(\x01\x30\x01\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12V\n\rGetVocabulary\x12!.outrider.v1.GetVocabularyRequest\x1a\".outrider.v1.GetVocabularyResponse\x12K\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse(\x01\x30\x01\x12\x43\n\x05\x43ount\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1a.outrider.v1.CountResponse(\x01\x12Q\n\nDetokenize\x12\x1e.outrider.v1.DetokenizeRequest\x1a\x1f.outrider.v1.DetokenizeResponse(\x01\x30\x01\x32U\n\x14TokenizerWorkService\x12=\n\x04Work\x12\x1a.outrider.v1.WorkerMessage\x1a\x15.outrider.v1.WorkPart(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,7 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETVOCABULARYREQUEST']._serialized_start=774
   _globals['_GETVOCABULARYREQUEST']._serialized_end=811
   _globals['_GETVOCABULARYRESPONSE']._serialized_start=814
-  _globals['_GETVOCABULARYRESPONSE']._serialized_end=947
-  _globals['_TOKENIZERSERVICE']._serialized_start=950
-  _globals['_TOKENIZERSERVICE']._serialized_end=1198
+  _globals['_GETVOCABULARYRESPONSE']._serialized_end=1006
+  _globals['_TOKENIZEREQUEST']._serialized_start=1008
+  _globals['_TOKENIZEREQUEST']._serialized_end=1095
+  _globals['_TOKENIZERESPONSE']._serialized_start=1097
+  _globals['_TOKENIZERESPONSE']._serialized_end=1180
+  _globals['_COUNTRESPONSE']._serialized_start=1182
+  _globals['_COUNTRESPONSE']._serialized_end=1239
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1241
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1362
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1364
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1398
+  _globals['_WORKERMESSAGE']._serialized_start=1401
+  _globals['_WORKERMESSAGE']._serialized_end=1553
+  _globals['_WORKERHELLO']._serialized_start=1555
+  _globals['_WORKERHELLO']._serialized_end=1598
+  _globals['_WORKERALIVE']._serialized_start=1600
+  _globals['_WORKERALIVE']._serialized_end=1613
+  _globals['_PARTRESULT']._serialized_start=1616
+  _globals['_PARTRESULT']._serialized_end=1752
+  _globals['_WORKPART']._serialized_start=1755
+  _globals['_WORKPART']._serialized_end=1892
+  _globals['_TOKENIZERSERVICE']._serialized_start=1895
+  _globals['_TOKENIZERSERVICE']._serialized_end=2372
+  _globals['_TOKENIZERWORKSERVICE']._serialized_start=2374
+  _globals['_TOKENIZERWORKSERVICE']._serialized_end=2459
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,21 @@ class TokenizerServiceStub:
                 request_serializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.stream_stream(
+                '/outrider.v1.TokenizerService/Tokenize',
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Count = channel.stream_unary(
+                '/outrider.v1.TokenizerService/Count',
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.CountResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.stream_stream(
+                '/outrider.v1.TokenizerService/Detokenize',
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class TokenizerServiceServicer:
@@ -73,6 +88,28 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request_iterator, context):
+        """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
+        later text still arrives. Whoever does not read them is not read from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Count(self, request_iterator, context):
+        """As Tokenize, for the number of ids alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request_iterator, context):
+        """One sequence of ids of any length, and its text as it becomes final.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +127,21 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.GetVocabulary,
                     request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.stream_stream_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Count': grpc.stream_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.CountResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.stream_stream_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +225,163 @@ class TokenizerService:
             '/outrider.v1.TokenizerService/GetVocabulary',
             outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyRequest.SerializeToString,
             outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.TokenizerService/Tokenize',
+            outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/outrider.v1.TokenizerService/Count',
+            outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.CountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.TokenizerService/Detokenize',
+            outrider_dot_v1_dot_tokenizer__pb2.DetokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class TokenizerWorkServiceStub:
+    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Work = channel.stream_stream(
+                '/outrider.v1.TokenizerWorkService/Work',
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkPart.FromString,
+                _registered_method=True)
+
+
+class TokenizerWorkServiceServicer:
+    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """
+
+    def Work(self, request_iterator, context):
+        """The worker says hello, then gets a part for each free place, and frees it by a result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TokenizerWorkServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.FromString,
+                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkPart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'outrider.v1.TokenizerWorkService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('outrider.v1.TokenizerWorkService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class TokenizerWorkService:
+    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.TokenizerWorkService/Work',
+            outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.WorkPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,14 @@ class TokenizerServiceStub:
     """Answers carry the request's number and may come in another order than the requests."""
     Decode: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]
     GetVocabulary: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]
+    Tokenize: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]
+    """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
+    later text still arrives. Whoever does not read them is not read from.
+    """
+    Count: _grpc.StreamUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.CountResponse]
+    """As Tokenize, for the number of ids alone."""
+    Detokenize: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]
+    """One sequence of ids of any length, and its text as it becomes final."""
 
 @_typing.type_check_only
 class TokenizerServiceAsyncStub(TokenizerServiceStub):
@@ -43,6 +51,14 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
     """Answers carry the request's number and may come in another order than the requests."""
     Decode: _aio.StreamStreamMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]  # type: ignore[assignment]
     GetVocabulary: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]  # type: ignore[assignment]
+    Tokenize: _aio.StreamStreamMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
+    later text still arrives. Whoever does not read them is not read from.
+    """
+    Count: _aio.StreamUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.CountResponse]  # type: ignore[assignment]
+    """As Tokenize, for the number of ids alone."""
+    Detokenize: _aio.StreamStreamMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """One sequence of ids of any length, and its text as it becomes final."""
 
 class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -67,4 +83,61 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.GetVocabularyResponse, _abc.Awaitable[_tokenizer_pb2.GetVocabularyResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.TokenizeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.TokenizeResponse], _abc.AsyncIterator[_tokenizer_pb2.TokenizeResponse]]:
+        """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
+        later text still arrives. Whoever does not read them is not read from.
+        """
+
+    @_abc_1.abstractmethod
+    def Count(
+        self,
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.TokenizeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenizer_pb2.CountResponse, _abc.Awaitable[_tokenizer_pb2.CountResponse]]:
+        """As Tokenize, for the number of ids alone."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.DetokenizeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.DetokenizeResponse], _abc.AsyncIterator[_tokenizer_pb2.DetokenizeResponse]]:
+        """One sequence of ids of any length, and its text as it becomes final."""
+
 def add_TokenizerServiceServicer_to_server(servicer: TokenizerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class TokenizerWorkServiceStub:
+    """For worker processes, on this node and others. Whoever may call it decides on ids."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TokenizerWorkServiceAsyncStub: ...
+    Work: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.WorkerMessage, _tokenizer_pb2.WorkPart]
+    """The worker says hello, then gets a part for each free place, and frees it by a result."""
+
+@_typing.type_check_only
+class TokenizerWorkServiceAsyncStub(TokenizerWorkServiceStub):
+    """For worker processes, on this node and others. Whoever may call it decides on ids."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Work: _aio.StreamStreamMultiCallable[_tokenizer_pb2.WorkerMessage, _tokenizer_pb2.WorkPart]  # type: ignore[assignment]
+    """The worker says hello, then gets a part for each free place, and frees it by a result."""
+
+class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
+    """For worker processes, on this node and others. Whoever may call it decides on ids."""
+
+    @_abc_1.abstractmethod
+    def Work(
+        self,
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.WorkerMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.WorkPart], _abc.AsyncIterator[_tokenizer_pb2.WorkPart]]:
+        """The worker says hello, then gets a part for each free place, and frees it by a result."""
+
+def add_TokenizerWorkServiceServicer_to_server(servicer: TokenizerWorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

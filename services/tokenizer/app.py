@@ -18,8 +18,11 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.parts.assembly import long_texts
+from services.tokenizer.parts.detokenizing import Detokenizing
+from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
-from services.tokenizer.service import TokenizerService
+from services.tokenizer.service import TokenizerService, TokenizerWorkService
 from services.tokenizer.vocabularies import Vocabularies
 from services.tokenizer.workers import Workers
 
@@ -49,8 +52,10 @@ async def serve(
     try:
         if vocabularies is None:
             vocabularies = await asyncio.to_thread(_load, config)
-        service = _service(config, vocabularies, workers, metrics)
-        async with _listening(config, service, workers, metrics) as ports:
+        async with (
+            long_texts(config, vocabularies, metrics) as texts,
+            _listening(config, vocabularies, workers, texts, metrics) as ports,
+        ):
             _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
             if ready:
                 ready(ports)
@@ -66,21 +71,36 @@ def _load(config: TokenizerConfig) -> Vocabularies:
 
 
 def _service(
-    config: TokenizerConfig, vocabularies: Vocabularies, workers: Workers, metrics: Metrics
+    config: TokenizerConfig,
+    vocabularies: Vocabularies,
+    workers: Workers,
+    texts: LongTexts,
+    metrics: Metrics,
 ) -> TokenizerService:
     answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
-    return TokenizerService(answering, workers, metrics, max_in_flight=config.max_in_flight)
+    detokenizing = Detokenizing(vocabularies, workers, config.max_decode_ids)
+    return TokenizerService(
+        answering, workers, texts, detokenizing, metrics, max_in_flight=config.max_in_flight
+    )
 
 
 @asynccontextmanager
 async def _listening(
-    config: TokenizerConfig, service: TokenizerService, workers: Workers, metrics: Metrics
+    config: TokenizerConfig,
+    vocabularies: Vocabularies,
+    workers: Workers,
+    texts: LongTexts,
+    metrics: Metrics,
 ) -> AsyncIterator[Ports]:
     """The ports, to be answered on until the context is left; then drains the workers."""
     server = make_server(max_message_bytes=config.max_message_bytes)
+    service = _service(config, vocabularies, workers, texts, metrics)
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
+    work = TokenizerWorkService(texts.crew)
+    tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
     health = add_health(server, SERVICE)
     port = bind(server, config.host, config.port)
+    texts.processes.address = f"{_reachable(config.host)}:{port}"
     admin = AdminServer(
         config.admin_host,
         config.admin_port,
@@ -93,8 +113,13 @@ async def _listening(
     try:
         yield Ports(port, admin_port)
         health.close()
-        await workers.drain(config.drain_s)
+        await asyncio.gather(workers.drain(config.drain_s), texts.crew.drain(config.drain_s))
     finally:
         # Callers keep their streams open for good: there is no point in waiting for those.
         await server.stop(grace=_LAST_ANSWERS_S)
         await admin.stop()
+
+
+def _reachable(host: str) -> str:
+    """Where a process of this node finds a listener on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104

@@ -14,6 +14,11 @@ _POSITIVE = (
     "max_in_flight",
     "max_pending",
     "max_message_bytes",
+    "part_chars",
+    "max_long_texts",
+    "window_parts",
+    "worker_silent_s",
+    "part_slow_s",
 )
 
 
@@ -45,6 +50,20 @@ class TokenizerConfig:
     """Requests under way at once over all streams; more are refused as OVERLOADED."""
     max_message_bytes: int = 16 << 20
     """Largest message read or written; a vocabulary of GetVocabulary has to fit."""
+    worker_processes: int = 2
+    """Processes of this node that tokenize long texts; started with the first of those."""
+    part_chars: int = 1 << 16
+    """Characters from which on a long text is cut."""
+    max_part_chars: int = 1 << 20
+    """Most characters of a text in which it cannot be cut."""
+    max_long_texts: int = 64
+    """Long texts under way at once; more are refused as OVERLOADED."""
+    window_parts: int = 16
+    """Parts of one long text that are held at once, results not yet read among them."""
+    worker_silent_s: float = 5.0
+    """A worker not heard of for so long is given up."""
+    part_slow_s: float = 10.0
+    """A part at one worker for so long is given to another one as well."""
     drain_s: float = 5.0
     """Time open streams get to finish when the service stops."""
     log_level: str = "info"
@@ -59,6 +78,13 @@ class TokenizerConfig:
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
+        if self.worker_processes < 0:
+            raise ConfigError(f"worker_processes is {self.worker_processes}: use 0 or more.")
+        if self.max_part_chars <= self.part_chars:
+            raise ConfigError(
+                f"max_part_chars is {self.max_part_chars}: set it above part_chars, "
+                f"{self.part_chars}."
+            )
         if self.drain_s < 0:
             raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative.")
         if self.max_text_bytes >= self.max_message_bytes:

@@ -9,7 +9,6 @@ from outrider.errors import (
     EmptyPromptError,
     FrameTooLargeError,
     InvalidRequestError,
-    VocabularyMismatchError,
 )
 from outrider.models.chat import Message
 from outrider.v1 import tokenizer_pb2
@@ -61,13 +60,7 @@ class Answering:
         Raises UnknownModelError, VocabularyMismatchError, BadTokenBlockError.
         """
         served = self.vocabularies.find(request.model)
-        ours = served.vocabulary.digest
-        if request.vocabulary_digest not in (b"", ours):
-            raise VocabularyMismatchError(
-                f"The ids are of vocabulary {request.vocabulary_digest.hex()} but model "
-                f"{served.model} has {ours.hex()}: decode them with their own model.",
-                metadata={"ours": ours.hex(), "theirs": request.vocabulary_digest.hex()},
-            )
+        served.check_digest(request.vocabulary_digest)
         if not request.HasField("ids"):
             raise InvalidRequestError("There is nothing to decode: send a token block.")
         block = wire_tokens.from_proto(request.ids)

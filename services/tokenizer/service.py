@@ -15,6 +15,9 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import span
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import to_detail
+from services.tokenizer.parts.crew import Crew
+from services.tokenizer.parts.detokenizing import Detokenizing
+from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
 from services.tokenizer.streams import AnswerStream
 from services.tokenizer.workers import Workers
@@ -29,14 +32,38 @@ AnswerT = TypeVar("AnswerT", tokenizer_pb2.EncodeResponse, tokenizer_pb2.DecodeR
 _log = structlog.get_logger()
 
 
+class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
+    """Where workers get the parts of long texts."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+
+    async def Work(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.WorkerMessage], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.WorkPart]:
+        """One worker's stay."""
+        async with aclosing(self._crew.work(request_iterator)) as parts:
+            async for part in parts:
+                yield part
+
+
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     """Answers every request on its own: a bad one fails alone, its stream lives on."""
 
     def __init__(
-        self, answering: Answering, workers: Workers, metrics: Metrics, *, max_in_flight: int
+        self,
+        answering: Answering,
+        workers: Workers,
+        long_texts: LongTexts,
+        detokenizing: Detokenizing,
+        metrics: Metrics,
+        *,
+        max_in_flight: int,
     ) -> None:
         self._answering = answering
         self._workers = workers
+        self._long_texts = long_texts
+        self._detokenizing = detokenizing
         self._metrics = metrics
         self._max_in_flight = max_in_flight
 
@@ -63,14 +90,48 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.GetVocabularyResponse:
         """What an edge needs to tokenize by itself. UnknownModelError is the call's status."""
         served = self._answering.vocabularies.find(request.model)
+        facts = served.vocabulary.facts
         return tokenizer_pb2.GetVocabularyResponse(
             model=served.model,
             digest=served.vocabulary.digest,
             size=served.vocabulary.size,
             tokenizer_json=served.vocabulary.tokenizer_json,
             chat_template=served.vocabulary.chat_template,
-            stop_ids=sorted(served.vocabulary.stop_ids),
+            stop_ids=facts.stop_ids,
+            control_ids=facts.control_ids,
+            bos_token=facts.bos_token,
+            eos_token=facts.eos_token,
         )
+
+    async def Tokenize(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.TokenizeResponse]:
+        """One text of any size. Its failures are the call's status, as all below."""
+        async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
+            async for served, block in blocks:
+                self._metrics.counter(TOKENS).add(block.count, {"operation": "tokenize"})
+                digest = served.vocabulary.digest
+                yield tokenizer_pb2.TokenizeResponse(ids=block, vocabulary_digest=digest)
+
+    async def Count(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
+    ) -> tokenizer_pb2.CountResponse:
+        """The number of one text's ids."""
+        count, digest = 0, b""
+        async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
+            async for served, block in blocks:
+                count += block.count
+                digest = served.vocabulary.digest
+        self._metrics.counter(TOKENS).add(count, {"operation": "count"})
+        return tokenizer_pb2.CountResponse(count=count, vocabulary_digest=digest)
+
+    async def Detokenize(
+        self, request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeRequest], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.DetokenizeResponse]:
+        """One sequence of ids of any length."""
+        async with aclosing(self._detokenizing.texts(request_iterator)) as texts:
+            async for text in texts:
+                yield tokenizer_pb2.DetokenizeResponse(text=text)
 
     async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         response = await self._run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.errors import UnknownModelError
+from outrider.errors import UnknownModelError, VocabularyMismatchError
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
@@ -29,6 +29,16 @@ class Served:
         coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
         return cls(model, vocabulary, coder)
 
+    def check_digest(self, theirs: bytes) -> None:
+        """Raises VocabularyMismatchError for ids of another vocabulary; empty is not checked."""
+        ours = self.vocabulary.digest
+        if theirs not in (b"", ours):
+            raise VocabularyMismatchError(
+                f"The ids are of vocabulary {theirs.hex()} but model {self.model} has "
+                f"{ours.hex()}: decode them with their own model.",
+                metadata={"ours": ours.hex(), "theirs": theirs.hex()},
+            )
+
 
 class Vocabularies:
     """Served vocabularies by model name."""
@@ -42,6 +52,9 @@ class Vocabularies:
     def load(cls, models: Iterable[str], store: ModelStore) -> Vocabularies:
         """Load from the model store; blocks. Raises UnknownModelError, ModelStoreError."""
         return cls(Served.of(name, load_vocabulary(lookup(name), store)) for name in models)
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
 
     def find(self, model: str) -> Served:
         """The vocabulary of a model, the default for "". Raises UnknownModelError."""

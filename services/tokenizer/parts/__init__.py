@@ -1,0 +1,1 @@
+"""Long texts over worker processes, on this node and on others."""
