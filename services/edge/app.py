@@ -178,6 +178,7 @@ class Edge:
         await self.upstream.stop()
         await self.drafter.stop()
         self._tokenization.close()
+        await asyncio.to_thread(self._tokenization.join)
         await self._admin.stop()
 
     def _ready(self) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -45,6 +46,14 @@ Judge = Callable[[str], Verdict]
 log = structlog.get_logger()
 
 
+class _UndecidedError(Exception):
+    """A verdict that is not to be kept."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
 def load_backend(
     spec: ModelSpec, store: ModelStore, vocabulary: Vocabulary, wanted: str = AUTO
 ) -> Guarded:
@@ -58,9 +67,14 @@ def load_backend(
 
         def build(folder: Path) -> None:
             verdict = put_to_the_test(package, vocabulary)
+            if not verdict.is_final:
+                raise _UndecidedError(verdict)
             (folder / _VERDICT_FILE).write_text(verdict.to_json(), "utf-8")
 
-        folder = store.derived(artifact, name, build)
+        try:
+            folder = store.derived(artifact, name, build)
+        except _UndecidedError as undecided:
+            return undecided.verdict
         return Verdict.from_json((folder / _VERDICT_FILE).read_text("utf-8"))
 
     return choose(vocabulary, wanted, judge=kept)
@@ -90,7 +104,8 @@ def choose(vocabulary: Vocabulary, wanted: str = AUTO, *, judge: Judge | None = 
 def in_order_of_speed(vocabulary: Vocabulary) -> tuple[str, ...]:
     """The packages, the one first that is faster for pre-tokenizers of this kind: a pattern of
     their own (Llama 3, Qwen) or GPT-2's, which is built in."""
-    own_pattern = '"Split"' in vocabulary.tokenizer_json
+    steps = json.dumps(json.loads(vocabulary.tokenizer_json)["pre_tokenizer"])
+    own_pattern = '"Split"' in steps
     return (Fastokens.name, Splintr.name) if own_pattern else (Splintr.name, Fastokens.name)
 
 
@@ -125,5 +140,6 @@ def put_to_the_test(
         passed=not outcome.problem,
         reason=outcome.problem,
         num_texts=outcome.num_texts,
+        is_final=outcome.is_final,
         speedup=speedup(backend, reference, "\n".join(material.LANGUAGES), clock=clock),
     )

@@ -29,6 +29,8 @@ class Verdict:
     num_texts: int = 0
     speedup: float = 0.0
     """Times as fast as the reference on a text of some kilobytes."""
+    is_final: bool = True
+    """Whether another try would find the same; not if time ran out."""
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
@@ -49,6 +51,8 @@ class Outcome:
     num_texts: int
     problem: str
     """Empty if they never did."""
+    is_final: bool = True
+    """Whether nothing but the texts decided; not if time ran out."""
 
 
 def compare(
@@ -64,7 +68,7 @@ def compare(
     count = 0
     for count, text in enumerate(texts, start=1):
         if clock() > deadline:
-            return Outcome(count, f"the comparison was not through after {count} texts")
+            return Outcome(count, f"time ran out after {count} texts", is_final=False)
         expected = reference.encode(text)
         try:
             found = backend.encode(text)

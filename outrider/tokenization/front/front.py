@@ -119,6 +119,10 @@ class Front:
         if self._spill is not None:
             self._spill.close()
 
+    def join(self) -> None:
+        """After `close`: wait for what runs. Blocks, so not in the event loop."""
+        self._threads.join()
+
     def _is_answered_inline(self, job: Job, num_chars: int) -> bool:
         policy = self._policy
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:

@@ -20,8 +20,12 @@ class Threads:
         self._num_workers = num_workers
         self._is_closed = False
         self._changed = threading.Condition()
-        for _ in range(num_workers):
-            threading.Thread(target=self._run, name="tokenize", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._run, name="tokenize", daemon=True)
+            for _ in range(num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_saturated(self) -> bool:
@@ -50,6 +54,12 @@ class Threads:
             self._is_closed = True
             self._line.clear()
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """After `close`: until the workers are through with what they are at. A thread that is
+        inside a library when the interpreter ends would abort the process."""
+        for thread in self._threads:
+            thread.join()
 
     # Everything below runs in the workers.
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts
 from outrider.tokenization.backends import material
 from outrider.tokenization.backends.base import Reference
-from outrider.tokenization.backends.choice import choose, put_to_the_test
+from outrider.tokenization.backends.choice import choose, in_order_of_speed, put_to_the_test
 from outrider.tokenization.backends.gate import compare, is_defect
 from outrider.tokenization.backends.packages import (
     PACKAGES,
@@ -72,6 +72,12 @@ def test_any_text_has_the_reference_ids(vocabulary: Vocabulary, package: str) ->
         assert backend.encode(text) == reference.encode(text)
 
     check()
+
+
+@pytest.mark.model
+def test_the_faster_package_is_tried_first(vocabulary: Vocabulary) -> None:
+    assert in_order_of_speed(vocabulary)[0] == "splintr-rs"
+    assert in_order_of_speed(other("llama3"))[0] == "fastokens"
 
 
 @pytest.mark.model
