@@ -1,0 +1,1 @@
+"""How fast texts become ids, what the cache saves, and what the event loop feels of it."""

@@ -1,0 +1,31 @@
+"""Tokenization: one text by length and backend, the cache on growing chats, the event loop under
+prompts of 100,000 tokens."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.harness.figures import parser, start
+from bench.tokenizer import lag, latency, replay
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.choice import AUTO, load_backend
+
+
+def main() -> int:
+    run = start("tokenizer", parser("tokenizer", __doc__ or "").parse_args())
+    store = ModelStore(default_root())
+    vocabulary = load_vocabulary(DEFAULT_MODEL, store)
+    backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
+    num_wrong = latency.measure(run, vocabulary)
+    num_wrong += replay.measure(run, vocabulary, backends)
+    lag.measure(run, vocabulary, backends)
+    run.figures["differences"] = num_wrong
+    run.finish()
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
