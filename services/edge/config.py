@@ -158,7 +158,9 @@ class EdgeConfig:
     line_theta: float = 0.7
     """Least estimated probability of a line break that is shown."""
     rewrite_interval_ms: float = 150.0
-    """Least time between two visible corrections."""
+    """Least time between two visible corrections, on average..."""
+    rewrite_burst: int = 3
+    """...over more than so many."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):
@@ -265,6 +267,7 @@ class EdgeConfig:
                 eager_tokens=self.eager_tokens,
                 line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,
+                rewrite_burst=self.rewrite_burst,
             ),
             control=ControlPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
@@ -278,7 +281,7 @@ _POSITIVE = (
     *("max_connections", "max_chats_per_connection", "max_unsent_bytes"),
     *("lookup_interval_s", "probe_interval_s", "probe_timeout_s", "suspect_s"),
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
-    *("draft_threads", "draft_kv_bytes", "draft_sessions"),
+    *("draft_threads", "draft_kv_bytes", "draft_sessions", "rewrite_burst"),
 )
 _NOT_NEGATIVE = (
     *("drain_s", "request_timeout_s", "reopen_s", "tokenizer_queue", "min_prefill_tokens"),
