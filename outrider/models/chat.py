@@ -31,6 +31,9 @@ MAX_MESSAGES: Final = 512
 MAX_CHAT_CHARS: Final = 1 << 20
 """Characters of all messages together."""
 _BLANK: Final = "\ufffd"
+_ASCII_BLANK: Final = 0x7F
+"""Stands for `_BLANK` in ASCII text: no control token has it, no template looks for it."""
+_PIECE_CHARS: Final = 4096
 _PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
@@ -104,7 +107,11 @@ class ChatTemplate:
         # Longest first: where two tokens begin, the tokenizer takes the longer one.
         longest_first = sorted(control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._blanks = {ord(char): _BLANK for char in "".join(control_tokens)}
+        letters = set("".join(control_tokens))
+        self._blanks = {ord(char): _BLANK for char in letters}
+        self._ascii_blanks = bytes(_ASCII_BLANK if chr(b) in letters else b for b in range(256))
+        firsts = {token[0] for token in control_tokens}
+        self._first = firsts.pop() if len(firsts) == 1 else ""
 
     def segments(self, messages: Sequence[Message]) -> list[Segment]:
         """The prompt for `messages`, which `check_messages` passed, generation prompt included.
@@ -115,22 +122,42 @@ class ChatTemplate:
         contents = [message.content for message in messages]
         hidden, typed = self._hide(contents)
         segments = list(self._split(self._render(messages, hidden)))
-        blank = [content.translate(self._blanks) for content in contents]
+        blank = [self._blank(content) for content in contents]
         alone = list(self._split(self._render(messages, blank)))
         if _control_texts(segments) != _control_texts(alone):
             raise InvalidRequestError(
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        restored = str.maketrans(typed)
-        return [Segment(s.text.translate(restored), s.is_control) for s in segments]
+        return [Segment(_restored(s.text, typed), s.is_control) for s in segments]
+
+    def _blank(self, content: str) -> str:
+        """Without any character of a control token. In pieces, or by a table of bytes: one call
+        with a dictionary would hold the GIL for tens of milliseconds over a long text."""
+        if content.isascii():
+            return content.encode().translate(self._ascii_blanks).decode()
+        starts = range(0, len(content), _PIECE_CHARS)
+        return "".join(content[at : at + _PIECE_CHARS].translate(self._blanks) for at in starts)
+
+    def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        """Every control token in `text`. Tokens with one first character are looked for where it
+        stands: that is many times faster over a long text, and lets go of the GIL."""
+        if not self._first:
+            yield from self._control.finditer(text)
+            return
+        at = text.find(self._first)
+        while at >= 0:
+            match = self._control.match(text, at)
+            if match is not None:
+                yield match
+            at = text.find(self._first, match.end() if match is not None else at + 1)
 
     def _hide(self, contents: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         """Contents with control tokens replaced, and what each replacement stands for."""
-        found = {text for content in contents for text in self._control.findall(content)}
+        found = {match.group() for content in contents for match in self._matches(content)}
         if not found:
             return list(contents), {}
-        free = _unused_characters(set(self._source).union(*contents))
+        free = _unused_characters((self._source, *contents))
         stand_in = dict(zip(sorted(found), free, strict=False))
         if len(stand_in) < len(found):
             raise InvalidRequestError("the chat uses up all private-use characters; use fewer")
@@ -153,7 +180,7 @@ class ChatTemplate:
 
     def _split(self, rendered: str) -> Iterator[Segment]:
         at = 0
-        for match in self._control.finditer(rendered):
+        for match in self._matches(rendered):
             if match.start() > at:
                 yield Segment(rendered[at : match.start()], False)
             yield Segment(match.group(), True)
@@ -170,6 +197,14 @@ def _control_texts(segments: Sequence[Segment]) -> list[str]:
     return [segment.text for segment in segments if segment.is_control]
 
 
-def _unused_characters(used: set[str]) -> Iterator[str]:
-    for block in _PRIVATE_USE:
-        yield from (chr(point) for point in block if chr(point) not in used)
+def _restored(text: str, typed: Mapping[str, str]) -> str:
+    """What the user typed: each stand-in occurs nowhere else, so their order does not matter."""
+    for char, token in typed.items():
+        text = text.replace(char, token)
+    return text
+
+
+def _unused_characters(texts: Sequence[str]) -> Iterator[str]:
+    for char in (chr(point) for block in _PRIVATE_USE for point in block):
+        if not any(char in text for text in texts):
+            yield char
