@@ -18,7 +18,8 @@ def main() -> int:
     parser.add_argument("--name", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--once", action="store_true", help="end when the service is lost")
     arguments = parser.parse_args()
-    configure_logging("tokenizer-worker", "info")
+    # Its service logs what becomes of a worker that is its own.
+    configure_logging("tokenizer-worker", "warning" if arguments.once else "info")
     run = work if arguments.once else stay
     asyncio.run(run(arguments.address, arguments.name))
     return 0

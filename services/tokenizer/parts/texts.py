@@ -91,8 +91,9 @@ async def _steps(first: tokenizer_pb2.TokenizeRequest, rest: Requests) -> AsyncI
     """The text as it came, in short steps between which others have their turn."""
     message: tokenizer_pb2.TokenizeRequest | None = first
     while message is not None:
-        for start in range(0, len(message.text), _STEP_CHARS):
-            yield message.text[start : start + _STEP_CHARS]
+        text = message.text  # a copy each time that it is asked for
+        for start in range(0, len(text), _STEP_CHARS):
+            yield text[start : start + _STEP_CHARS]
             await asyncio.sleep(0)
         message = await anext(rest, None)
 
