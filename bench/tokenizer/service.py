@@ -99,7 +99,8 @@ async def _one(vocabulary: Vocabulary, text: str, workers: int, *, deaths: bool)
     coder = TokenCoder(vocabulary.digest, vocabulary.size)
     killed: list[int] = []
     async with _service(vocabulary, workers) as stub:
-        await stub.Count(_pieces("warm " * 200_000 * workers))
+        async for _ in stub.Tokenize(_pieces("warm " * 200_000 * workers)):
+            pass
         killer = asyncio.create_task(_kill_one_a_second(killed)) if deaths else None
         begun = perf_counter()
         blocks = [answer.ids async for answer in stub.Tokenize(_pieces(text))]

@@ -299,6 +299,29 @@ class TokenizeResponse(_message.Message):
 Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
+class CountRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """As in TokenizeRequest."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountRequest: _TypeAlias = CountRequest  # noqa: Y015
+
+@_typing.final
 class CountResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -370,7 +393,7 @@ class DetokenizeResponse(_message.Message):
 Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
-class WorkerMessage(_message.Message):
+class WorkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
@@ -397,7 +420,7 @@ class WorkerMessage(_message.Message):
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+Global___WorkRequest: _TypeAlias = WorkRequest  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):
@@ -473,7 +496,7 @@ class PartResult(_message.Message):
 Global___PartResult: _TypeAlias = PartResult  # noqa: Y015
 
 @_typing.final
-class WorkPart(_message.Message):
+class WorkResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -504,4 +527,4 @@ class WorkPart(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WorkPart: _TypeAlias = WorkPart  # noqa: Y015
+Global___WorkResponse: _TypeAlias = WorkResponse  # noqa: Y015

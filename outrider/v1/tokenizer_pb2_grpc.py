@@ -56,7 +56,7 @@ class TokenizerServiceStub:
                 _registered_method=True)
         self.Count = channel.stream_unary(
                 '/outrider.v1.TokenizerService/Count',
-                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.CountRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.CountResponse.FromString,
                 _registered_method=True)
         self.Detokenize = channel.stream_stream(
@@ -135,7 +135,7 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
             ),
             'Count': grpc.stream_unary_rpc_method_handler(
                     servicer.Count,
-                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.FromString,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.CountRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_tokenizer__pb2.CountResponse.SerializeToString,
             ),
             'Detokenize': grpc.stream_stream_rpc_method_handler(
@@ -277,7 +277,7 @@ class TokenizerService:
             request_iterator,
             target,
             '/outrider.v1.TokenizerService/Count',
-            outrider_dot_v1_dot_tokenizer__pb2.TokenizeRequest.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.CountRequest.SerializeToString,
             outrider_dot_v1_dot_tokenizer__pb2.CountResponse.FromString,
             options,
             channel_credentials,
@@ -329,8 +329,8 @@ class TokenizerWorkServiceStub:
         """
         self.Work = channel.stream_stream(
                 '/outrider.v1.TokenizerWorkService/Work',
-                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.SerializeToString,
-                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkPart.FromString,
+                request_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkResponse.FromString,
                 _registered_method=True)
 
 
@@ -350,8 +350,8 @@ def add_TokenizerWorkServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
-                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.FromString,
-                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkPart.SerializeToString,
+                    request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.WorkRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_tokenizer__pb2.WorkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -380,8 +380,8 @@ class TokenizerWorkService:
             request_iterator,
             target,
             '/outrider.v1.TokenizerWorkService/Work',
-            outrider_dot_v1_dot_tokenizer__pb2.WorkerMessage.SerializeToString,
-            outrider_dot_v1_dot_tokenizer__pb2.WorkPart.FromString,
+            outrider_dot_v1_dot_tokenizer__pb2.WorkRequest.SerializeToString,
+            outrider_dot_v1_dot_tokenizer__pb2.WorkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,7 @@ class TokenizerServiceStub:
     """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
     later text still arrives. Whoever does not read them is not read from.
     """
-    Count: _grpc.StreamUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.CountResponse]
+    Count: _grpc.StreamUnaryMultiCallable[_tokenizer_pb2.CountRequest, _tokenizer_pb2.CountResponse]
     """As Tokenize, for the number of ids alone."""
     Detokenize: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]
     """One sequence of ids of any length, and its text as it becomes final."""
@@ -55,7 +55,7 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
     """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
     later text still arrives. Whoever does not read them is not read from.
     """
-    Count: _aio.StreamUnaryMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.CountResponse]  # type: ignore[assignment]
+    Count: _aio.StreamUnaryMultiCallable[_tokenizer_pb2.CountRequest, _tokenizer_pb2.CountResponse]  # type: ignore[assignment]
     """As Tokenize, for the number of ids alone."""
     Detokenize: _aio.StreamStreamMultiCallable[_tokenizer_pb2.DetokenizeRequest, _tokenizer_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """One sequence of ids of any length, and its text as it becomes final."""
@@ -96,7 +96,7 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Count(
         self,
-        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.TokenizeRequest],
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.CountRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_tokenizer_pb2.CountResponse, _abc.Awaitable[_tokenizer_pb2.CountResponse]]:
         """As Tokenize, for the number of ids alone."""
@@ -118,7 +118,7 @@ class TokenizerWorkServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TokenizerWorkServiceAsyncStub: ...
-    Work: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.WorkerMessage, _tokenizer_pb2.WorkPart]
+    Work: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]
     """The worker says hello, then gets a part for each free place, and frees it by a result."""
 
 @_typing.type_check_only
@@ -126,7 +126,7 @@ class TokenizerWorkServiceAsyncStub(TokenizerWorkServiceStub):
     """For worker processes, on this node and others. Whoever may call it decides on ids."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Work: _aio.StreamStreamMultiCallable[_tokenizer_pb2.WorkerMessage, _tokenizer_pb2.WorkPart]  # type: ignore[assignment]
+    Work: _aio.StreamStreamMultiCallable[_tokenizer_pb2.WorkRequest, _tokenizer_pb2.WorkResponse]  # type: ignore[assignment]
     """The worker says hello, then gets a part for each free place, and frees it by a result."""
 
 class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -135,9 +135,9 @@ class TokenizerWorkServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Work(
         self,
-        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.WorkerMessage],
+        request_iterator: _MaybeAsyncIterator[_tokenizer_pb2.WorkRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.WorkPart], _abc.AsyncIterator[_tokenizer_pb2.WorkPart]]:
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.WorkResponse], _abc.AsyncIterator[_tokenizer_pb2.WorkResponse]]:
         """The worker says hello, then gets a part for each free place, and frees it by a result."""
 
 def add_TokenizerWorkServiceServicer_to_server(servicer: TokenizerWorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

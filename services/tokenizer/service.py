@@ -39,8 +39,8 @@ class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
         self._crew = crew
 
     async def Work(
-        self, request_iterator: AsyncIterator[tokenizer_pb2.WorkerMessage], context: Context
-    ) -> AsyncIterator[tokenizer_pb2.WorkPart]:
+        self, request_iterator: AsyncIterator[tokenizer_pb2.WorkRequest], context: Context
+    ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
         """One worker's stay."""
         async with aclosing(self._crew.work(request_iterator)) as parts:
             async for part in parts:
@@ -114,11 +114,11 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 yield tokenizer_pb2.TokenizeResponse(ids=block, vocabulary_digest=digest)
 
     async def Count(
-        self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
+        self, request_iterator: AsyncIterator[tokenizer_pb2.CountRequest], context: Context
     ) -> tokenizer_pb2.CountResponse:
         """The number of one text's ids."""
         count, digest = 0, b""
-        async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
+        async with aclosing(self._long_texts.blocks(_as_texts(request_iterator))) as blocks:
             async for served, block in blocks:
                 count += block.count
                 digest = served.vocabulary.digest
@@ -170,3 +170,10 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             return response_type(number=request.number, error=to_detail(failure))
         finally:
             self._metrics.counter(REQUESTS).add(1, labels)
+
+
+async def _as_texts(
+    requests: AsyncIterator[tokenizer_pb2.CountRequest],
+) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
+    async for request in requests:
+        yield tokenizer_pb2.TokenizeRequest(model=request.model, text=request.text)

@@ -27,7 +27,7 @@ REASSIGNED: Final = "outrider.tokenizer.parts.reassigned"
 MAX_PLACES: Final = 64
 _TICK_S: Final = 0.5
 
-Messages = AsyncIterator[tokenizer_pb2.WorkerMessage]
+Messages = AsyncIterator[tokenizer_pb2.WorkRequest]
 _log = structlog.get_logger()
 
 
@@ -61,7 +61,7 @@ class Crew:
         self._core: Dispatcher[Payload, common_pb2.TokenBlock] = Dispatcher(limits)
         self._metrics = metrics
         self._end = end
-        self._outboxes: dict[str, Outbox[tokenizer_pb2.WorkPart]] = {}
+        self._outboxes: dict[str, Outbox[tokenizer_pb2.WorkResponse]] = {}
         self._jobs: dict[int, OpenJob] = {}
         self._idle = asyncio.Event()
 
@@ -102,11 +102,11 @@ class Crew:
         job.core.add(payload)
         self._pump()
 
-    async def work(self, requests: Messages) -> AsyncGenerator[tokenizer_pb2.WorkPart, None]:
+    async def work(self, requests: Messages) -> AsyncGenerator[tokenizer_pb2.WorkResponse, None]:
         """One worker's parts, until it leaves or is lost. Raises InvalidRequestError."""
         messages = incoming(requests)
         hello = _checked(await anext(messages, None))
-        outbox: Outbox[tokenizer_pb2.WorkPart] = Outbox(hello.places)
+        outbox: Outbox[tokenizer_pb2.WorkResponse] = Outbox(hello.places)
         self._lose(hello.name)
         self._outboxes[hello.name] = outbox
         self._core.join(hello.name, hello.places, _now())
@@ -134,7 +134,7 @@ class Crew:
             self._report()
 
     async def _hear(
-        self, name: str, messages: Messages, outbox: Outbox[tokenizer_pb2.WorkPart]
+        self, name: str, messages: Messages, outbox: Outbox[tokenizer_pb2.WorkResponse]
     ) -> None:
         try:
             async for message in messages:
@@ -174,7 +174,7 @@ class Crew:
             while not outbox.closed and (task := self._core.pull(name, _now())) is not None:
                 payload = task.payload
                 outbox.put_nowait(
-                    tokenizer_pb2.WorkPart(
+                    tokenizer_pb2.WorkResponse(
                         job=task.part.job,
                         sequence=task.part.sequence,
                         model=payload.model,
@@ -197,7 +197,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _checked(message: tokenizer_pb2.WorkerMessage | None) -> tokenizer_pb2.WorkerHello:
+def _checked(message: tokenizer_pb2.WorkRequest | None) -> tokenizer_pb2.WorkerHello:
     if message is None or not message.HasField("hello"):
         raise InvalidRequestError("A worker says hello first.")
     hello = message.hello

@@ -12,7 +12,7 @@ import grpc.aio
 import structlog
 
 from outrider.codec.tokens import TokenCodec
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, VocabularyMismatchError
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts
 from outrider.rpc import Outbox, make_channel
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -41,7 +41,7 @@ async def stay(address: str, name: str) -> None:
 
 async def work(address: str, name: str) -> bool:
     """Work for a service until it is lost (False) or SIGTERM says to end (True)."""
-    outbox: Outbox[tokenizer_pb2.WorkerMessage] = Outbox(2 * PLACES)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * PLACES)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, outbox.close)
     with ThreadPoolExecutor(1, "tokenize") as pool:
@@ -59,22 +59,22 @@ async def work(address: str, name: str) -> bool:
 async def _serve(
     channel: grpc.aio.Channel,
     name: str,
-    outbox: Outbox[tokenizer_pb2.WorkerMessage],
+    outbox: Outbox[tokenizer_pb2.WorkRequest],
     pool: ThreadPoolExecutor,
 ) -> None:
     hello = tokenizer_pb2.WorkerHello(name=name, places=PLACES)
-    outbox.put_nowait(tokenizer_pb2.WorkerMessage(hello=hello))
+    outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
     stub: tokenizer_pb2_grpc.TokenizerWorkServiceAsyncStub
     stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
     shelf = _Shelf(channel)
     async for part in stub.Work(outbox):
         result = await _result(part, shelf, pool)
         with contextlib.suppress(OutriderError):  # told to end meanwhile
-            await outbox.put(tokenizer_pb2.WorkerMessage(result=result))
+            await outbox.put(tokenizer_pb2.WorkRequest(result=result))
 
 
-async def _stay_alive(outbox: Outbox[tokenizer_pb2.WorkerMessage]) -> None:
-    alive = tokenizer_pb2.WorkerMessage(alive=tokenizer_pb2.WorkerAlive())
+async def _stay_alive(outbox: Outbox[tokenizer_pb2.WorkRequest]) -> None:
+    alive = tokenizer_pb2.WorkRequest(alive=tokenizer_pb2.WorkerAlive())
     while not outbox.closed:
         await asyncio.sleep(ALIVE_S)
         with contextlib.suppress(OutriderError):  # closed, or full of other signs of life
@@ -82,7 +82,7 @@ async def _stay_alive(outbox: Outbox[tokenizer_pb2.WorkerMessage]) -> None:
 
 
 async def _result(
-    part: tokenizer_pb2.WorkPart, shelf: _Shelf, pool: ThreadPoolExecutor
+    part: tokenizer_pb2.WorkResponse, shelf: _Shelf, pool: ThreadPoolExecutor
 ) -> tokenizer_pb2.PartResult:
     result = tokenizer_pb2.PartResult(job=part.job, sequence=part.sequence)
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ async def _result(
     return result
 
 
-def _encode(served: Served, part: tokenizer_pb2.WorkPart) -> common_pb2.TokenBlock:
+def _encode(served: Served, part: tokenizer_pb2.WorkResponse) -> common_pb2.TokenBlock:
     ids = served.vocabulary.encode(part.text)
     return wire_tokens.to_proto(served.coder.encode(ids, TokenCodec(part.codec)))
 
@@ -115,12 +115,16 @@ class _Shelf:
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         self._by_digest: dict[bytes, Served] = {}
 
-    async def served(self, part: tokenizer_pb2.WorkPart, pool: ThreadPoolExecutor) -> Served:
-        """The vocabulary of a part."""
+    async def served(self, part: tokenizer_pb2.WorkResponse, pool: ThreadPoolExecutor) -> Served:
+        """The vocabulary of a part. Raises VocabularyMismatchError, and what gRPC raises."""
         found = self._by_digest.get(part.vocabulary_digest)
         if found is None:
             request = tokenizer_pb2.GetVocabularyRequest(model=part.model)
             answer = await self._stub.GetVocabulary(request)
+            if answer.digest != part.vocabulary_digest:
+                raise VocabularyMismatchError(
+                    f"Model {part.model} has another vocabulary by now: send the text again."
+                )
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(pool, _read, answer)
             while len(self._by_digest) >= _MAX_VOCABULARIES:

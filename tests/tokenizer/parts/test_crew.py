@@ -22,17 +22,17 @@ from services.tokenizer.vocabularies import Served, Vocabularies
 MODEL = "smollm2-135m-instruct"
 
 
-def message(**kind: object) -> tokenizer_pb2.WorkerMessage:
-    return tokenizer_pb2.WorkerMessage(**kind)  # type: ignore[arg-type]
+def message(**kind: object) -> tokenizer_pb2.WorkRequest:
+    return tokenizer_pb2.WorkRequest(**kind)  # type: ignore[arg-type]
 
 
-def hello(name: str = "w", places: int = 2) -> tokenizer_pb2.WorkerMessage:
+def hello(name: str = "w", places: int = 2) -> tokenizer_pb2.WorkRequest:
     return message(hello=tokenizer_pb2.WorkerHello(name=name, places=places))
 
 
 async def work(crew: Crew) -> None:
     """A worker whose blocks say how long each part was."""
-    outbox: Outbox[tokenizer_pb2.WorkerMessage] = Outbox(100)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(100)
     outbox.put_nowait(hello())
     async for part in crew.work(outbox):
         block = common_pb2.TokenBlock(count=len(part.text))
@@ -78,11 +78,11 @@ async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) 
     "first", [hello(name=""), hello(places=0), hello(places=65), message(), None]
 )
 async def test_a_worker_that_does_not_say_hello_is_refused(
-    first: tokenizer_pb2.WorkerMessage | None,
+    first: tokenizer_pb2.WorkRequest | None,
 ) -> None:
     metrics = Metrics("tokenizer")
     crew = Crew(Limits(), metrics, lambda name: None)
-    outbox: Outbox[tokenizer_pb2.WorkerMessage] = Outbox(1)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
     if first is not None:
         outbox.put_nowait(first)
     outbox.close()
@@ -96,7 +96,7 @@ async def test_a_silent_worker_is_given_up_and_ended() -> None:
     metrics = Metrics("tokenizer")
     ended: list[str] = []
     crew = Crew(Limits(silent_s=0.01), metrics, ended.append)
-    outbox: Outbox[tokenizer_pb2.WorkerMessage] = Outbox(1)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
     outbox.put_nowait(hello("quiet"))
     watching = asyncio.create_task(crew.watch())
     with pytest.raises(UnavailableError, match="given up"):

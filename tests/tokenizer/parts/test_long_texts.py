@@ -41,6 +41,11 @@ def requests(text: str, piece: int = 50_000) -> Iterator[tokenizer_pb2.TokenizeR
         yield tokenizer_pb2.TokenizeRequest(text=text[start : start + piece])
 
 
+def to_count(text: str, piece: int = 50_000) -> Iterator[tokenizer_pb2.CountRequest]:
+    for start in range(0, len(text), piece):
+        yield tokenizer_pb2.CountRequest(text=text[start : start + piece])
+
+
 def ids_of(coder: TokenCoder, block: common_pb2.TokenBlock) -> tuple[int, ...]:
     return coder.decode(wire_tokens.from_proto(block), max_count=1 << 24)
 
@@ -66,7 +71,7 @@ async def once_not_refused(service: TokenizerUnderTest, reason: str) -> None:
     """Ask until the service does not refuse for this reason any more."""
     while True:
         try:
-            assert (await service.stub.Count(requests("one two"))).count == 2
+            assert (await service.stub.Count(to_count("one two"))).count == 2
             return
         except grpc.aio.AioRpcError as error:
             assert from_rpc_error(error).reason == reason
@@ -94,7 +99,7 @@ async def test_workers_are_killed_and_the_ids_stay_the_same(
         assert num_blocks > 30
         assert len(killed) >= 2
         await eventually(lambda: len(set(children()) - killed) == 2)
-        count = await service.stub.Count(requests(text))
+        count = await service.stub.Count(to_count(text))
         assert (count.count, count.vocabulary_digest) == (len(ids), vocabulary.digest)
     assert children() == []
 
@@ -104,7 +109,7 @@ async def test_a_worker_of_another_node_joins_and_leaves(
 ) -> None:
     async with running_tokenizer(vocabulary, worker_processes=0, part_chars=4_000) as service:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await service.stub.Count(requests("a"))
+            await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "UNAVAILABLE"
         command = ("-m", "services.tokenizer.parts", service.address, "--name", "far")
         worker = await asyncio.create_subprocess_exec(sys.executable, *command)
@@ -130,7 +135,7 @@ async def test_a_cancelled_text_is_forgotten(vocabulary: Vocabulary) -> None:
         assert isinstance(first, tokenizer_pb2.TokenizeResponse)
         assert first.ids.count > 0
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await service.stub.Count(requests("a"))
+            await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "OVERLOADED"
         call.cancel()
         await once_not_refused(service, "OVERLOADED")
@@ -141,15 +146,15 @@ async def test_what_cannot_be_tokenized_is_refused(vocabulary: Vocabulary) -> No
     async with running_tokenizer(vocabulary, **settings) as service:
         bad = {
             "EMPTY_PROMPT": [],
-            "UNKNOWN_MODEL": [tokenizer_pb2.TokenizeRequest(model="x", text="a")],
-            "FRAME_TOO_LARGE": list(requests("x" * 5_000)),
+            "UNKNOWN_MODEL": [tokenizer_pb2.CountRequest(model="x", text="a")],
+            "FRAME_TOO_LARGE": list(to_count("x" * 5_000)),
         }
         for reason, sent in bad.items():
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await service.stub.Count(iter(sent))
             assert from_rpc_error(refused.value).reason == reason
-        assert (await service.stub.Count(requests("x" * 1_000))).count > 0
-        assert (await service.stub.Count(iter([tokenizer_pb2.TokenizeRequest()]))).count == 0
+        assert (await service.stub.Count(to_count("x" * 1_000))).count > 0
+        assert (await service.stub.Count(iter([tokenizer_pb2.CountRequest()]))).count == 0
 
 
 async def test_ids_of_any_number_to_text(
