@@ -9,9 +9,12 @@ import sys
 from bench.harness.readme import PAGES, rewrite, shown
 
 COMMANDS = {
+    "calls": ("bench.scale.calls",),
     "frontier": ("bench.wan.frontier",),
+    "routing": ("bench.peers.routing",),
     "soak_virtual": ("bench.soak", "--virtual"),
     "soak_streams": ("bench.soak", "--streams", "1000"),
+    "tokenizer_service": ("bench.tokenizer.service",),
 }
 """Of records that are not called after a module."""
 
