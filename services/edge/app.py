@@ -112,8 +112,8 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics, model)
         encoder = _encoder(config, vocabulary, backend)
-        tokenizing = FrontMetrics(metrics.registry, encoder)
-        self._tokenization = _front(config, vocabulary, encoder, tokenizing)
+        self._tokenizing = FrontMetrics(metrics.registry, encoder)
+        self._tokenization = _front(config, vocabulary, encoder, self._tokenizing)
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
         )
@@ -124,7 +124,7 @@ class Edge:
             config.admin_port,
             ready=self._ready,
             registry=metrics.registry,
-            cause=tokenizing.cause,
+            cause=self._tokenizing.cause,
         )
 
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
@@ -180,6 +180,7 @@ class Edge:
         self._tokenization.close()
         await asyncio.to_thread(self._tokenization.join)
         await self._admin.stop()
+        self._tokenizing.close()
 
     def _ready(self) -> tuple[bool, str]:
         if self.listener.draining:

@@ -36,6 +36,14 @@ class FrontMetrics(Collector):
         self._layers = {layer: self._ms.labels(layer) for layer in Layer}
         self._ended_at = {IN_LOOP: 0.0, IN_THREADS: 0.0}
         registry.register(self)
+        self._registry: CollectorRegistry | None = registry
+
+    def close(self) -> None:
+        """Another front may count in the same registry from now on. May be called twice."""
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            registry.unregister(self._ms)
+            registry.unregister(self)
 
     def record(self, layer: Layer, ms: float) -> None:
         """A chat was tokenized there; from any thread."""

@@ -98,7 +98,11 @@ async def test_drafts_for_which_there_was_no_room_are_sent_later(
 
     monkeypatch.setattr(RouterLink, "draft", every_second)
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
         async with client.chat(AGAIN) as chat:
+            await eventually(lambda: any(s.num_frames for s in mesh.region.live.values()))
+            mesh.region.gate.set()
             result = await chat.result()
         assert result.text == REPLY
         (session,) = mesh.region.finished

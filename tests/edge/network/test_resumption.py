@@ -23,6 +23,7 @@ from outrider.client.chat import Chat
 from outrider.client.protocol import CloseCode
 from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from tests.edge.live.running import Mute, Running, running
@@ -178,7 +179,8 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
         first = mesh.edge
-        mesh.edge = Edge(replace(first._config, port=0), "small", words, mesh.metrics)
+        metrics = Metrics("edge")
+        mesh.edge = Edge(replace(first._config, port=0), "small", words, metrics)
         ports = await mesh.edge.start()
         await eventually(lambda: mesh.edge.upstream.ready)
         async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:
@@ -195,6 +197,7 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
             async with client.chat(ASK) as again:
                 assert (await again.result()).text == REPLY
         await mesh.settled()
+    metrics.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
