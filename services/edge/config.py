@@ -142,7 +142,7 @@ class EdgeConfig:
     """Most drafts ahead of the commits."""
     min_survival: float = 0.2
     """Least estimated probability of a draft..."""
-    eager_survival: float = 0.02
+    eager_survival: float = 0.01
     """...and of one of a reply's first `eager_tokens`."""
     coalesce_ms: float = 1.0
     """Drafting follows the prompt and each commit after this time."""
@@ -151,7 +151,7 @@ class EdgeConfig:
     "never"."""
     theta: float = 0.5
     """Least estimated probability of text that is shown."""
-    eager_theta: float = 0.1
+    eager_theta: float = 0.03
     """The same for the first tokens of a reply..."""
     eager_tokens: int = 4
     """...which are so many."""

@@ -21,7 +21,7 @@ class DrafterLimits:
     """A chain ends where it is less likely than this to be right so far..."""
     eager_tokens: int = 4
     """...but for a reply's first tokens..."""
-    eager_survival: float = 0.02
+    eager_survival: float = 0.01
     """...where this is enough: there the reader has nothing yet."""
     sure: float = 0.9
     """A copy this likely is not shown to the model before it is taken."""

@@ -24,7 +24,7 @@ class DisplayPolicy:
 
     theta: float = 0.5
     """Least estimated survival of what is shown."""
-    eager_theta: float = 0.1
+    eager_theta: float = 0.03
     """The same for the reply's first tokens."""
     eager_tokens: int = 4
     """How many tokens are the first."""

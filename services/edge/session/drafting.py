@@ -67,7 +67,7 @@ class DraftLimits:
     """No draft less likely than this, counted from the last commit..."""
     eager_tokens: int = 4
     """...but for a reply's first tokens..."""
-    eager_survival: float = 0.02
+    eager_survival: float = 0.01
     """...where this is enough: there the reader has nothing yet."""
     absorb_tokens: int = 128
     """Most final ids the drafter learns in one go; bounds the time the loop is held."""
