@@ -92,7 +92,8 @@ async def _measure(
 def _drafter(settings: list[str]) -> DrafterSettings | None:
     """What an edge with these settings, KEY=VALUE, would start."""
     flags = {key: value for key, _, value in (text.partition("=") for text in settings)}
-    config = load(EdgeConfig, "edge", flags={"log_level": "error", **flags})
+    fixed = {"log_level": "error", "isolate_chats": "true"}
+    config = load(EdgeConfig, "edge", flags={**fixed, **flags})
     return config.drafter_settings(DEFAULT_MODEL.name) if config.has_drafter else None
 
 
