@@ -78,10 +78,11 @@ class Sibling:
         with ours:
             while (taken := self._take()) is not None:
                 job, finish = taken
-                if not job.is_cancelled:
-                    finish(job, self._outcome(ours, job))
+                outcome = None if job.is_cancelled else self._outcome(ours, job)
                 with self._changed:
-                    self.num_pending -= 1
+                    self.num_pending -= 1  # first: who hears of the outcome may offer the next
+                if outcome is not None:
+                    finish(job, outcome)
         self.process.join()
 
     def _take(self) -> tuple[Job, Finish] | None:
