@@ -6,17 +6,7 @@ import argparse
 import subprocess
 import sys
 
-from bench.harness.readme import PAGES, rewrite, shown
-
-COMMANDS = {
-    "calls": ("bench.scale.calls",),
-    "frontier": ("bench.wan.frontier",),
-    "routing": ("bench.peers.routing",),
-    "soak_virtual": ("bench.soak", "--virtual"),
-    "soak_streams": ("bench.soak", "--streams", "1000"),
-    "tokenizer_service": ("bench.tokenizer.service",),
-}
-"""Of records that are not called after a module."""
+from bench.harness.readme import PAGES, command_of, rewrite, shown
 
 
 def main() -> int:
@@ -26,8 +16,7 @@ def main() -> int:
     failed = []
     for name in shown([page.read_text(encoding="utf-8") for page in PAGES]):
         print(f"=== bench.{name}", flush=True)
-        command = COMMANDS.get(name, (f"bench.{name}",))
-        if subprocess.run([sys.executable, "-m", *command, *flags]).returncode:
+        if subprocess.run([sys.executable, "-m", *command_of(name), *flags]).returncode:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

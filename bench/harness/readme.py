@@ -16,9 +16,23 @@ from pathlib import Path
 
 from bench.harness.figures import RESULTS, Table
 
+_COMMANDS = {
+    "calls": ("bench.scale.calls",),
+    "frontier": ("bench.wan.frontier",),
+    "routing": ("bench.peers.routing",),
+    "soak_virtual": ("bench.soak", "--virtual"),
+    "soak_streams": ("bench.soak", "--streams", "1000"),
+    "tokenizer_service": ("bench.tokenizer.service",),
+}
+"""Of records that are not called after a module."""
 _ROOT = Path(__file__).parents[2]
 PAGES = (_ROOT / "README.md", _ROOT / "docs" / "figures.md")
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
+
+
+def command_of(name: str) -> tuple[str, ...]:
+    """Module and flags of the bench that makes the record of this name."""
+    return _COMMANDS.get(name, (f"bench.{name}",))
 
 
 def shown(pages: Sequence[str]) -> list[str]:
@@ -41,7 +55,7 @@ def rewrite(results: Path = RESULTS) -> None:
 
 def _section(path: Path, number: str | None) -> str:
     if not path.exists():
-        return f"Not recorded yet: `python -m bench.{path.stem}`.\n"
+        return f"Not recorded yet: `python -m {' '.join(command_of(path.stem))}`.\n"
     record = json.loads(path.read_text(encoding="utf-8"))
     machine = record["machine"]
     parts = []

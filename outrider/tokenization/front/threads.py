@@ -32,11 +32,6 @@ class Threads:
         """Whether as many chats wait as there are workers, so that one more waits for two."""
         return self._line.num_waiting >= self._num_workers
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a worker is at something."""
-        return self._line.num_running > 0
-
     def enter(self, job: Job) -> None:
         """Raises OverloadedError when too many of its kind wait already."""
         with self._changed:
