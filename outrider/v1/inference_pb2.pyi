@@ -632,6 +632,8 @@ class WatchLoadResponse(_message.Message):
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     NUM_INSTANCES_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    MEDIUM_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -653,6 +655,14 @@ class WatchLoadResponse(_message.Message):
     """Engines that share the sessions, each with calls of its own at the same time; 0 means 1. All
     counts above are sums over them, the cost is that of one call of one of them.
     """
+    @_builtins.property
+    def low(self) -> Global___ClassLoad:
+        """What of the counts above is of LOW sessions, and of MEDIUM ones: a new session of a class above
+        goes before it. Left out, all counts for everybody.
+        """
+
+    @_builtins.property
+    def medium(self) -> Global___ClassLoad: ...
     def __init__(
         self,
         *,
@@ -668,14 +678,39 @@ class WatchLoadResponse(_message.Message):
         paused_sessions: _builtins.int = ...,
         overload_level: _builtins.int = ...,
         num_instances: _builtins.int = ...,
+        low: Global___ClassLoad | None = ...,
+        medium: Global___ClassLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class ClassLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    QUEUED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    sessions: _builtins.int
+    """Running and queued."""
+    queued_prompt_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        sessions: _builtins.int = ...,
+        queued_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queued_prompt_tokens", b"queued_prompt_tokens", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassLoad: _TypeAlias = ClassLoad  # noqa: Y015
 
 @_typing.final
 class WatchKvRequest(_message.Message):

@@ -10,7 +10,7 @@ from bench.scale.demand import BLOCK_TOKENS, Ask
 from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
 from services.inference.scheduling import events as scheduling
-from services.router.fleet.load import Load
+from services.router.fleet.load import ClassLoad, Load
 from services.router.prefixes.follower import BlockEvent, Removed, Stored
 
 
@@ -45,9 +45,15 @@ class Report:
                 row_ms=load.row_ms,
                 max_sessions=load.max_sessions,
                 overload_level=load.overload_level,
+                low=_part(load.low),
+                medium=_part(load.medium),
             ),
             tuple(_event(event) for event in blocks),
         )
+
+
+def _part(load: scheduling.ClassLoad) -> ClassLoad:
+    return ClassLoad(load.sessions, load.queued_prompt_tokens)
 
 
 def _event(event: replicas.BlockEvent) -> BlockEvent:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from services.inference.scheduling.events import Load
+from services.inference.scheduling.events import ClassLoad, Load
 
 
 def total_load(loads: Sequence[Load]) -> Load:
@@ -27,4 +27,16 @@ def total_load(loads: Sequence[Load]) -> Load:
         paused_sessions=sum(load.paused_sessions for load in loads),
         overload_level=min(load.overload_level for load in loads),
         num_instances=sum(load.num_instances for load in loads),
+        low=_total(load.low for load in loads),
+        medium=_total(load.medium for load in loads),
     )
+
+
+def _total(parts: Iterable[ClassLoad]) -> ClassLoad:
+    total = ClassLoad()
+    for part in parts:
+        total = ClassLoad(
+            total.sessions + part.sessions,
+            total.queued_prompt_tokens + part.queued_prompt_tokens,
+        )
+    return total

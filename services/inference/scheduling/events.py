@@ -135,6 +135,15 @@ Event: TypeAlias = Opened | Committed | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)
+class ClassLoad:
+    """The part of one class in a load."""
+
+    sessions: int = 0
+    """Running and queued."""
+    queued_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A snapshot for routers."""
 
@@ -152,3 +161,7 @@ class Load:
     """policy.overload.Level."""
     num_instances: int = 1
     """Engine instances that these numbers are of."""
+    low: ClassLoad = ClassLoad()
+    """Of LOW sessions, which those above go before."""
+    medium: ClassLoad = ClassLoad()
+    """Of MEDIUM ones."""

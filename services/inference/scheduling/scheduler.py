@@ -188,11 +188,10 @@ class Scheduler:
 
     def load(self) -> Load:
         """A snapshot for routers."""
-        live = self._roster.sessions.values()
         return Load(
             running_sessions=len(self._roster.running),
             queued_sessions=len(self._roster.waiting),
-            queued_prompt_tokens=sum(s.num_missing for s in live if s.num_missing > 1),
+            queued_prompt_tokens=self._roster.queued_prompt_tokens,
             kv_blocks_total=self._pool.num_blocks,
             kv_blocks_free=self._pool.num_free,
             fixed_ms=self._cost.fixed_ms,
@@ -200,6 +199,8 @@ class Scheduler:
             max_sessions=self.limits.max_sessions,
             paused_sessions=len(self._roster.paused),
             overload_level=self._admission.level,
+            low=self._roster.load_of(Priority.LOW),
+            medium=self._roster.load_of(Priority.MEDIUM),
         )
 
     def record_blocks(self) -> None:

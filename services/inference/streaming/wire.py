@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
 from outrider.errors import (
@@ -271,6 +271,8 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         paused_sessions=load.paused_sessions,
         overload_level=load.overload_level,
         num_instances=load.num_instances,
+        low=inference_pb2.ClassLoad(**asdict(load.low)),
+        medium=inference_pb2.ClassLoad(**asdict(load.medium)),
     )
 
 

@@ -29,6 +29,15 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassLoad:
+    """The part of one class of sessions in a load."""
+
+    sessions: int = 0
+    """Running and queued."""
+    queued_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """A replica's load report. A call of n rows is expected to take fixed_ms + row_ms * n."""
 
@@ -44,3 +53,17 @@ class Load:
     """Engines that share the sessions; the cost is that of one call of one of them."""
     overload_level: int = 0
     """What it has given up so far to keep pace (`WatchLoadResponse`): 0 nothing, 4 all it can."""
+    low: ClassLoad = ClassLoad()
+    """Of LOW sessions: what a new one of a class above goes before."""
+    medium: ClassLoad = ClassLoad()
+    """Of MEDIUM ones."""
+
+    def ahead_of(self, priority: int) -> ClassLoad:
+        """What a new session of a class finds before it, 1 LOW to 3 HIGH: replicas serve higher
+        classes first."""
+        sessions = self.running_sessions + self.queued_sessions
+        tokens = self.queued_prompt_tokens
+        for part in (self.low, self.medium)[: priority - 1]:
+            sessions -= part.sessions
+            tokens -= part.queued_prompt_tokens
+        return ClassLoad(max(0, sessions), max(0, tokens))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from services.router.fleet.load import Load
 from services.router.fleet.replica import Replica
-from services.router.placement.estimate import LocalEstimate
+from services.router.placement.estimate import CLASSES, LocalEstimate
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,11 +35,8 @@ UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT = 1 << 40
 """Places of a replica that states no limit."""
 
-_FLOATS = (
-    *("rtt_ms", "queue_ms", "reported_at", "drained_at"),
-    *("row_ms", "fixed_ms", "call_ms", "place_ms"),
-)
-_INTS = ("num_sessions", "max_sessions", "model", "region", "overload", "block_tokens")
+_FLOATS = ("rtt_ms", "reported_at", "row_ms", "fixed_ms", "call_ms", "place_ms")
+_INTS = ("max_sessions", "model", "region", "overload", "block_tokens")
 
 
 class Names:
@@ -69,6 +66,13 @@ class Board:
         """May get new sessions."""
         self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _FLOATS}
         self.counts: dict[str, Ints] = {name: np.zeros(0, dtype=np.int64) for name in _INTS}
+        self.queue_ms: Floats = np.zeros((len(CLASSES), 0))
+        """[classes, rows] of the prompts reported, those that a new session of the class finds
+        before it."""
+        self.drained_at: Floats = np.zeros((len(CLASSES), 0))
+        """[classes, rows] when those sent since are predicted to be computed."""
+        self.num_sessions: Ints = np.zeros((len(CLASSES), 0), dtype=np.int64)
+        """[classes, rows] that keep places from a new session of the class."""
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._estimates: list[LocalEstimate] = []
@@ -123,10 +127,10 @@ class Board:
             self._free.append(row)
         return row
 
-    def put(self, row: int, session: int, work_ms: float, now: float) -> None:
-        """A session was sent there with so much work."""
+    def put(self, row: int, session: int, work_ms: float, priority: int, now: float) -> None:
+        """A session of a class was sent there with so much work."""
         share_ms = work_ms / self._loads[row].num_instances
-        self._estimates[row].put(session, share_ms, now)
+        self._estimates[row].put(session, share_ms, priority, now)
         self._weigh(row)
 
     def release(self, row: int, session: int) -> None:
@@ -144,21 +148,27 @@ class Board:
     def _weigh(self, row: int) -> None:
         """The terms that depend on how many sessions and tokens are there."""
         load, estimate = self._loads[row], self._estimates[row]
-        num_sessions = load.running_sessions + load.queued_sessions + len(estimate)
+        ahead = [load.ahead_of(priority) for priority in CLASSES]
+        num_sessions = [
+            part.sessions + estimate.num_sessions(priority)
+            for priority, part in zip(CLASSES, ahead, strict=True)
+        ]
         limit = load.max_sessions or NO_LIMIT
         # Instances share sessions and prompts evenly; a prompt is computed by one of them.
-        num_running = -(-min(num_sessions, limit) // load.num_instances)
+        num_running = -(-min(num_sessions[0], limit) // load.num_instances)
         call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * num_running
-        ahead = -(-load.queued_prompt_tokens // load.num_instances)
+        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
         columns, counts = self.columns, self.counts
         columns["row_ms"][row] = load.row_ms
         columns["fixed_ms"][row] = load.fixed_ms
         columns["call_ms"][row] = call_ms
-        columns["queue_ms"][row] = ahead * load.row_ms + -(-ahead // CHUNK_TOKENS) * call_ms
-        columns["drained_at"][row] = estimate.drained_at
+        self.queue_ms[:, row] = [
+            count * load.row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
+        ]
+        self.drained_at[:, row] = estimate.drained_at
+        self.num_sessions[:, row] = num_sessions
         # Places come free one by one, over the time of a reply for all of them.
         columns["place_ms"][row] = REPLY_TOKENS * call_ms / limit
-        counts["num_sessions"][row] = num_sessions
         counts["max_sessions"][row] = limit
         counts["overload"][row] = load.overload_level
 
@@ -180,6 +190,11 @@ class Board:
             self.columns[name] = np.concatenate([column, np.zeros(more)])
         for name, count in self.counts.items():
             self.counts[name] = np.concatenate([count, np.zeros(more, dtype=np.int64)])
+        empty = np.zeros((len(CLASSES), more))
+        self.queue_ms = np.concatenate([self.queue_ms, empty], axis=1)
+        self.drained_at = np.concatenate([self.drained_at, empty], axis=1)
+        nobody = empty.astype(np.int64)
+        self.num_sessions = np.concatenate([self.num_sessions, nobody], axis=1)
         self.names += [""] * more
         self.region_names += [""] * more
         self._estimates += [LocalEstimate() for _ in range(more)]

@@ -29,7 +29,7 @@ def able(board: Board, request: Request, policy: PlacementPolicy) -> Bools:
     found = in_reach(board, request)
     limit = LOW_WAITS if request.priority == LOW else NOBODY_ENTERS
     found &= board.counts["overload"] < limit
-    found &= num_excess(board) <= policy.max_queued
+    found &= num_excess(board, request.priority) <= policy.max_queued
     return found
 
 
@@ -113,7 +113,7 @@ def _stand(replicas: Iterable[Replica], tried: Container[str]) -> str:
 def _fill(board: Board, rows: list[int]) -> str:
     counts = board.counts
     return ", ".join(
-        f"{board.names[row]} {counts['num_sessions'][row]} of {counts['max_sessions'][row]}"
+        f"{board.names[row]} {board.num_sessions[0, row]} of {counts['max_sessions'][row]}"
         f"{', overloaded' if counts['overload'][row] >= LOW_WAITS else ''}"
         for row in rows
     )

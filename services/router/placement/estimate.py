@@ -2,18 +2,25 @@
 
 Counting at dispatch keeps a burst from landing on one replica between two reports (SGLang's
 least-load policy and Dynamo's router do likewise). The prompts drain with time at the pace that
-was predicted for them, so the estimate decays where no report comes.
+was predicted for them, so the estimate decays where no report comes. Replicas serve higher classes
+first, so there is an estimate for each: what a new session of that class finds before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+CLASSES: Final = (1, 2, 3)
+"""LOW, MEDIUM, HIGH; the numbers are the wire's."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
     at: float
     work_ms: float
+    priority: int
 
 
 class LocalEstimate:
@@ -23,23 +30,26 @@ class LocalEstimate:
 
     def __init__(self) -> None:
         self._placed: dict[int, _Placed] = {}
-        self.drained_at = 0.0
-        """When the prompts placed here are predicted to be prefilled."""
+        self.drained_at = [0.0 for _ in CLASSES]
+        """When the prompts placed here are predicted to be prefilled: all, those of MEDIUM and
+        HIGH sessions, those of HIGH ones."""
 
-    def __len__(self) -> int:
-        """Sessions placed and not yet reported."""
-        return len(self._placed)
+    def num_sessions(self, priority: int) -> int:
+        """Sessions placed and not yet reported that go before a new one of a class."""
+        return sum(placed.priority >= priority for placed in self._placed.values())
 
-    def put(self, session: int, work_ms: float, now: float) -> None:
+    def put(self, session: int, work_ms: float, priority: int, now: float) -> None:
         """A prompt of so much work was sent."""
-        self._placed[session] = _Placed(now, work_ms)
-        self.drained_at = max(self.drained_at, now) + work_ms / 1000.0
+        self._placed[session] = _Placed(now, work_ms, priority)
+        for entry in range(priority):
+            self.drained_at[entry] = max(self.drained_at[entry], now) + work_ms / 1000.0
 
     def release(self, session: int) -> None:
         """A session ended or moved. One that was reported is not here any more."""
         placed = self._placed.pop(session, None)
         if placed is not None:
-            self.drained_at -= placed.work_ms / 1000.0
+            for entry in range(placed.priority):
+                self.drained_at[entry] -= placed.work_ms / 1000.0
 
     def reported(self, reported_at: float, rtt_ms: float) -> None:
         """A report came in: what was sent a round trip or longer ago is in it."""
@@ -48,5 +58,12 @@ class LocalEstimate:
             if placed.at > counted_until:
                 break
             del self._placed[session]
-        left_ms = sum(placed.work_ms for placed in self._placed.values())
-        self.drained_at = min(self.drained_at, reported_at + left_ms / 1000.0)
+        for entry, priority in enumerate(CLASSES):
+            left_ms = _work_ms(self._placed.values(), priority)
+            latest = reported_at + left_ms / 1000.0
+            self.drained_at[entry] = min(self.drained_at[entry], latest)
+
+
+def _work_ms(placed: Iterable[_Placed], priority: int) -> float:
+    """Of those that go before a new one of a class."""
+    return sum(one.work_ms for one in placed if one.priority >= priority)

@@ -16,6 +16,7 @@ from services.router.placement import choice, constraints, prediction
 from services.router.placement.board import Board, Bools, Floats, Ints
 from services.router.placement.prediction import Waits
 from services.router.placement.request import (
+    LOW,
     Candidate,
     Decision,
     PlacementPolicy,
@@ -68,7 +69,7 @@ class Placement:
         cached = self._cached(request, able)
         waits = prediction.predict(self._board, request, cached, self._policy, now)
         costs = choice.costs_ms(waits, able, self._board.counts["region"], self._policy)
-        return self._explained(costs, waits, cached, int(able.sum()))
+        return self._explained(costs, waits, cached, able)
 
     def put(self, session: int, request: Request, decision: Decision, now: float) -> None:
         """A session was sent where it was decided. `session` is any number of the caller's, not
@@ -77,7 +78,8 @@ class Placement:
         if row < 0:
             return  # it left the fleet since
         wait = decision.wait
-        self._board.put(row, session, wait.prefill_ms + wait.transfer_ms, now)
+        work_ms = wait.prefill_ms + wait.transfer_ms
+        self._board.put(row, session, work_ms, request.priority, now)
         self._rows[session] = row
         block_tokens = int(self._board.counts["block_tokens"][row])
         if request.prompt is not None and block_tokens:
@@ -92,10 +94,10 @@ class Placement:
     def standings(self, now: float) -> dict[str, Standing]:
         """How every replica of the fleet stands, whether it may have sessions or not."""
         self._refresh()
-        nothing = Request("", b"", 0)
+        nothing = Request("", b"", 0, priority=LOW)
         cached = np.zeros(len(self._board), dtype=np.int64)
         waits = prediction.predict(self._board, nothing, cached, self._policy, now)
-        counts = self._board.counts["num_sessions"]
+        counts = self._board.num_sessions[0]
         return {
             name: Standing(waits.at(row), int(counts[row]))
             for row, name in enumerate(self._board.names)
@@ -136,7 +138,7 @@ class Placement:
                 cached += tokens_by_owner(steps, size, len(self._board))
         return cached
 
-    def _explained(self, costs: Floats, waits: Waits, cached: Ints, num_able: int) -> Decision:
+    def _explained(self, costs: Floats, waits: Waits, cached: Ints, able: Bools) -> Decision:
         chosen = choice.choose(costs, self._policy, self._rng)
         best = choice.ranked(costs, MAX_CONSIDERED)
         others = [row for row in best if row != chosen]
@@ -150,5 +152,6 @@ class Placement:
             chosen=candidate(chosen),
             runner_up=candidate(others[0]) if others else None,
             considered=tuple((self._board.names[row], float(waits.total_ms[row])) for row in best),
-            num_able=num_able,
+            num_able=int(able.sum()),
+            least_backlog_ms=float((waits.place_ms + waits.queue_ms)[able].min()),
         )

@@ -40,10 +40,11 @@ class Waits:
         )
 
 
-def num_excess(board: Board) -> Ints:
-    """[rows] sessions that have to end before one more could start, 0 with a place free."""
-    counts = board.counts
-    excess: Ints = np.maximum(counts["num_sessions"] + 1 - counts["max_sessions"], 0)
+def num_excess(board: Board, priority: int) -> Ints:
+    """[rows] sessions that have to end before one more of a class could start, 0 with a place
+    free. Lower classes give theirs up."""
+    num_sessions = board.num_sessions[priority - 1]
+    excess: Ints = np.maximum(num_sessions + 1 - board.counts["max_sessions"], 0)
     return excess
 
 
@@ -58,8 +59,8 @@ def predict(
     prompt tokens that each replica has."""
     columns = board.columns
     left_tokens = request.prompt_tokens - cached_tokens
-    place_ms = num_excess(board) * columns["place_ms"]
-    queue_ms = _queue_ms(board, policy, now)
+    place_ms = num_excess(board, request.priority) * columns["place_ms"]
+    queue_ms = _queue_ms(board, request.priority, policy, now)
     prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"])
     work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"])
     transfer_ms = np.zeros(len(board))
@@ -74,12 +75,14 @@ def predict(
     return Waits(rtt_ms, place_ms, queue_ms, transfer_ms, prefill_ms, total_ms, work_ms)
 
 
-def _queue_ms(board: Board, policy: PlacementPolicy, now: float) -> Floats:
-    """Prompts ahead: those reported, drained as long as no report can have told, and ours."""
-    columns = board.columns
-    since_ms = np.minimum((now - columns["reported_at"]) * 1000.0, policy.report_ms)
-    reported_ms = np.maximum(columns["queue_ms"] - np.maximum(since_ms, 0.0), 0.0)
-    return reported_ms + np.maximum(columns["drained_at"] - now, 0.0) * 1000.0
+def _queue_ms(board: Board, priority: int, policy: PlacementPolicy, now: float) -> Floats:
+    """Prompts ahead of a class: those reported, drained as long as no report can have told, and
+    ours."""
+    since_ms = np.minimum((now - board.columns["reported_at"]) * 1000.0, policy.report_ms)
+    queue_ms, drained_at = board.queue_ms[priority - 1], board.drained_at[priority - 1]
+    reported_ms = np.maximum(queue_ms - np.maximum(since_ms, 0.0), 0.0)
+    ahead_ms: Floats = reported_ms + np.maximum(drained_at - now, 0.0) * 1000.0
+    return ahead_ms
 
 
 def _prefill_ms(board: Board, num_tokens: Ints, call_ms: Floats) -> Floats:

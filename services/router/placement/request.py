@@ -62,7 +62,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The predicted time to the first token on one replica, term by term."""
+    """The predicted time to the first token on one replica, term by term. Sessions of lower
+    classes are not waited for: replicas serve higher ones first."""
 
     rtt_ms: float
     place_ms: float
@@ -82,7 +83,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a replica stands, whoever asks."""
+    """How a replica stands before a LOW session, which waits for all others."""
 
     wait: Wait
     """That of a session without a prompt."""
@@ -112,6 +113,8 @@ class Decision:
     """The best replicas with their predicted waits in ms, best by cost first."""
     num_able: int
     """Replicas that met the constraints."""
+    least_backlog_ms: float = 0.0
+    """The least time that others' prompts and replies take on any of them, for the class."""
 
     @property
     def replica(self) -> str:

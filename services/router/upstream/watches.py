@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.fleet.load import Load
+from services.router.fleet.load import ClassLoad, Load
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -53,7 +53,13 @@ async def loads(
             draining=report.draining,
             num_instances=max(1, report.num_instances),
             overload_level=report.overload_level,
+            low=_class_load(report.low),
+            medium=_class_load(report.medium),
         )
+
+
+def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
+    return ClassLoad(told.sessions, told.queued_prompt_tokens)
 
 
 def _cost_ms(reported: float) -> float:

@@ -15,6 +15,7 @@ from services.inference.instances.placement import Placement
 from services.inference.instances.totals import total_load
 from services.inference.kv.events import Stored
 from services.inference.scheduling.events import (
+    ClassLoad,
     Committed,
     Failed,
     Finished,
@@ -185,7 +186,9 @@ def test_only_an_untaken_wanted_session_is_tried_again() -> None:
 
 
 def test_the_replica_reports_sums_and_the_cost_of_one_call() -> None:
-    busy = Load(3, 2, 70, 100, 10, 10.0, 2.0, 4, paused_sessions=1, overload_level=3)
+    parts = {"low": ClassLoad(2, 30), "medium": ClassLoad(1, 20)}
+    busy = Load(3, 2, 70, 100, 10, 10.0, 2.0, 4, paused_sessions=1, overload_level=3, **parts)
+    assert total_load([busy, busy]).low == ClassLoad(4, 60)
     assert total_load([IDLE, busy]) == Load(
         running_sessions=3,
         queued_sessions=2,
@@ -198,6 +201,7 @@ def test_the_replica_reports_sums_and_the_cost_of_one_call() -> None:
         paused_sessions=1,
         overload_level=0,
         num_instances=2,
+        **parts,
     )
     assert total_load([busy]) == busy
 

@@ -39,6 +39,7 @@ async def test_a_high_session_pauses_a_low_one_which_goes_on_exactly() -> None:
         report = await watch.read()
         assert isinstance(report, inference_pb2.WatchLoadResponse)
         assert (report.paused_sessions, report.running_sessions) == (1, 1)
+        assert (report.low.sessions, report.medium.sessions) == (0, 0)
         assert it.metrics.registry.get_sample_value("outrider_sessions_paused") == 1
         it.engine.gate.set()
         assert (await peer.finish(2)).ids == list(reference(PROMPT, SHORT).ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import FinishReason
+from services.inference.scheduling.events import ClassLoad, FinishReason, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, request
@@ -45,6 +45,19 @@ def test_plans_are_answered_in_turn() -> None:
     driver.run(plan)
     with pytest.raises(RuntimeError, match="not the plan in flight"):
         driver.scheduler.apply(plan, [], driver.now)
+
+
+def test_load_tells_what_is_there_of_each_class() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2))
+    classes = (Priority.LOW, Priority.LOW, Priority.MEDIUM, Priority.HIGH)
+    for number, (prompt, priority) in enumerate(zip(prompts(4), classes, strict=True)):
+        driver.open(request(number, prompt, priority=priority))
+    load = driver.scheduler.load()
+    assert load.queued_sessions == 4 and load.queued_prompt_tokens == 4 * 21
+    assert load.low == ClassLoad(2, 2 * 21)
+    assert load.medium == ClassLoad(1, 21)
+    driver.finish()
+    assert driver.scheduler.load().low == driver.scheduler.load().medium == ClassLoad()
 
 
 def test_load_tells_what_is_there_and_what_it_costs() -> None:
