@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from outrider.models.vocabulary import Vocabulary
 
 REFERENCE: Final = "tokenizers"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The ids of several texts, one text's after another's."""
+
+    ids: bytes
+    """Native uint32 [ids of all texts]."""
+    offsets: bytes
+    """Native uint64 [texts + 1]: text i has the ids from `offsets[i]` up to `offsets[i + 1]`."""
+
+    @classmethod
+    def of(cls, texts_ids: Iterable[array[int]]) -> Batch:
+        """Of the ids ('I') of each text."""
+        ids, offsets = array("I"), array("Q", [0])
+        for text_ids in texts_ids:
+            ids += text_ids
+            offsets.append(len(ids))
+        return cls(ids.tobytes(), offsets.tobytes())
+
+    def ids_of(self, index: int) -> array[int]:
+        """The ids ('I') of one text."""
+        begin, end = memoryview(self.offsets).cast("Q")[index : index + 2].tolist()
+        return array("I", memoryview(self.ids).cast("I")[begin:end].tobytes())
 
 
 class Backend(Protocol):
@@ -23,6 +49,9 @@ class Backend(Protocol):
     def encode(self, text: str) -> array[int]:
         """The ids ('I') of `text`, which `check_text` passed; nothing is added."""
 
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        """As `encode`, of several texts in one call."""
+
 
 class Reference:
     """The backend that decides what is right, and what everything falls back to."""
@@ -35,3 +64,7 @@ class Reference:
     def encode(self, text: str) -> array[int]:
         """As `Vocabulary.encode`."""
         return array("I", self._vocabulary.encode(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        """As `Vocabulary.encode_batch`."""
+        return Batch.of(array("I", ids) for ids in self._vocabulary.encode_batch(texts))

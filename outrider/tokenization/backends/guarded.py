@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from outrider.tokenization.backends.base import Backend
+from outrider.tokenization.backends.base import Backend, Batch
 from outrider.tokenization.backends.gate import describe, is_defect
 
 SAMPLE_EVERY: Final = 256
@@ -71,30 +72,52 @@ class Guarded:
             return self._reference.encode(text)
         try:
             ids = fast.encode(text)
-            return self._checked(fast, text, ids) if self._is_sampled() else ids
+            if all(self._agrees(fast, text, ids) for _ in self._sampled(1)):
+                return ids
         except BaseException as failure:
-            if not is_defect(failure):
-                raise
-            self.canary.num_failures += 1
-            self._turn_off(fast, f"it raised {type(failure).__name__}")
-            return self._reference.encode(text)
+            self._failed(fast, failure)
+        return self._reference.encode(text)
 
-    def _is_sampled(self) -> bool:
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        """The ids of each of `texts`."""
+        fast = self._fast
+        if fast is None:
+            return self._reference.encode_batch(texts)
+        try:
+            batch = fast.encode_batch(texts)
+            sampled = self._sampled(len(texts))
+            if all(self._agrees(fast, texts[i], batch.ids_of(i)) for i in sampled):
+                return batch
+        except BaseException as failure:
+            self._failed(fast, failure)
+        return self._reference.encode_batch(texts)
+
+    def _sampled(self, count: int) -> range:
+        """Which of the next `count` texts are encoded twice."""
+        every = self._sample_every
         with self._lock:
-            self.canary.num_texts += 1
-            return self.canary.num_texts % self._sample_every == 1 % self._sample_every
+            first = self.canary.num_texts
+            self.canary.num_texts += count
+        return range(-first % every, count, every)
 
-    def _checked(self, fast: Backend, text: str, ids: array[int]) -> array[int]:
+    def _agrees(self, fast: Backend, text: str, ids: array[int]) -> bool:
         sample = text[:MAX_SAMPLE_CHARS]
         found = ids if len(sample) == len(text) else fast.encode(sample)
         expected = self._reference.encode(sample)
         with self._lock:
             self.canary.num_checked += 1
         if found == expected:
-            return ids
+            return True
         self.canary.num_differences += 1
         self._turn_off(fast, describe(sample, found, expected))
-        return self._reference.encode(text)
+        return False
+
+    def _failed(self, fast: Backend, failure: BaseException) -> None:
+        """Raises what is no defect of the backend again."""
+        if not is_defect(failure):
+            raise failure
+        self.canary.num_failures += 1
+        self._turn_off(fast, f"it raised {type(failure).__name__}")
 
     def _turn_off(self, fast: Backend, problem: str) -> None:
         with self._lock:

@@ -9,11 +9,11 @@ import importlib
 import importlib.metadata
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.base import Backend, Reference
+from outrider.tokenization.backends.base import Backend, Batch, Reference
 
 
 class Splintr:
@@ -36,11 +36,19 @@ class Splintr:
         self._reference = Reference(vocabulary)
 
     def encode(self, text: str) -> array[int]:
-        data = text.encode()
-        if any(byte in data for byte in self._lacking):
+        if self._lacks_bytes_of(text):
             return self._reference.encode(text)
         ids, _ = self._tokenizer.encode_batch_flat([text])
         return array("I", ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        if any(map(self._lacks_bytes_of, texts)):
+            return Batch.of(map(self.encode, texts))
+        return Batch(*self._tokenizer.encode_batch_flat(texts))
+
+    def _lacks_bytes_of(self, text: str) -> bool:
+        data = text.encode()
+        return any(byte in data for byte in self._lacking)
 
 
 class Fastokens:
@@ -56,6 +64,9 @@ class Fastokens:
     def encode(self, text: str) -> array[int]:
         ids, _ = self._tokenizer.encode_batch_flat([text], split_special_tokens=True)
         return array("I", ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        return Batch(*self._tokenizer.encode_batch_flat(texts, split_special_tokens=True))
 
 
 _UTF8: Final = (*range(0xC0), *range(0xC2, 0xF5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
+from collections.abc import Sequence
 
 import pytest
 import structlog.testing
@@ -11,7 +12,7 @@ import structlog.testing
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends import gate
-from outrider.tokenization.backends.base import REFERENCE, Reference
+from outrider.tokenization.backends.base import REFERENCE, Batch, Reference
 from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.gate import Verdict
 from outrider.tokenization.backends.guarded import MAX_SAMPLE_CHARS, Guarded
@@ -40,6 +41,9 @@ class Wrong:
             raise PanicException
         ids = self._reference.encode(text)
         return ids[:-1] if "Z" in text else ids
+
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        return Batch.of(map(self.encode, texts))
 
 
 def compare(reference: Reference, *texts: str, deadline: float = 1e9) -> gate.Outcome:
@@ -103,6 +107,32 @@ def test_of_a_long_text_the_canary_checks_the_beginning(reference: Reference) ->
     assert encoder.is_fast
     assert encoder.encode("Z" + long) == reference.encode("Z" + long)
     assert not encoder.is_fast
+
+
+def test_texts_of_a_batch_are_sampled_as_single_ones_are(reference: Reference) -> None:
+    encoder = guarded(reference, 4)
+    encoder.encode("fine")
+    assert encoder.encode_batch(["Z", "Z", "Z"]) != reference.encode_batch(["Z", "Z", "Z"])
+    encoder.encode_batch(["fine"] * 5)  # the first and the last of them are in the sample
+    assert (encoder.canary.num_texts, encoder.canary.num_checked) == (9, 3)
+    encoder.encode_batch(["fine"] * 3)
+    texts = ["Z", "fine"]
+    assert encoder.encode_batch(texts) == reference.encode_batch(texts)
+    assert not encoder.is_fast and encoder.canary.num_differences == 1
+    assert encoder.encode_batch(texts) == reference.encode_batch(texts)
+
+
+def test_a_panic_in_a_batch_costs_no_text(reference: Reference) -> None:
+    encoder = guarded(reference, 1000)
+    texts = ["fine", "Q"]
+    assert encoder.encode_batch(texts) == reference.encode_batch(texts)
+    assert not encoder.is_fast
+
+
+def test_a_batch_knows_each_text(reference: Reference) -> None:
+    batch = reference.encode_batch(["a", "", "abc"])
+    assert [batch.ids_of(i) for i in range(3)] == [reference.encode(t) for t in ("a", "", "abc")]
+    assert reference.encode_batch([]) == Batch.of([])
 
 
 def test_a_panic_in_production_costs_the_backend_and_not_the_text(reference: Reference) -> None:

@@ -75,6 +75,15 @@ def test_any_text_has_the_reference_ids(vocabulary: Vocabulary, package: str) ->
 
 
 @pytest.mark.model
+def test_a_batch_has_the_ids_of_its_texts(vocabulary: Vocabulary, package: str) -> None:
+    backend, reference = make(package, vocabulary), Reference(vocabulary)
+    texts = [*material.LANGUAGES, "", *material.ATOMS]
+    assert backend.encode_batch(texts) == reference.encode_batch(texts)
+    assert backend.encode_batch(texts[:3]) == reference.encode_batch(texts[:3])
+    assert backend.encode_batch([]) == reference.encode_batch([])
+
+
+@pytest.mark.model
 def test_the_faster_package_is_tried_first(vocabulary: Vocabulary) -> None:
     assert in_order_of_speed(vocabulary)[0] == "splintr-rs"
     assert in_order_of_speed(other("llama3"))[0] == "fastokens"
