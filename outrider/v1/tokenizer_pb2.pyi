@@ -29,11 +29,17 @@ class EncodeRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     model: _builtins.str
     """Empty: the default model."""
     text: _builtins.str
     """Plain content: special-token text in it stays text."""
+    cache_salt: _builtins.bytes
+    """Texts are found again by requests of the same salt; empty: by none, and none is kept."""
+    vocabulary_digest: _builtins.bytes
+    """Empty: the model's current one. While a vocabulary is replaced, services serve both."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation: the chat template is applied and its control tokens are real."""
@@ -53,10 +59,12 @@ class EncodeRequest(_message.Message):
         conversation: Global___Conversation | None = ...,
         codecs: _abc.Iterable[_common_pb2.TokenCodec.ValueType] | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        cache_salt: _builtins.bytes = ...,
+        vocabulary_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "text", b"text", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "conversation", b"conversation", "input", b"input", "model", b"model", "number", b"number", "text", b"text", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "conversation", b"conversation", "input", b"input", "model", b"model", "number", b"number", "text", b"text", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -185,15 +193,19 @@ class GetVocabularyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    vocabulary_digest: _builtins.bytes
+    """Empty: the model's current one."""
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        vocabulary_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,11 +224,12 @@ class GetVocabularyResponse(_message.Message):
     CONTROL_IDS_FIELD_NUMBER: _builtins.int
     BOS_TOKEN_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     digest: _builtins.bytes
     size: _builtins.int
     tokenizer_json: _builtins.str
-    """The tokenizer in Hugging Face `tokenizers` JSON."""
+    """The tokenizer in Hugging Face `tokenizers` JSON: a piece of it, to be joined in order."""
     chat_template: _builtins.str
     bos_token: _builtins.str
     eos_token: _builtins.str
@@ -224,6 +237,8 @@ class GetVocabularyResponse(_message.Message):
     def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def control_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def backend(self) -> Global___TokenizerBackend: ...
     def __init__(
         self,
         *,
@@ -236,14 +251,45 @@ class GetVocabularyResponse(_message.Message):
         control_ids: _abc.Iterable[_builtins.int] | None = ...,
         bos_token: _builtins.str = ...,
         eos_token: _builtins.str = ...,
+        backend: Global___TokenizerBackend | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "chat_template", b"chat_template", "control_ids", b"control_ids", "digest", b"digest", "eos_token", b"eos_token", "model", b"model", "size", b"size", "stop_ids", b"stop_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "bos_token", b"bos_token", "chat_template", b"chat_template", "control_ids", b"control_ids", "digest", b"digest", "eos_token", b"eos_token", "model", b"model", "size", b"size", "stop_ids", b"stop_ids", "tokenizer_json", b"tokenizer_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetVocabularyResponse: _TypeAlias = GetVocabularyResponse  # noqa: Y015
+
+@_typing.final
+class TokenizerBackend(_message.Message):
+    """A package that gave the same ids as the reference wherever both were compared, and the versions
+    that were.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REFERENCE_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Empty: there is none, the reference is used."""
+    version: _builtins.str
+    reference_version: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        reference_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reference_version", b"reference_version", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerBackend: _TypeAlias = TokenizerBackend  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
@@ -252,10 +298,13 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Of the first message: empty is the default model."""
     text: _builtins.str
     """Plain content: special-token text in it stays text."""
+    vocabulary_digest: _builtins.bytes
+    """Of the first message, as in EncodeRequest."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]:
         """Of the first message: codecs the caller can read, best first."""
@@ -266,10 +315,11 @@ class TokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         text: _builtins.str = ...,
         codecs: _abc.Iterable[_common_pb2.TokenCodec.ValueType] | None = ...,
+        vocabulary_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "model", b"model", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -304,18 +354,21 @@ class CountRequest(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """As in TokenizeRequest."""
     text: _builtins.str
+    vocabulary_digest: _builtins.bytes
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         text: _builtins.str = ...,
+        vocabulary_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "text", b"text", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

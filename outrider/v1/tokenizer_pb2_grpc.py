@@ -44,7 +44,7 @@ class TokenizerServiceStub:
                 request_serializer=outrider_dot_v1_dot_tokenizer__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.DecodeResponse.FromString,
                 _registered_method=True)
-        self.GetVocabulary = channel.unary_unary(
+        self.GetVocabulary = channel.unary_stream(
                 '/outrider.v1.TokenizerService/GetVocabulary',
                 request_serializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyResponse.FromString,
@@ -83,7 +83,8 @@ class TokenizerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVocabulary(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A vocabulary in pieces: all that is small comes with the first one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -123,7 +124,7 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.DecodeRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_tokenizer__pb2.DecodeResponse.SerializeToString,
             ),
-            'GetVocabulary': grpc.unary_unary_rpc_method_handler(
+            'GetVocabulary': grpc.unary_stream_rpc_method_handler(
                     servicer.GetVocabulary,
                     request_deserializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_tokenizer__pb2.GetVocabularyResponse.SerializeToString,
@@ -219,7 +220,7 @@ class TokenizerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/outrider.v1.TokenizerService/GetVocabulary',

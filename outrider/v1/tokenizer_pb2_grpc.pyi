@@ -34,7 +34,8 @@ class TokenizerServiceStub:
     Encode: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.EncodeResponse]
     """Answers carry the request's number and may come in another order than the requests."""
     Decode: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]
-    GetVocabulary: _grpc.UnaryUnaryMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]
+    GetVocabulary: _grpc.UnaryStreamMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]
+    """A vocabulary in pieces: all that is small comes with the first one."""
     Tokenize: _grpc.StreamStreamMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]
     """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
     later text still arrives. Whoever does not read them is not read from.
@@ -50,7 +51,8 @@ class TokenizerServiceAsyncStub(TokenizerServiceStub):
     Encode: _aio.StreamStreamMultiCallable[_tokenizer_pb2.EncodeRequest, _tokenizer_pb2.EncodeResponse]  # type: ignore[assignment]
     """Answers carry the request's number and may come in another order than the requests."""
     Decode: _aio.StreamStreamMultiCallable[_tokenizer_pb2.DecodeRequest, _tokenizer_pb2.DecodeResponse]  # type: ignore[assignment]
-    GetVocabulary: _aio.UnaryUnaryMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]  # type: ignore[assignment]
+    GetVocabulary: _aio.UnaryStreamMultiCallable[_tokenizer_pb2.GetVocabularyRequest, _tokenizer_pb2.GetVocabularyResponse]  # type: ignore[assignment]
+    """A vocabulary in pieces: all that is small comes with the first one."""
     Tokenize: _aio.StreamStreamMultiCallable[_tokenizer_pb2.TokenizeRequest, _tokenizer_pb2.TokenizeResponse]  # type: ignore[assignment]
     """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
     later text still arrives. Whoever does not read them is not read from.
@@ -81,7 +83,8 @@ class TokenizerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _tokenizer_pb2.GetVocabularyRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_tokenizer_pb2.GetVocabularyResponse, _abc.Awaitable[_tokenizer_pb2.GetVocabularyResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_tokenizer_pb2.GetVocabularyResponse], _abc.AsyncIterator[_tokenizer_pb2.GetVocabularyResponse]]:
+        """A vocabulary in pieces: all that is small comes with the first one."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -29,8 +29,7 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.choice import choose, load_backend
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.content import Content
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.encoder import ANYONE, CachingEncoder
 from outrider.tokenization.front.front import Front, FrontPolicy
 from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.tokenization.front.processes.pool import Siblings
@@ -112,7 +111,7 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics, model)
         encoder = _encoder(config, vocabulary, backend)
-        self._tokenizing = FrontMetrics(metrics.registry, encoder)
+        self._tokenizing = FrontMetrics(metrics.registry, [encoder])
         self._tokenization = _front(config, vocabulary, encoder, self._tokenizing)
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
@@ -195,7 +194,6 @@ def _encoder(config: EdgeConfig, vocabulary: Vocabulary, backend: Guarded | None
         vocabulary,
         backend or choose(vocabulary, REFERENCE),
         CachePolicy(max_bytes=config.tokenizer_cache_bytes),
-        kept=(Content.ROLE_TAG,) if config.isolate_chats else tuple(Content),
     )
 
 
@@ -212,7 +210,8 @@ def _front(
             cache_bytes=config.tokenizer_cache_bytes,
         )
     policy = FrontPolicy(num_workers=config.tokenizer_workers, max_queued=config.tokenizer_queue)
-    return Front(encoder, policy, record=counted.record, spill=spill)
+    scope = None if config.isolate_chats else ANYONE
+    return Front(encoder, policy, scope=scope, record=counted.record, spill=spill)
 
 
 def reply_tools(

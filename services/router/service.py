@@ -177,6 +177,7 @@ class Intake:
                 model=opening.model,
                 conversation=tokenizer_pb2.Conversation(messages=opening.messages.messages),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
+                cache_salt=opening.cache_salt,
             )
             request.trace.traceparent, request.trace.tracestate = opened.context
             return await self._pool.encode(request)

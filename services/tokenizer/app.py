@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,14 +17,16 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tokenization.front.cache import CachePolicy
+from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.parts.assembly import long_texts
 from services.tokenizer.parts.detokenizing import Detokenizing
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
-from services.tokenizer.service import TokenizerService, TokenizerWorkService
-from services.tokenizer.vocabularies import Vocabularies
+from services.tokenizer.service import Counts, TokenizerService, TokenizerWorkService
+from services.tokenizer.vocabularies import Caches, Vocabularies
 from services.tokenizer.workers import Workers
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
@@ -52,9 +55,10 @@ async def serve(
     try:
         if vocabularies is None:
             vocabularies = await asyncio.to_thread(_load, config)
+        counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
         async with (
             long_texts(config, vocabularies, metrics) as texts,
-            _listening(config, vocabularies, workers, texts, metrics) as ports,
+            _listening(config, vocabularies, workers, texts, metrics, counted) as ports,
         ):
             _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
             if ready:
@@ -67,7 +71,14 @@ async def serve(
 
 
 def _load(config: TokenizerConfig) -> Vocabularies:
-    return Vocabularies.load(config.models, ModelStore(config.model_store or default_root()))
+    before = (entry.partition("=") for entry in config.replaced)
+    return Vocabularies.load(
+        config.models,
+        ModelStore(config.model_store or default_root()),
+        backend=config.backend,
+        caches=Caches(own=CachePolicy(max_bytes=config.cache_bytes)),
+        replaced=[(model, Path(folder)) for model, _, folder in before],
+    )
 
 
 def _service(
@@ -76,11 +87,17 @@ def _service(
     workers: Workers,
     texts: LongTexts,
     metrics: Metrics,
+    counted: FrontMetrics,
 ) -> TokenizerService:
     answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
     detokenizing = Detokenizing(vocabularies, workers, config.max_decode_ids)
     return TokenizerService(
-        answering, workers, texts, detokenizing, metrics, max_in_flight=config.max_in_flight
+        answering,
+        workers,
+        texts,
+        detokenizing,
+        Counts(metrics, counted),
+        max_in_flight=config.max_in_flight,
     )
 
 
@@ -91,10 +108,11 @@ async def _listening(
     workers: Workers,
     texts: LongTexts,
     metrics: Metrics,
+    counted: FrontMetrics,
 ) -> AsyncIterator[Ports]:
     """The ports, to be answered on until the context is left; then drains the workers."""
     server = make_server(max_message_bytes=config.max_message_bytes)
-    service = _service(config, vocabularies, workers, texts, metrics)
+    service = _service(config, vocabularies, workers, texts, metrics, counted)
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
     work = TokenizerWorkService(texts.crew)
     tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
@@ -106,6 +124,7 @@ async def _listening(
         config.admin_port,
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
         registry=metrics.registry,
+        cause=counted.cause,
     )
     admin_port = await admin.start()
     await server.start()

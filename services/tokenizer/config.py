@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.tokenization.backends.choice import AUTO
 
 _POSITIVE = (
     "threads",
@@ -38,6 +39,13 @@ class TokenizerConfig:
     """Models whose vocabularies are served; the first is the one of requests that name none."""
     model_store: Path | None = None
     """The model store's folder; unset: $OUTRIDER_MODEL_STORE or the user's cache."""
+    backend: str = AUTO
+    """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
+    cache_bytes: int = 64 << 20
+    """Memory of each vocabulary's cache of texts; 0: none is kept."""
+    replaced: tuple[str, ...] = ()
+    """Vocabularies that models had before, as MODEL=FOLDER, served beside the current ones to those
+    who ask for their digest, while nodes are replaced one after another."""
     threads: int = 2
     """Threads that tokenize; they release the GIL while they do."""
     max_text_bytes: int = 1 << 20
@@ -49,7 +57,7 @@ class TokenizerConfig:
     max_pending: int = 2048
     """Requests under way at once over all streams; more are refused as OVERLOADED."""
     max_message_bytes: int = 16 << 20
-    """Largest message read or written; a vocabulary of GetVocabulary has to fit."""
+    """Largest message read or written."""
     worker_processes: int = 2
     """Processes of this node that tokenize long texts; started with the first of those."""
     part_chars: int = 1 << 16
@@ -75,6 +83,11 @@ class TokenizerConfig:
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+        for entry in self.replaced:
+            if not all(entry.partition("=")):
+                raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
+        if self.cache_bytes < 0:
+            raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
+from typing import Final
 
 from outrider.codec.tokens import negotiate
+from outrider.codec.varint import U32
 from outrider.errors import (
     EmptyPromptError,
     FrameTooLargeError,
     InvalidRequestError,
 )
 from outrider.models.chat import Message
+from outrider.models.detokenizer import Detokenizer
+from outrider.tokenization.front.content import Content
+from outrider.tokenization.front.line import LONG_CHARS, Kind
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.vocabularies import Served, Vocabularies
+
+_LONG_IDS: Final = 16_384
+"""Ids of a block that take milliseconds to become text."""
+_STEP_IDS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +37,10 @@ class Answering:
     def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         """Text or a conversation to ids.
 
-        Raises UnknownModelError, FrameTooLargeError, EmptyPromptError, InvalidRequestError, and
-        BadTokenBlockError when the caller reads none of our codecs.
+        Raises UnknownModelError, VocabularyMismatchError, FrameTooLargeError, EmptyPromptError,
+        InvalidRequestError, and BadTokenBlockError when the caller reads none of our codecs.
         """
-        served = self.vocabularies.find(request.model)
+        served = self.vocabularies.find(request.model, request.vocabulary_digest)
         codec = negotiate(request.codecs, served.coder.supported)
         block = served.coder.encode(self._ids(request, served), codec)
         return tokenizer_pb2.EncodeResponse(
@@ -39,7 +49,7 @@ class Answering:
             vocabulary_digest=served.vocabulary.digest,
         )
 
-    def _ids(self, request: tokenizer_pb2.EncodeRequest, served: Served) -> list[int]:
+    def _ids(self, request: tokenizer_pb2.EncodeRequest, served: Served) -> array[int]:
         # The message's size bounds its text's, and costs nothing: no second encoding to UTF-8.
         if request.ByteSize() > self.max_text_bytes:
             raise FrameTooLargeError(
@@ -47,11 +57,12 @@ class Answering:
                 "tokenized at once: split the text."
             )
         kind = request.WhichOneof("input")
+        scope = request.cache_salt or None
         if kind == "conversation":
             turns = request.conversation.messages
-            return served.vocabulary.encode_chat([Message(t.role, t.content) for t in turns])
+            return served.encoder.encode_chat([Message(t.role, t.content) for t in turns], scope)
         if kind == "text":
-            return served.vocabulary.encode(request.text)
+            return served.encoder.encode(request.text, Content.DOCUMENT, scope)
         raise EmptyPromptError("There is nothing to tokenize: send text or a conversation.")
 
     def decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
@@ -59,11 +70,24 @@ class Answering:
 
         Raises UnknownModelError, VocabularyMismatchError, BadTokenBlockError.
         """
-        served = self.vocabularies.find(request.model)
-        served.check_digest(request.vocabulary_digest)
+        served = self.vocabularies.find(request.model, request.vocabulary_digest)
         if not request.HasField("ids"):
             raise InvalidRequestError("There is nothing to decode: send a token block.")
         block = wire_tokens.from_proto(request.ids)
-        ids = served.coder.decode(block, max_count=self.max_decode_ids)
-        text = served.vocabulary.decode(ids, keep_special=request.keep_special)
+        ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
+        detokenizer = served.vocabulary.detokenizer(keep_special=request.keep_special)
+        text = push_in_steps(detokenizer, ids) + detokenizer.finish()
         return tokenizer_pb2.DecodeResponse(number=request.number, text=text)
+
+
+def kind_of(request: tokenizer_pb2.EncodeRequest | tokenizer_pb2.DecodeRequest) -> Kind:
+    """Whether a request takes a thread for so long that short ones should not wait for it."""
+    if isinstance(request, tokenizer_pb2.DecodeRequest):
+        return Kind.LONG if request.ids.count >= _LONG_IDS else Kind.SHORT
+    return Kind.LONG if request.ByteSize() >= LONG_CHARS else Kind.SHORT
+
+
+def push_in_steps(detokenizer: Detokenizer, ids: U32) -> str:
+    """The text that `ids` complete; no step holds the GIL for long."""
+    steps = range(0, len(ids), _STEP_IDS)
+    return "".join([detokenizer.push_all(ids[at : at + _STEP_IDS].tolist()) for at in steps])

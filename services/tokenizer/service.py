@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc.aio
 import structlog
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, OverloadedError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import span
+from outrider.tokenization.front.job import Layer
+from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import to_detail
+from services.tokenizer import transfer
 from services.tokenizer.parts.crew import Crew
 from services.tokenizer.parts.detokenizing import Detokenizing
 from services.tokenizer.parts.texts import LongTexts
-from services.tokenizer.requests import Answering
+from services.tokenizer.requests import Answering, kind_of
 from services.tokenizer.streams import AnswerStream
 from services.tokenizer.workers import Workers
 
@@ -30,6 +35,18 @@ RequestT = TypeVar("RequestT", tokenizer_pb2.EncodeRequest, tokenizer_pb2.Decode
 AnswerT = TypeVar("AnswerT", tokenizer_pb2.EncodeResponse, tokenizer_pb2.DecodeResponse)
 
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where requests and what became of their texts are counted."""
+
+    metrics: Metrics
+    tokenized: FrontMetrics
+
+    def tokens(self, operation: str, count: int) -> None:
+        """So many ids were made, or read."""
+        self.metrics.counter(TOKENS).add(count, {"operation": operation})
 
 
 class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
@@ -56,7 +73,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         workers: Workers,
         long_texts: LongTexts,
         detokenizing: Detokenizing,
-        metrics: Metrics,
+        counts: Counts,
         *,
         max_in_flight: int,
     ) -> None:
@@ -64,7 +81,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._workers = workers
         self._long_texts = long_texts
         self._detokenizing = detokenizing
-        self._metrics = metrics
+        self._counts = counts
         self._max_in_flight = max_in_flight
 
     async def Encode(
@@ -87,21 +104,12 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def GetVocabulary(
         self, request: tokenizer_pb2.GetVocabularyRequest, context: Context
-    ) -> tokenizer_pb2.GetVocabularyResponse:
-        """What an edge needs to tokenize by itself. UnknownModelError is the call's status."""
-        served = self._answering.vocabularies.find(request.model)
-        facts = served.vocabulary.facts
-        return tokenizer_pb2.GetVocabularyResponse(
-            model=served.model,
-            digest=served.vocabulary.digest,
-            size=served.vocabulary.size,
-            tokenizer_json=served.vocabulary.tokenizer_json,
-            chat_template=served.vocabulary.chat_template,
-            stop_ids=facts.stop_ids,
-            control_ids=facts.control_ids,
-            bos_token=facts.bos_token,
-            eos_token=facts.eos_token,
-        )
+    ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
+        """What an edge or a worker needs to tokenize by itself, in pieces. Failures are the
+        call's status."""
+        found = self._answering.vocabularies.find(request.model, request.vocabulary_digest)
+        for piece in transfer.pieces(found):
+            yield piece
 
     async def Tokenize(
         self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
@@ -109,7 +117,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """One text of any size. Its failures are the call's status, as all below."""
         async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
             async for served, block in blocks:
-                self._metrics.counter(TOKENS).add(block.count, {"operation": "tokenize"})
+                self._counts.tokens("tokenize", block.count)
                 digest = served.vocabulary.digest
                 yield tokenizer_pb2.TokenizeResponse(ids=block, vocabulary_digest=digest)
 
@@ -122,7 +130,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             async for served, block in blocks:
                 count += block.count
                 digest = served.vocabulary.digest
-        self._metrics.counter(TOKENS).add(count, {"operation": "count"})
+        self._counts.tokens("count", count)
         return tokenizer_pb2.CountResponse(count=count, vocabulary_digest=digest)
 
     async def Detokenize(
@@ -134,17 +142,21 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 yield tokenizer_pb2.DetokenizeResponse(text=text)
 
     async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        begun_at = time.perf_counter()
         response = await self._run(
             "encode", self._answering.encode, request, tokenizer_pb2.EncodeResponse
         )
-        self._metrics.counter(TOKENS).add(response.ids.count, {"operation": "encode"})
+        is_refused = response.error.reason == OverloadedError.reason
+        ms = (time.perf_counter() - begun_at) * 1e3
+        self._counts.tokenized.record(Layer.REFUSED if is_refused else Layer.THREAD, ms)
+        self._counts.tokens("encode", response.ids.count)
         return response
 
     async def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
         response = await self._run(
             "decode", self._answering.decode, request, tokenizer_pb2.DecodeResponse
         )
-        self._metrics.counter(TOKENS).add(request.ids.count, {"operation": "decode"})
+        self._counts.tokens("decode", request.ids.count)
         return response
 
     async def _run(
@@ -158,7 +170,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         labels = {"operation": operation}
         try:
             with span(names.SPAN_TOKENIZE, parent=parent):
-                return await self._workers.run(work, request)
+                return await self._workers.run(work, request, kind_of(request))
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
             return response_type(number=request.number, error=to_detail(error))
@@ -169,11 +181,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             failure = OutriderError("The tokenizer failed on this request: see its log.")
             return response_type(number=request.number, error=to_detail(failure))
         finally:
-            self._metrics.counter(REQUESTS).add(1, labels)
+            self._counts.metrics.counter(REQUESTS).add(1, labels)
 
 
 async def _as_texts(
     requests: AsyncIterator[tokenizer_pb2.CountRequest],
 ) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
     async for request in requests:
-        yield tokenizer_pb2.TokenizeRequest(model=request.model, text=request.text)
+        yield tokenizer_pb2.TokenizeRequest(
+            model=request.model, text=request.text, vocabulary_digest=request.vocabulary_digest
+        )

@@ -4,40 +4,74 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from outrider.errors import OverloadedError
+from outrider.tokenization.front.line import Kind
+from outrider.tokenization.front.threads import Threads
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
+class _Call(Generic[RequestT, AnswerT]):
+    """One request on its way through a thread."""
+
+    def __init__(self, work: Callable[[RequestT], AnswerT], request: RequestT) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work, self._request = work, request
+        self.answer: asyncio.Future[AnswerT] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In a thread: work, and tell the loop."""
+        try:
+            deliver, outcome = self._succeed, self._work(self._request)
+        except Exception as error:
+            self._tell(self._fail, error)
+        else:
+            self._tell(deliver, outcome)
+
+    def _tell(self, deliver: Callable[[Any], None], outcome: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(deliver, outcome)
+
+    def _succeed(self, answer: AnswerT) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
 class Workers:
-    """A thread pool with a bounded queue."""
+    """Threads with a bounded queue, in which long texts leave a thread to the short ones."""
 
     def __init__(self, threads: int, max_pending: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._max_pending = max_pending
+        self._threads: Threads[_Call[Any, Any]] = Threads(
+            threads, max(0, max_pending - threads), _Call.run
+        )
         self.num_pending = 0
         """Requests queued or running."""
         self._idle = asyncio.Event()
 
-    async def run(self, work: Callable[[RequestT], AnswerT], request: RequestT) -> AnswerT:
+    async def run(
+        self,
+        work: Callable[[RequestT], AnswerT],
+        request: RequestT,
+        kind: Kind = Kind.SHORT,
+    ) -> AnswerT:
         """Run `work(request)` in a thread; cancelled while queued, it never starts.
 
         Raises OverloadedError when the queue is full, and what `work` raises.
         """
-        if self.num_pending >= self._max_pending:
-            raise OverloadedError(
-                f"{self.num_pending} requests are being tokenized: try again in a moment.",
-                retry_delay_ms=100,
-            )
+        call = _Call(work, request)
+        self._threads.enter(call, kind)
         self.num_pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work, request)
+            return await call.answer
         finally:
+            self._threads.remove(call, kind)
             self.num_pending -= 1
             if not self.num_pending:
                 self._idle.set()
@@ -53,4 +87,5 @@ class Workers:
 
     def close(self) -> None:
         """Drop what is queued and end the threads after what they are at."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
+        self._threads.join()

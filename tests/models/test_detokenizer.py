@@ -30,6 +30,14 @@ def test_pieces_joined_equal_decoding_at_once(data: bytes) -> None:
     assert decode(BYTES, data) == data.decode("utf-8", "replace")
 
 
+@given(st.lists(st.binary(max_size=12), max_size=8))
+def test_many_ids_at_once_give_what_each_alone_gives(parts: list[bytes]) -> None:
+    one, many = Detokenizer(BYTES), Detokenizer(BYTES)
+    for part in parts:
+        assert many.push_all(list(part)) == "".join(map(one.push, part))
+    assert many.finish() == one.finish()
+
+
 def test_a_character_is_released_when_it_is_whole() -> None:
     detokenizer = Detokenizer(BYTES)
     assert [detokenizer.push(byte) for byte in "aé🙂".encode()] == ["a", "", "é", "", "", "", "🙂"]
@@ -47,6 +55,8 @@ def test_an_unfinished_character_becomes_one_replacement_and_is_forgotten() -> N
 def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match="vocabulary of 256 ids"):
         Detokenizer(BYTES).push(token_id)
+    with pytest.raises(InvalidRequestError, match=f"id {token_id} .*vocabulary of 256 ids"):
+        Detokenizer(BYTES).push_all([1, token_id])
 
 
 @pytest.mark.parametrize(

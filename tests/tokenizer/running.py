@@ -35,6 +35,14 @@ class TokenizerUnderTest:
         """Answers by number, of one stream."""
         return {answer.number: answer async for answer in self.stub.Encode(iter(requests))}
 
+    async def admin(self, path: str) -> str:
+        """The answer of the admin port, head included."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports.admin)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer.decode()
+
     async def decode(
         self, requests: Iterable[tokenizer_pb2.DecodeRequest]
     ) -> dict[int, tokenizer_pb2.DecodeResponse]:
@@ -44,16 +52,17 @@ class TokenizerUnderTest:
 
 @asynccontextmanager
 async def running_tokenizer(
-    vocabulary: Vocabulary, **settings: Any
+    vocabulary: Vocabulary | Vocabularies, **settings: Any
 ) -> AsyncIterator[TokenizerUnderTest]:
     """A service through its own `serve`, stopped at the end."""
     quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
     config = TokenizerConfig(**(quick | settings))
-    served = Vocabularies([Served.of(MODEL, vocabulary)])
+    if isinstance(vocabulary, Vocabulary):
+        vocabulary = Vocabularies([Served.of(MODEL, vocabulary)])
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     serving = asyncio.create_task(
-        serve(config, ready=ports.set_result, stop=stop, vocabularies=served)
+        serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabulary)
     )
     serving.add_done_callback(lambda task: task.exception() and ports.cancel())
     await asyncio.wait([ports])

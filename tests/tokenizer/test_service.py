@@ -1,4 +1,4 @@
-"""Encode, Decode and GetVocabulary over real gRPC, with the real vocabulary."""
+"""Encode and Decode over real gRPC, with the real vocabulary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tokenizers import Tokenizer
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.errors import ConfigError, MalformedFrameError, UnknownModelError
+from outrider.errors import ConfigError, MalformedFrameError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error
@@ -188,20 +187,6 @@ async def test_the_loop_goes_on_while_a_long_text_is_tokenized(
     assert checks > 5
 
 
-async def test_get_vocabulary_is_enough_to_tokenize_alike(
-    service: TokenizerUnderTest, vocabulary: Vocabulary
-) -> None:
-    answer = await service.stub.GetVocabulary(tokenizer_pb2.GetVocabularyRequest())
-    assert (answer.model, answer.digest) == (MODEL, vocabulary.digest)
-    assert (answer.size, answer.chat_template) == (vocabulary.size, vocabulary.chat_template)
-    assert frozenset(answer.stop_ids) == vocabulary.stop_ids
-    theirs = Tokenizer.from_str(answer.tokenizer_json)
-    assert theirs.encode(TEXTS[1], add_special_tokens=False).ids == vocabulary.encode(TEXTS[1])
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.stub.GetVocabulary(tokenizer_pb2.GetVocabularyRequest(model="x"))
-    assert isinstance(from_rpc_error(caught.value), UnknownModelError)
-
-
 async def test_invalid_utf8_ends_its_stream_alone(service: TokenizerUnderTest) -> None:
     encode: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
     encode = service.channel.stream_stream("/outrider.v1.TokenizerService/Encode")
@@ -234,8 +219,8 @@ async def test_a_caller_that_leaves_takes_its_requests_along(vocabulary: Vocabul
 
 async def test_readiness_and_metrics(service: TokenizerUnderTest) -> None:
     await service.encode([tokenizer_pb2.EncodeRequest(number=1, text="a b c")])
-    assert '"ready": true' in await _get(service.ports.admin, "/ready")
-    metrics = await _get(service.ports.admin, "/metrics")
+    assert '"ready": true' in await service.admin("/ready")
+    metrics = await service.admin("/metrics")
     assert 'outrider_tokenizer_requests_total{operation="encode"} 1.0' in metrics
     assert 'outrider_tokenizer_tokens_total{operation="encode"} 3.0' in metrics
 
@@ -246,11 +231,3 @@ async def test_a_port_that_is_taken_is_a_config_error(
     with pytest.raises(ConfigError, match="taken"):
         async with running_tokenizer(vocabulary, port=service.ports.main):
             pass
-
-
-async def _get(port: int, path: str) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    answer = await reader.read()
-    writer.close()
-    return answer.decode()

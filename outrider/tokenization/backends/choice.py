@@ -101,6 +101,14 @@ def choose(vocabulary: Vocabulary, wanted: str = AUTO, *, judge: Judge | None = 
     return Guarded(None, reference, why="; ".join(refused) or _NONE_INSTALLED)
 
 
+def adopt(vocabulary: Vocabulary, package: str, why: str) -> Guarded:
+    """The backend of a process that knows from another one, of the same versions, that the
+    package passed the gate; REFERENCE for none. Still watched."""
+    reference = Reference(vocabulary)
+    fast = None if package == REFERENCE else make(package, vocabulary)
+    return Guarded(fast, reference, why=why)
+
+
 def in_order_of_speed(vocabulary: Vocabulary) -> tuple[str, ...]:
     """The packages, the one first that is faster for pre-tokenizers of this kind: a pattern of
     their own (Llama 3, Qwen) or GPT-2's, which is built in."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-_ENTRY_BYTES: Final = 200
-"""Of one entry, besides text and ids: two objects' heads and a place in the table."""
+_ENTRY_BYTES: Final = 256
+"""Of one entry, besides text and ids: three objects' heads and a place in the table."""
+
+
+_Key: TypeAlias = tuple[bytes, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +31,37 @@ class CachePolicy:
 
 
 class SegmentCache:
-    """Least recently used texts go first. Not thread-safe."""
+    """Least recently used texts go first; a scope's texts are found in that scope alone. Not
+    thread-safe."""
 
     def __init__(self, policy: CachePolicy) -> None:
         self._policy = policy
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._ids: OrderedDict[_Key, array[int]] = OrderedDict()
         self.num_bytes = 0
         """Memory of all entries, within a few per cent."""
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def get(self, text: str) -> array[int] | None:
+    def get(self, text: str, scope: bytes = b"") -> array[int] | None:
         """The ids of `text`, which are not to be changed; None if it is not kept."""
-        ids = self._ids.get(text)
+        key = scope, text
+        ids = self._ids.get(key)
         if ids is not None:
-            self._ids.move_to_end(text)
+            self._ids.move_to_end(key)
         return ids
 
-    def put(self, text: str, ids: array[int]) -> None:
+    def put(self, text: str, ids: array[int], scope: bytes = b"") -> None:
         """Keep the ids of `text`, if it is not too long."""
-        size = _num_bytes(text, ids)
+        key = scope, text
+        size = _num_bytes(key, ids)
         policy = self._policy
         if text.__sizeof__() > policy.max_text_bytes or size > policy.max_bytes:
             return
-        before = self._ids.pop(text, None)
+        before = self._ids.pop(key, None)
         if before is not None:
-            self.num_bytes -= _num_bytes(text, before)
-        self._ids[text] = ids
+            self.num_bytes -= _num_bytes(key, before)
+        self._ids[key] = ids
         self.num_bytes += size
         while len(self._ids) > policy.max_entries or self.num_bytes > policy.max_bytes:
             self.num_bytes -= _num_bytes(*self._ids.popitem(last=False))
@@ -66,5 +72,6 @@ class SegmentCache:
         self.num_bytes = 0
 
 
-def _num_bytes(text: str, ids: array[int]) -> int:
-    return text.__sizeof__() + len(ids) * ids.itemsize + _ENTRY_BYTES
+def _num_bytes(key: _Key, ids: array[int]) -> int:
+    scope, text = key
+    return len(scope) + text.__sizeof__() + len(ids) * ids.itemsize + _ENTRY_BYTES

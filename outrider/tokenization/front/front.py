@@ -21,7 +21,7 @@ import structlog
 
 from outrider.errors import OutriderError, OverloadedError
 from outrider.models.chat import Message
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.encoder import ANYONE, CachingEncoder, Scope
 from outrider.tokenization.front.job import Job, Layer, Outcome
 from outrider.tokenization.front.line import LONG_CHARS, Kind
 from outrider.tokenization.front.threads import Threads
@@ -75,17 +75,20 @@ class Front:
         encoder: CachingEncoder,
         policy: FrontPolicy,
         *,
+        scope: Scope = ANYONE,
         record: Record = lambda layer, ms: None,
         spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`scope`: whose chats all of them are."""
         self.encoder = encoder
         self._policy = policy
+        self._scope = scope
         self._record = record
         self._spill = spill
         self._clock = clock
         self._has_permit = True
-        self._threads = Threads(policy.num_workers, policy.max_queued, self._work)
+        self._threads: Threads[Job] = Threads(policy.num_workers, policy.max_queued, self._work)
 
     def submit(
         self,
@@ -111,7 +114,7 @@ class Front:
     def cancel(self, job: Job) -> None:
         """The outcome is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
-        self._threads.remove(job)
+        self._threads.remove(job, job.kind)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -128,7 +131,7 @@ class Front:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.draft = self.encoder.begin(job.messages)
+            job.draft = self.encoder.begin(job.messages, self._scope)
         except OutriderError as error:
             self._finish(job, error, Layer.CACHE)
             return True
@@ -139,9 +142,8 @@ class Front:
         limit = policy.max_inline_missing if is_fast else policy.max_reference_missing
         if job.draft.missing_chars > limit:
             return False
-        self._finish(
-            job, self._encode(job), Layer.INLINE if job.draft.missing_chars else Layer.CACHE
-        )
+        layer = Layer.INLINE if job.draft.missing_chars else Layer.CACHE
+        self._finish(job, self._encode(job, may_wait=False), layer)
         return True
 
     def _place(self, job: Job, num_chars: int) -> None:
@@ -150,7 +152,7 @@ class Front:
         if is_needed and self._threads.is_saturated and self._is_spilt(job):
             return
         try:
-            self._threads.enter(job)
+            self._threads.enter(job, job.kind)
         except OverloadedError:
             if is_needed and self._has_permit and num_chars <= self._policy.max_local_chars:
                 self._encode_locally(job)
@@ -169,7 +171,7 @@ class Front:
         time, whatever comes at once."""
         self._has_permit = False
         job.loop.call_soon(self._return_permit)
-        self._finish(job, self._encode(job), Layer.LOCAL)
+        self._finish(job, self._encode(job, may_wait=False), Layer.LOCAL)
 
     def _return_permit(self) -> None:
         self._has_permit = True
@@ -177,17 +179,17 @@ class Front:
     # What follows runs in any thread.
 
     def _work(self, job: Job) -> None:
-        self._finish(job, self._encode(job), Layer.THREAD)
+        self._finish(job, self._encode(job, may_wait=True), Layer.THREAD)
 
     def _finish(self, job: Job, outcome: Outcome, layer: Layer) -> None:
         self._record(layer, (self._clock() - job.begun_at) * 1e3)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             job.loop.call_soon_threadsafe(job.deliver, outcome)
 
-    def _encode(self, job: Job) -> Outcome:
+    def _encode(self, job: Job, *, may_wait: bool) -> Outcome:
         try:
-            draft = job.draft or self.encoder.begin(job.messages)
-            return as_tuple(self.encoder.finish(draft))
+            draft = job.draft or self.encoder.begin(job.messages, self._scope)
+            return as_tuple(self.encoder.finish(draft, may_wait=may_wait))
         except OutriderError as error:
             return error
         except Exception as failure:

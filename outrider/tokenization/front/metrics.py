@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from outrider.telemetry import names
 from outrider.telemetry.stalls import OTHER
+from outrider.tokenization.front.content import Content
 from outrider.tokenization.front.encoder import CachingEncoder
 from outrider.tokenization.front.job import Layer
 
@@ -22,10 +23,11 @@ _LOOP_LAYERS: Final = frozenset({Layer.CACHE, Layer.INLINE, Layer.LOCAL})
 
 
 class FrontMetrics(Collector):
-    """Times every chat by layer; cache, backend and canary are read when a scrape asks."""
+    """Times every chat by layer; caches, backends and canaries of all models are read when a
+    scrape asks."""
 
-    def __init__(self, registry: CollectorRegistry, encoder: CachingEncoder) -> None:
-        self._encoder = encoder
+    def __init__(self, registry: CollectorRegistry, encoders: Sequence[CachingEncoder]) -> None:
+        self._encoders = encoders
         self._ms = Histogram(
             names.TOKENIZATION_MS,
             "from a chat's submission to its ids",
@@ -58,23 +60,26 @@ class FrontMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What a scrape sees."""
         yield from self._cache()
-        backend = self._encoder.backend
         in_use = GaugeMetricFamily(
-            names.TOKENIZATION_BACKEND, "the backend in use, and why", labels=["backend", "why"]
+            names.TOKENIZATION_BACKEND, "the backends in use, and why", labels=["backend", "why"]
         )
-        in_use.add_metric([backend.name, backend.why], 1)
+        backends = [encoder.backend for encoder in self._encoders]
+        for name, why in sorted({(backend.name, backend.why) for backend in backends}):
+            in_use.add_metric([name, why], 1)
         yield in_use
-        canary = backend.canary
+        canaries = [backend.canary for backend in backends]
+        num_checked = sum(canary.num_checked for canary in canaries)
         yield CounterMetricFamily(
-            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", canary.num_checked
+            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
         )
-        differences = canary.num_differences + canary.num_failures
+        differences = sum(canary.num_differences + canary.num_failures for canary in canaries)
         yield CounterMetricFamily(
             names.TOKENIZATION_DIFFERENCES, "texts the fast backend failed on", differences
         )
 
     def _cache(self) -> Iterator[Metric]:
-        num_entries, num_bytes = self._encoder.size
+        sizes = [encoder.size for encoder in self._encoders]
+        num_entries, num_bytes = (sum(column) for column in zip(*sizes, strict=True))
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
         fields = {
@@ -85,6 +90,7 @@ class FrontMetrics(Collector):
         }
         for name, field in fields.items():
             family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
-            for content, lookups in self._encoder.lookups.items():
-                family.add_metric([content], getattr(lookups, field))
+            for content in Content:
+                found = sum(getattr(e.lookups[content], field) for e in self._encoders)
+                family.add_metric([content], found)
             yield family

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Generic
 
-from outrider.tokenization.front.job import Job
-from outrider.tokenization.front.line import Kind, Line
+from outrider.tokenization.front.line import JobT, Kind, Line
 
 
-class Threads:
+class Threads(Generic[JobT]):
     """Workers on a Line. The backend releases the GIL, so an event loop goes on beside them."""
 
-    def __init__(self, num_workers: int, max_queued: int, work: Callable[[Job], None]) -> None:
+    def __init__(self, num_workers: int, max_queued: int, work: Callable[[JobT], None]) -> None:
         """`work` is called in a worker, with every job, and does not raise."""
-        self._line: Line[Job] = Line(num_workers, max_queued)
+        self._line: Line[JobT] = Line(num_workers, max_queued)
         self._work = work
         self._num_workers = num_workers
         self._is_closed = False
@@ -32,16 +32,16 @@ class Threads:
         """Whether as many chats wait as there are workers, so that one more waits for two."""
         return self._line.num_waiting >= self._num_workers
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: JobT, kind: Kind) -> None:
         """Raises OverloadedError when too many of its kind wait already."""
         with self._changed:
-            self._line.enter(job, job.kind)
+            self._line.enter(job, kind)
             self._changed.notify()
 
-    def remove(self, job: Job) -> None:
-        """Take a job out of the line, if no worker has it."""
+    def remove(self, job: JobT, kind: Kind) -> bool:
+        """Take a job out of the line; False if a worker has it, or had it."""
         with self._changed:
-            self._line.remove(job, job.kind)
+            return self._line.remove(job, kind)
 
     def close(self) -> None:
         """Give up what waits; what runs ends by itself."""
@@ -66,7 +66,7 @@ class Threads:
                 self._line.leave(kind)
                 self._changed.notify()  # another kind may have waited for this worker to be free
 
-    def _take(self) -> tuple[Job, Kind] | None:
+    def _take(self) -> tuple[JobT, Kind] | None:
         with self._changed:
             while not self._is_closed:
                 taken = self._line.take()

@@ -47,11 +47,11 @@ def _limits(config: TokenizerConfig) -> Limits:
     )
 
 
-def _rules(vocabularies: Vocabularies) -> dict[str, CutRule]:
+def _rules(vocabularies: Vocabularies) -> dict[bytes, CutRule]:
     rules = {}
     for served in vocabularies:
         try:
-            rules[served.model] = prove(served.vocabulary.tokenizer_json)
+            rules[served.vocabulary.digest] = prove(served.vocabulary.tokenizer_json)
         except UnprovenError as error:
             _log.warning("texts_not_cut", model=served.model, reason=str(error))
     return rules

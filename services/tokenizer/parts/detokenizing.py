@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequestError
 from outrider.models.detokenizer import Detokenizer
 from outrider.rpc import incoming
+from outrider.tokenization.front.line import Kind
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
+from services.tokenizer.requests import push_in_steps
 from services.tokenizer.vocabularies import Served, Vocabularies
 from services.tokenizer.workers import Workers
 
@@ -34,12 +36,11 @@ class Detokenizing:
         message = await anext(messages, None)
         if message is None:
             raise InvalidRequestError("There is nothing to detokenize: send a token block.")
-        served = self.vocabularies.find(message.model)
-        served.check_digest(message.vocabulary_digest)
+        served = self.vocabularies.find(message.model, message.vocabulary_digest)
         detokenizer = served.vocabulary.detokenizer(keep_special=message.keep_special)
         step = _Step(served, detokenizer, self.max_decode_ids)
         while message is not None:
-            if text := await self.workers.run(step, message):
+            if text := await self.workers.run(step, message, Kind.LONG):
                 yield text
             message = await anext(messages, None)
         if rest := detokenizer.finish():
@@ -54,5 +55,5 @@ class _Step:
 
     def __call__(self, message: tokenizer_pb2.DetokenizeRequest) -> str:
         block = wire_tokens.from_proto(message.ids)
-        ids = self.served.coder.decode(block, max_count=self.max_ids)
-        return "".join(map(self.detokenizer.push, ids))
+        ids = self.served.coder.decode_array(block, max_count=self.max_ids)
+        return push_in_steps(self.detokenizer, ids)

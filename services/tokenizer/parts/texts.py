@@ -27,8 +27,8 @@ class LongTexts:
     """Makes token blocks of texts of any size, in bounded memory."""
 
     vocabularies: Vocabularies
-    rules: Mapping[str, CutRule]
-    """Of models whose texts may be cut, by name."""
+    rules: Mapping[bytes, CutRule]
+    """Of vocabularies whose texts may be cut, by digest."""
     crew: Crew
     processes: Processes
     part_chars: int
@@ -47,7 +47,7 @@ class LongTexts:
         first = await anext(messages, None)
         if first is None:
             raise EmptyPromptError("There is nothing to tokenize: send text.")
-        served = self.vocabularies.find(first.model)
+        served = self.vocabularies.find(first.model, first.vocabulary_digest)
         codec = negotiate(first.codecs, served.coder.supported)
         self._need_workers()
         job = self.crew.open()
@@ -69,7 +69,7 @@ class LongTexts:
     async def _write(
         self, job: OpenJob, like: Payload, first: tokenizer_pb2.TokenizeRequest, rest: Requests
     ) -> None:
-        rule = self.rules.get(like.model)
+        rule = self.rules.get(like.vocabulary_digest)
         cutter = Cutter(rule, target_chars=self.part_chars, max_chars=self.max_part_chars)
         async for step in _steps(first, rest):
             for part in cutter.feed(step):

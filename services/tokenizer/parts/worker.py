@@ -13,11 +13,12 @@ import structlog
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import OutriderError, VocabularyMismatchError
-from outrider.models.vocabulary import Vocabulary, VocabularyFacts
-from outrider.rpc import Outbox, make_channel
+from outrider.models.chat import check_text
+from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from outrider.wire.errors import to_detail
+from services.tokenizer.transfer import received
 from services.tokenizer.vocabularies import Served
 
 ALIVE_S: Final = 1.0
@@ -103,7 +104,9 @@ async def _result(
 
 
 def _encode(served: Served, part: tokenizer_pb2.WorkResponse) -> common_pb2.TokenBlock:
-    ids = served.vocabulary.encode(part.text)
+    text = part.text
+    check_text(text)
+    ids = served.encoder.backend.encode(text)
     return wire_tokens.to_proto(served.coder.encode(ids, TokenCodec(part.codec)))
 
 
@@ -116,31 +119,23 @@ class _Shelf:
         self._by_digest: dict[bytes, Served] = {}
 
     async def served(self, part: tokenizer_pb2.WorkResponse, pool: ThreadPoolExecutor) -> Served:
-        """The vocabulary of a part. Raises VocabularyMismatchError, and what gRPC raises."""
+        """The vocabulary of a part. Raises VocabularyMismatchError for one that the service has no
+        more, and what gRPC raises."""
         found = self._by_digest.get(part.vocabulary_digest)
         if found is None:
-            request = tokenizer_pb2.GetVocabularyRequest(model=part.model)
-            answer = await self._stub.GetVocabulary(request)
-            if answer.digest != part.vocabulary_digest:
-                raise VocabularyMismatchError(
-                    f"Model {part.model} has another vocabulary by now: send the text again."
-                )
+            request = tokenizer_pb2.GetVocabularyRequest(
+                model=part.model, vocabulary_digest=part.vocabulary_digest
+            )
+            try:
+                answers = [answer async for answer in self._stub.GetVocabulary(request)]
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error)
+                if isinstance(reason, VocabularyMismatchError):
+                    raise reason from error
+                raise
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(pool, _read, answer)
+            found = await loop.run_in_executor(pool, received, answers)
             while len(self._by_digest) >= _MAX_VOCABULARIES:
                 del self._by_digest[next(iter(self._by_digest))]
-            self._by_digest[answer.digest] = found
+            self._by_digest[found.vocabulary.digest] = found
         return found
-
-
-def _read(answer: tokenizer_pb2.GetVocabularyResponse) -> Served:
-    facts = VocabularyFacts(
-        digest_hex=answer.digest.hex(),
-        size=answer.size,
-        stop_ids=tuple(answer.stop_ids),
-        control_ids=tuple(answer.control_ids),
-        chat_template=answer.chat_template,
-        bos_token=answer.bos_token,
-        eos_token=answer.eos_token,
-    )
-    return Served.of(answer.model, Vocabulary(answer.tokenizer_json, facts))

@@ -103,13 +103,15 @@ def test_hits_are_counted_by_what_the_text_is(vocabulary: Vocabulary) -> None:
 
 def test_chats_that_may_not_tell_of_each_other_leave_nothing(vocabulary: Vocabulary) -> None:
     guarded = choose(vocabulary, REFERENCE)
-    encoder = CachingEncoder(vocabulary, guarded, kept=(Content.ROLE_TAG,))
+    encoder = CachingEncoder(vocabulary, guarded)
     chat = [Message("system", "Be brief."), Message("user", "secret")]
-    for _ in range(2):
-        encoder.encode_chat(chat)
+    for scope in (None, None, b"one", b"another", None):
+        encoder.encode_chat(chat, scope)
     assert encoder.lookups[Content.USER].num_hits == 0
     assert encoder.lookups[Content.SYSTEM].num_hits == 0
     assert encoder.lookups[Content.ROLE_TAG].num_hits > 0
+    encoder.encode_chat(chat, b"one")
+    assert encoder.lookups[Content.USER].num_hits == 1
 
 
 def test_what_a_backend_gave_before_it_was_turned_off_is_forgotten(vocabulary: Vocabulary) -> None:

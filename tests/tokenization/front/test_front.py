@@ -18,6 +18,7 @@ from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.front.encoder import CachingEncoder, Draft
 from outrider.tokenization.front.front import Front, FrontPolicy
 from outrider.tokenization.front.job import Job, Layer, Outcome
+from outrider.tokenization.front.line import Kind
 from tests.edge.live.region import small_vocabulary
 
 ASK = [Message("user", "hello")]
@@ -64,11 +65,11 @@ class Gate:
         self.threads: set[threading.Thread] = set()
         finish = CachingEncoder.finish
 
-        def slow(encoder: CachingEncoder, draft: Draft) -> array[int]:
+        def slow(encoder: CachingEncoder, draft: Draft, *, may_wait: bool) -> array[int]:
             self.threads.add(threading.current_thread())
             self.entered.release()
             assert self._open.wait(30)
-            return finish(encoder, draft)
+            return finish(encoder, draft, may_wait=may_wait)
 
         monkeypatch.setattr(CachingEncoder, "finish", slow)
 
@@ -95,7 +96,7 @@ async def test_errors_are_outcomes(tokenization: Counted) -> None:
 async def test_a_defect_fails_its_chat_and_leaves_the_worker(
     tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(encoder: CachingEncoder, draft: Draft) -> array[int]:
+    def broken(encoder: CachingEncoder, draft: Draft, *, may_wait: bool) -> array[int]:
         raise ZeroDivisionError("secret words of a user")
 
     with monkeypatch.context() as patch:
@@ -218,7 +219,7 @@ class Full(Counted):
     def __init__(self, vocabulary: Vocabulary, policy: FrontPolicy) -> None:
         super().__init__(vocabulary, policy)
 
-        def refuse(job: Job) -> None:
+        def refuse(job: Job, kind: Kind) -> None:
             raise OverloadedError("no room", retry_delay_ms=100)
 
         self._threads.enter = refuse  # type: ignore[method-assign]

@@ -45,7 +45,7 @@ async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) 
     metrics = Metrics("tokenizer")
     crew = Crew(Limits(window_parts=3), metrics, lambda name: None)
     served = Vocabularies([Served.of(MODEL, vocabulary)])
-    rules = {MODEL: prove(vocabulary.tokenizer_json)}
+    rules = {vocabulary.digest: prove(vocabulary.tokenizer_json)}
     texts = LongTexts(served, rules, crew, Processes(0, metrics), 100, 1000)
     worker = asyncio.create_task(work(crew))
     sent = 0

@@ -14,17 +14,14 @@ from multiprocessing.connection import Connection
 from outrider.errors import OutriderError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.base import REFERENCE, Reference
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.backends.packages import make
+from outrider.tokenization.backends.choice import adopt
 from outrider.tokenization.front.cache import CachePolicy
 from outrider.tokenization.front.encoder import CachingEncoder
 
 
 def serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_bytes: int) -> None:
     """Answer until the other side closes. `backend` passed the gate in the process that asks."""
-    fast = None if backend == REFERENCE else make(backend, vocabulary)
-    guarded = Guarded(fast, Reference(vocabulary), why="the parent process uses it")
+    guarded = adopt(vocabulary, backend, "the parent process uses it")
     encoder = CachingEncoder(vocabulary, guarded, CachePolicy(max_bytes=cache_bytes))
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
