@@ -32,7 +32,7 @@ from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.prior import shipped_prior
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.drafting import DraftSources
+from services.inference.scheduling.drafting.sources import DraftSources
 from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Planner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import bench.policy
 from bench.harness.figures import Run, median, parser, quantile, start
@@ -16,6 +17,7 @@ from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.speculation.prior import shipped_prior
 
+TEMPERATURES = (0.0, 0.8)
 SESSIONS = (1, 2, 4, 8, 16)
 SHARES = (0.5, 0.8, 0.95)
 """Of what the replica serves a second with drafts off and all places taken."""
@@ -31,33 +33,38 @@ def main() -> int:
     engine = create_engine(config)
     try:
         durations = recorded.durations(engine)
-        chats = recorded.chats(engine, vocabulary, 48 if run.quick else 160)
+        count = 48 if run.quick else 160
+        chats = {each: recorded.chats(engine, vocabulary, count, each) for each in TEMPERATURES}
     finally:
         engine.close()
     table = run.table("Milliseconds of a call by rows", *map(str, durations))
     table.add(*durations.values())
     replica = VirtualReplica(engine.info, durations, shipped_prior(vocabulary.digest))
-    run.figures["wrong_texts"] = _closed(run, replica, chats) + _arriving(run, replica, chats)
+    run.figures["wrong_texts"] = _closed(run, replica, chats) + _arriving(run, replica, chats[0.0])
     run.finish()
     return int(bool(run.figures["wrong_texts"]))
 
 
-def _closed(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
+def _closed(run: Run, replica: VirtualReplica, chats: dict[float, list[Chat]]) -> int:
     """Each chat is followed by the next."""
-    table = run.table("So many chats at all times", "sessions", *_COLUMNS, "on / off")
-    ratios, wrong = {}, 0
-    for sessions in SESSIONS:
-        off, on = (replica.serve(chats, drafts=d, sessions=sessions) for d in (False, True))
-        ratios[str(sessions)] = round(_speed(on) / _speed(off), 3)
-        table.add(sessions, "off", *_cells(off), 1.0)
-        table.add(sessions, "on", *_cells(on), ratios[str(sessions)])
+    title = "So many chats at all times"
+    table = run.table(title, "temperature", "sessions", *_COLUMNS, "on / off")
+    ratios: dict[str, dict[str, float]] = {}
+    wrong = 0
+    for temperature, sessions in product(TEMPERATURES, SESSIONS):
+        of_kind = chats[temperature]
+        off, on = (replica.serve(of_kind, drafts=d, sessions=sessions) for d in (False, True))
+        ratio = round(_speed(on) / _speed(off), 3)
+        ratios.setdefault(f"{temperature:g}", {})[str(sessions)] = ratio
+        table.add(temperature, sessions, "off", *_cells(off), 1.0)
+        table.add(temperature, sessions, "on", *_cells(on), ratio)
         wrong += off.wrong + on.wrong
     run.figures["drafts_on_over_off"] = ratios
     return wrong
 
 
 def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
-    """Chats come by themselves."""
+    """Greedy chats come by themselves."""
     full = replica.serve(chats, drafts=False, sessions=SESSIONS[-1])
     most, wrong = len(chats) / full.seconds, full.wrong
     table = run.table("Chats arriving as a Poisson process", "load", *_COLUMNS)

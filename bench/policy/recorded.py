@@ -29,10 +29,11 @@ _SHARE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt, and the whole greedy reply to it."""
+    """A prompt, and the whole reply to it."""
 
     prompt: tuple[int, ...]
     reply: tuple[int, ...]
+    temperature: float
 
 
 def durations(engine: Engine) -> dict[int, float]:
@@ -68,7 +69,7 @@ def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
     ]
 
 
-def chats(engine: Engine, vocabulary: Vocabulary, count: int) -> list[Chat]:
+def chats(engine: Engine, vocabulary: Vocabulary, count: int, temperature: float) -> list[Chat]:
     """Replies to `count` prompts that were never asked before."""
     scheduler = Scheduler(
         engine.info,
@@ -81,7 +82,8 @@ def chats(engine: Engine, vocabulary: Vocabulary, count: int) -> list[Chat]:
     ]
     replies: list[list[int]] = [[] for _ in prompts]
     for number, prompt in enumerate(prompts):
-        request = OpenRequest(number, prompt, SamplingParams(max_tokens=MAX_TOKENS))
+        sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS)
+        request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
     while (plan := scheduler.decide(time.monotonic())) is not None:
         rows = plan.run(engine, scheduler.study)
@@ -89,4 +91,4 @@ def chats(engine: Engine, vocabulary: Vocabulary, count: int) -> list[Chat]:
             if isinstance(event, Committed):
                 replies[event.session].extend(event.ids)
     print(f"{count} chats answered", file=sys.stderr)
-    return [Chat(p, tuple(r)) for p, r in zip(prompts, replies, strict=True)]
+    return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]

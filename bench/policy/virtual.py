@@ -18,9 +18,15 @@ from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
 
-PYTHON_MS = {False: (0.2, 0.04), True: (0.3, 0.085)}
-"""Drafts off and on: per call, and per chat in it. Fixed: runs differ by the rules alone."""
+CALL_MS, CHAT_MS = 0.2, 0.04
+"""Python per call, and per chat in it. Fixed: runs differ by the rules alone..."""
+LOOK_MS, NO_LOOK_MS = 0.08, 0.01
+"""...and per chat for drafts: if it is asked for some, and if it only learns."""
+CHOICE_MS = {False: 0.01, True: 0.33}
+"""Greedy and sampled: of one token from a row of logits (bench.sampling)."""
 _MOST_ROWS = 1024
+_SURE = 1e4
+"""A logit that no noise outweighs."""
 
 
 class Silent:
@@ -94,7 +100,7 @@ class VirtualReplica:
 
     def _open(self, number: int, chat: Chat, due: float) -> None:
         self._readers[number] = _Reader(chat, due, last=due)
-        sampling = SamplingParams(max_tokens=len(chat.reply))
+        sampling = SamplingParams(chat.temperature, seed=number, max_tokens=len(chat.reply))
         request = OpenRequest(number, chat.prompt, sampling, region_drafts=self._drafts)
         self._scheduler.open(request, self._now)
 
@@ -108,17 +114,26 @@ class VirtualReplica:
             self._now += ms / 1e3
             self._served.call_ms.append(ms)
         self._scheduler.study()
-        for event in self._scheduler.apply(plan, rows, self._now):
+        events = self._scheduler.apply(plan, rows, self._now)
+        self._now += sum(map(self._choice_ms, events)) / 1e3
+        for event in events:
             self._take(event)
         return True
 
+    def _choice_ms(self, event: Event) -> float:
+        """What choosing its tokens took."""
+        if not isinstance(event, Committed):
+            return 0.0
+        sampled = self._readers[event.session].chat.temperature > 0.0
+        return CHOICE_MS[sampled] * len(event.ids)
+
     def _duration_ms(self, plan: Plan) -> float:
-        fixed, each = PYTHON_MS[self._drafts]
         rows = self._info.sizing.padded(plan.num_tokens)
         beyond = max(0, rows - self._sizes[-1])
         slope = (self._ms[-1] - self._ms[-2]) / (self._sizes[-1] - self._sizes[-2])
         ms = float(np.interp(rows, self._sizes, self._ms)) + beyond * slope
-        return ms + fixed + each * len(plan.rounds)
+        looks = sum(NO_LOOK_MS if part.look is None else LOOK_MS for part in plan.parts)
+        return ms + CALL_MS + CHAT_MS * len(plan.parts) + looks * self._drafts
 
     def _answer(self, plan: Plan) -> list[Rows]:
         """Rows in which the recorded token is the best; behind wrong drafts any will do."""
@@ -130,7 +145,7 @@ class VirtualReplica:
             used += round_.num_rows
             rows[:] = 0.0
             for index, row in enumerate(rows, first):
-                row[chat.reply[min(index, len(chat.reply) - 1)]] = 1.0
+                row[chat.reply[min(index, len(chat.reply) - 1)]] = _SURE
             answers.append(Rows(rows))
         return answers
 

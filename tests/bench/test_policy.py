@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from bench.policy.recorded import Chat
-from bench.policy.virtual import VirtualReplica
+from bench.policy.virtual import CHOICE_MS, VirtualReplica
 from outrider.engines.base import EngineInfo
 from outrider.engines.sizing import SizingRule
 
 DURATIONS = {1: 10.0, 4: 11.0, 8: 14.0, 16: 20.0}
-CHATS = [
-    Chat(tuple(range(10 + number, 40 + number)), tuple([5, 6, 7, 8] * 10 + [number] * 3))
-    for number in range(12)
-]
+
+
+def chats(temperature: float) -> list[Chat]:
+    reply = [5, 6, 7, 8] * 10
+    return [Chat(tuple(range(10 + n, 40 + n)), (*reply, n, n, n), temperature) for n in range(12)]
+
+
+CHATS = chats(0.0)
 
 
 def replica() -> VirtualReplica:
@@ -29,14 +33,18 @@ def replica() -> VirtualReplica:
     return VirtualReplica(info, DURATIONS, None)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("drafts", [False, True])
-def test_all_chats_get_their_replies_in_the_same_time_every_time(drafts: bool) -> None:
-    served = [replica().serve(CHATS, drafts=drafts, sessions=4) for _ in range(2)]
+def test_all_chats_get_their_replies_in_the_same_time_every_time(
+    drafts: bool, temperature: float
+) -> None:
+    served = [replica().serve(chats(temperature), drafts=drafts, sessions=4) for _ in range(2)]
     assert served[0] == served[1]
     assert served[0].wrong == 0
     assert served[0].num_tokens == sum(len(chat.reply) for chat in CHATS)
     assert len(served[0].ttft_ms) == len(CHATS)
-    assert served[0].seconds == pytest.approx(sum(served[0].call_ms) / 1e3)
+    chosen_ms = served[0].num_tokens * CHOICE_MS[temperature > 0.0]
+    assert served[0].seconds == pytest.approx((sum(served[0].call_ms) + chosen_ms) / 1e3)
 
 
 def test_replies_that_repeat_themselves_come_faster_with_drafts() -> None:

@@ -13,7 +13,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import verify
-from services.inference.scheduling.drafting import EdgeChain
+from services.inference.scheduling.drafting.sources import EdgeChain
 from services.inference.scheduling.events import Drafts
 
 MAX_DRAFTS = 8

@@ -15,6 +15,7 @@ _LEAST = {
     "max_lead": 0.0,
     "ageing_s": 0.0,
     "fixed_ms": 0.0,
+    "look_ms": 0.0,
     "prefill_stretch": 1.0,
     "max_pause_ms": 0.0,
     "slo_ttft_low_ms": 0.0,
@@ -56,6 +57,8 @@ class SchedulerLimits:
     """First guess of an engine call's fixed cost; then measured."""
     row_ms: float = 1.2
     """First guess of the cost of one token in a call; then measured."""
+    look_ms: float = 0.08
+    """CPU time of looking for one session's drafts, and of learning for it: bench.tick."""
     slo_ttft_low_ms: float = 0.0
     """LOW sessions whose first token would come later than this are refused; 0: none are."""
     slo_ttft_medium_ms: float = 0.0

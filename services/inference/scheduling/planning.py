@@ -17,9 +17,9 @@ from outrider.engines.base import (
 )
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.drafting import NO_PROPOSAL, Proposal
+from services.inference.scheduling.drafting.bidding import Award, Bidding, Turn
+from services.inference.scheduling.drafting.looking import Look
 from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.awards import Bid, award_rows
 from services.inference.scheduling.policy.chunks import share_out
 from services.inference.scheduling.policy.decode_cost import DecodeCost
 from services.inference.scheduling.policy.overload import Level
@@ -42,6 +42,8 @@ class Part:
     drafts: tuple[int, ...]
     num_guessed: int
     """Leading drafts that are guesses; the others only fill the round up to min_rows."""
+    look: Look | None = None
+    """How its suffix drafter was asked for them, if it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +91,6 @@ class Plan:
         return sum(attention(len(part.tokens), part.past) for part in self.rounds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    session: Session
-    num_tokens: int
-    num_fill: int
-    """Drafts that the round needs to have min_rows tokens."""
-    last: bool
-    """Whether the round ends at the session's last token, so that its rows are wanted."""
-
-
 class Planner:
     """Builds the rounds of a call from the roster, under the limits and the cost model."""
 
@@ -115,7 +107,7 @@ class Planner:
         self._limits = limits
         self._pool = pool
         self._roster = roster
-        self._decode_cost = decode_cost
+        self._bidding = Bidding(limits, decode_cost)
         self.pace = Pace(limits, cost, self._min_rows)
 
     def plan(self, now: float, level: Level) -> Plan | None:
@@ -136,6 +128,11 @@ class Planner:
         rounds = tuple(self._round(part) for part in parts)
         return Plan(rounds, opened, closed, self._pool.take_copies(), tuple(parts), now)
 
+    def settle(self, part: Part, num_committed: int) -> None:
+        """The call committed this many tokens of the part's session."""
+        if part.look is not None:
+            self._bidding.settle(part.session, part.look, num_committed)
+
     def _chunks(self, takers: list[Session], guest: Session | None, budget: int) -> dict[int, int]:
         """Prompt tokens of this call by sequence, after what others have computed meanwhile."""
         prompts = [session for session in takers if session.state is State.PREFILLING]
@@ -143,30 +140,22 @@ class Planner:
             session.reuse(self._pool.reuse(session.sequence, session.ids, session.computed))
         return share_out(prompts, budget, self._min_rows, guest)
 
-    def _turns(self, takers: list[Session], chunks: dict[int, int]) -> list[_Turn]:
+    def _turns(self, takers: list[Session], chunks: dict[int, int]) -> list[Turn]:
         """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
-        turns: list[_Turn] = []
+        turns: list[Turn] = []
         for session in takers:
             if session.state is State.WAITING:
                 continue
             count = chunks.get(session.sequence, session.num_missing)
             fill = max(0, self._min_rows - count)
             if count and self._roster.grow(session, session.computed + count + fill):
-                turns.append(_Turn(session, count, fill, count == session.num_missing))
+                turns.append(Turn(session, count, fill, count == session.num_missing))
         return turns
 
-    def _parts(self, turns: list[_Turn], *, bounded: bool, level: Level) -> list[Part]:
-        """Add the drafts that are worth their rows. Prompt tokens are left out of the price: in
-        the shadow of a long prefill every guess would look cheap. Who waits for a first token is
-        not held up by guesses at the others' next ones."""
+    def _parts(self, turns: list[Turn], *, bounded: bool, level: Level) -> list[Part]:
+        """Add the drafts that are worth their rows."""
         self._teach(turns)
         bidders = [turn for turn in turns if turn.last]
-        least = self._decode_cost.least_survival(len(bidders))
-        ends_prompt = any(turn.num_tokens > 1 for turn in bidders)
-        proposals = [
-            self._proposal(turn, least) if turn.num_tokens > 1 or not ends_prompt else NO_PROPOSAL
-            for turn in bidders
-        ]
         rows = sum(1 + turn.num_fill for turn in bidders)
         taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
         repliers = [turn.session for turn in bidders]
@@ -174,45 +163,30 @@ class Planner:
             rows + self._limits.max_batch_tokens - taken,
             self.pace.max_draft_rows(repliers, rows, taken, bounded=bounded, level=level),
         )
-        counts = self._award(bidders, proposals, rows, max_rows)
-        admitted = iter(zip(proposals, counts, strict=True))
+        awards = self._bidding.hold(bidders, rows, max_rows)
+        self.pace.drafted(sum(award.count for award in awards) + len(bidders) - rows)
+        awarded = iter(awards)
         return [
-            self._part(turn, *next(admitted))
+            self._part(turn, next(awarded))
             if turn.last
             else Part(turn.session, turn.num_tokens, (), 0)
             for turn in turns
         ]
 
-    def _award(
-        self, bidders: list[_Turn], proposals: list[Proposal], rows: int, max_rows: int
-    ) -> list[int]:
-        """Drafts of each bidder, those of the fill among them."""
-        bids = [
-            Bid(proposal.survival, turn.num_fill)
-            for turn, proposal in zip(bidders, proposals, strict=True)
-        ]
-        counts = award_rows(bids, rows, max_rows, self._decode_cost)
-        self.pace.drafted(sum(counts) - sum(bid.num_paid for bid in bids))
-        return counts
-
-    def _teach(self, turns: list[_Turn]) -> None:
+    def _teach(self, turns: list[Turn]) -> None:
         """Those who lack least come first: replies go on drafting while a prompt is read."""
         left = _TAUGHT_TOKENS
         sessions = [turn.session for turn in turns]
         for session in sorted(sessions, key=lambda one: one.sources.num_untaught(one.ids)):
             left -= session.sources.teach(session.ids, left)
 
-    def _proposal(self, turn: _Turn, least: float) -> Proposal:
-        wanted = min(self._limits.max_draft_tokens, turn.session.max_drafts)
-        return turn.session.sources.propose(wanted, least)
-
-    def _part(self, turn: _Turn, proposal: Proposal, count: int) -> Part:
-        session = turn.session
+    def _part(self, turn: Turn, award: Award) -> Part:
+        session, count = turn.session, award.count
         if count > turn.num_fill and not self._make_room(session, len(session.ids) + count):
             count = min(count, turn.num_fill)
-        guesses = proposal.ids[:count]
+        guesses = award.guesses[:count]
         filler = (session.ids[-1],) * (turn.num_fill - count)
-        return Part(session, turn.num_tokens, guesses + filler, count)
+        return Part(session, turn.num_tokens, guesses + filler, count, award.look)
 
     def _make_room(self, session: Session, num_tokens: int) -> bool:
         """Drafts take free blocks only; nobody loses KV for a guess."""

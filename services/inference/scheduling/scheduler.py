@@ -27,7 +27,7 @@ from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduling.drafting.sources import Acceptance, DraftSources, EdgeChain
 from services.inference.scheduling.events import (
     Drafts,
     Event,
@@ -279,6 +279,7 @@ class Scheduler:
             )
         except OutriderError as error:
             return [self._fail(session, error)]
+        self._planner.settle(part, len(committed.accepted_ids) + len(committed.ids))
         self._pool.commit(session.sequence, session.ids, session.computed)
         self._pool.truncate(session.sequence, session.computed + self._min_rows)
         return [committed, *self._finish_if_over(session, now)]

@@ -10,7 +10,8 @@ from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import Verdict, verify
-from services.inference.scheduling.drafting import DraftSources
+from services.inference.scheduling.drafting.looking import Watch
+from services.inference.scheduling.drafting.sources import DraftSources
 from services.inference.scheduling.events import (
     Committed,
     FinishReason,
@@ -136,6 +137,7 @@ class Session:
         self.turn_at = now
         """When it last took part in a call, or got its KV table."""
         self.sources = sources
+        self.watch = Watch()
         self.finished: FinishReason | None = None
         self._context_limit = context_limit
         self._sampler, self._reply, self._times = sampler, reply, _Times(now)

@@ -11,7 +11,7 @@ from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.inference.scheduling.drafting import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduling.drafting.sources import Acceptance, DraftSources, EdgeChain
 from services.inference.scheduling.events import (
     Committed,
     Drafts,

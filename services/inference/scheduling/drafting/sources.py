@@ -122,9 +122,16 @@ class DraftSources:
         """The session's last tokens, which the suffix drafter has yet to learn..."""
         self._ready = False
         """...and whether they are all that it has not seen."""
+        self._looked = True
+        """Whether the suffix drafter was asked at the last proposal."""
         self._drafted = False
         self._offered: tuple[int, ...] = ()
         """What the edge's chain had at the last proposal."""
+
+    @property
+    def can_look(self) -> bool:
+        """Whether there is a suffix drafter to ask."""
+        return self._drafter is not None
 
     def num_untaught(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has yet to see."""
@@ -143,8 +150,9 @@ class DraftSources:
         return count
 
     def study(self) -> None:
-        """Let the suffix drafter learn what it was shown last."""
-        if self._drafter is not None:
+        """Let the suffix drafter learn what it was shown last; if it is not asked for guesses, not
+        before it is a good part of a tail: its tables are fetched from memory once for all."""
+        if self._drafter is not None and (self._looked or len(self._tail) >= MAX_TAIL // 2):
             self._learn(self._tail)
             self._tail = ()
             self._drafter.study()
@@ -157,13 +165,17 @@ class DraftSources:
             self._drafter.extend(ids)
             self._num_taught += len(ids)
 
-    def propose(self, max_tokens: int, least: float = LEAST_SURVIVAL) -> Proposal:
+    def propose(
+        self, max_tokens: int, least: float = LEAST_SURVIVAL, *, looks: bool = True
+    ) -> Proposal:
         """At most max_tokens drafts, as long as they are this likely: the chain that is ahead and
-        what the suffix drafter guesses behind it, or what it guesses by itself, if that promises
-        more tokens. So a chain of bad guesses takes nothing from a session that repeats itself."""
+        what the suffix drafter, if the session `looks`, guesses behind it, or what it guesses by
+        itself, if that promises more tokens. So a chain of bad guesses takes nothing from a session
+        that repeats itself."""
+        self._looked = looks
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
         self._offered = edge
-        drafter = self._drafter if self._ready and max_tokens else None
+        drafter = self._drafter if looks and self._ready and max_tokens else None
         guess = drafter.draft_after(self._tail, max_tokens, least) if drafter else NO_GUESS
         survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
         self._drafted = drafter is not None and sum(guess.survival) >= sum(survival)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.policy.awards import (
+from services.inference.scheduling.drafting.awards import (
     LATENCY_WEIGHT,
     LEAST_PROFIT,
     Bid,

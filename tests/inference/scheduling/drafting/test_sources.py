@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.speculation.suffix import SuffixDrafter
 from outrider.speculation.verify import Verdict
-from services.inference.scheduling.drafting import (
+from services.inference.scheduling.drafting.sources import (
     MAX_TAIL,
     Acceptance,
     DraftSources,

@@ -11,7 +11,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.drafting import Acceptance, DraftSources
+from services.inference.scheduling.drafting.sources import Acceptance, DraftSources
 from services.inference.scheduling.events import OpenRequest, Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.drafting import MAX_TAIL
+from services.inference.scheduling.drafting.sources import MAX_TAIL
 from services.inference.scheduling.events import Drafts
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference

@@ -1,0 +1,1 @@
+"""Whose drafts take part in a call."""

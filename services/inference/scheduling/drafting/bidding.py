@@ -1,0 +1,84 @@
+"""Which drafts go into a call, beside the sessions' own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.inference.scheduling.drafting.awards import Bid, award_rows
+from services.inference.scheduling.drafting.looking import Look, Looking
+from services.inference.scheduling.drafting.sources import NO_PROPOSAL, Proposal
+from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduling.policy.decode_cost import DecodeCost
+from services.inference.scheduling.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One session's place in a call."""
+
+    session: Session
+    num_tokens: int
+    """Of the session's own."""
+    num_fill: int
+    """Drafts that the round needs to have min_rows tokens."""
+    last: bool
+    """Whether the round ends at the session's last token, so that its rows are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Award:
+    """What a bidder verifies in the call."""
+
+    guesses: tuple[int, ...]
+    count: int
+    """Drafts, those of the fill among them; at least the guesses."""
+    look: Look | None
+    """How its suffix drafter was asked, if it was."""
+
+
+class Bidding:
+    """Asks sessions for drafts, and lets those in that are worth their rows."""
+
+    def __init__(self, limits: SchedulerLimits, cost: DecodeCost) -> None:
+        self._max_drafts = limits.max_draft_tokens
+        self._cost = cost
+        self._looking = Looking(cost, limits.look_ms)
+
+    def hold(self, turns: Sequence[Turn], rows: int, max_rows: int) -> list[Award]:
+        """One award for each, in a call that has `rows` rows of theirs without drafts.
+
+        Prompt tokens are left out of the price: in the shadow of a long prefill every guess would
+        look cheap. Who waits for a first token is not held up by guesses at the others' next ones.
+        """
+        ends_prompt = any(turn.num_tokens > 1 for turn in turns)
+        least = self._cost.least_survival(len(turns))
+        proposals, looked = list[Proposal](), list[bool]()
+        for turn in turns:
+            asked = turn.num_tokens > 1 or not ends_prompt
+            looks = asked and self._is_due(turn.session, len(turns))
+            looked.append(looks)
+            proposals.append(self._proposal(turn.session, least, looks) if asked else NO_PROPOSAL)
+        bids = [Bid(p.survival, turn.num_fill) for p, turn in zip(proposals, turns, strict=True)]
+        counts = award_rows(bids, rows, max_rows, self._cost)
+        paid = [count - bid.num_paid for count, bid in zip(counts, bids, strict=True)]
+        looks_ = self._looking.looks(paid, rows)
+        return [
+            Award(proposal.ids[:count], count, look if was else None)
+            for proposal, count, look, was in zip(proposals, counts, looks_, looked, strict=True)
+        ]
+
+    def settle(self, session: Session, look: Look, num_committed: int) -> None:
+        """The call with the session's look committed this many of its tokens."""
+        sampled = session.request.sampling.temperature > 0.0
+        self._looking.observe(session.watch, look, num_committed, sampled=sampled)
+
+    def _is_due(self, session: Session, num_sessions: int) -> bool:
+        if not session.sources.can_look:
+            return False
+        sampled = session.request.sampling.temperature > 0.0
+        return self._looking.is_due(session.watch, num_sessions, sampled=sampled)
+
+    def _proposal(self, session: Session, least: float, looks: bool) -> Proposal:
+        wanted = min(self._max_drafts, session.max_drafts)
+        return session.sources.propose(wanted, least, looks=looks)
