@@ -28,7 +28,7 @@ from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply, ReplyEnd, reply_end
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.prior import shipped_prior
 from services.inference.kv.pool import KvPool
@@ -47,10 +47,10 @@ PARTS: dict[str, tuple[type, str]] = {
     "- lay out the rounds": (Planner, "_round"),
     "apply, all of it": (Scheduler, "apply"),
     "- choose tokens": (Sampler, "choose"),
-    "- text and stops": (ReplyText, "push"),
+    "- ends of replies": (ReplyEnd, "push"),
     "- publish KV blocks": (KvPool, "commit"),
-    "- costs of calls": (Scheduler, "_observe_cost"),
     "while the engine computes: learn": (Scheduler, "study"),
+    "- costs of calls": (Scheduler, "_learn_cost"),
 }
 
 
@@ -117,8 +117,8 @@ class Workload:
             scheduler.apply(plan, rows, time.monotonic())
             watch.tick(counts=plan.is_decode and 4 * len(plan.rounds) > 3 * SESSIONS)
 
-    def _reply(self, params: SamplingParams) -> ReplyText:
-        return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
+    def _reply(self, params: SamplingParams) -> Reply:
+        return reply_end(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer)
 
 
 def main() -> int:

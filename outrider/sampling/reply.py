@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
 from outrider.sampling.params import SamplingParams
@@ -21,6 +21,36 @@ class Detokenizer(Protocol):
         ...
 
 
+class Reply(Protocol):
+    """What tells when a reply is over."""
+
+    num_tokens: int
+    finished: Literal["stop", "length"] | None
+
+    def push(self, token: int) -> object:
+        """The next token."""
+        ...
+
+
+class ReplyEnd:
+    """Of a reply without stop strings, whose text nobody reads here: an end id or max_tokens."""
+
+    def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
+        """As of ReplyText."""
+        self._stop_ids = _end_ids(params, stop_ids)
+        self._max_tokens = params.max_tokens
+        self.num_tokens = 0
+        self.finished: Literal["stop", "length"] | None = None
+
+    def push(self, token: int) -> None:
+        """The next token."""
+        self.num_tokens += 1
+        if token in self._stop_ids:
+            self.finished = "stop"
+        elif self.num_tokens == self._max_tokens:
+            self.finished = "length"
+
+
 class ReplyText:
     """Ends at an end id, a stop string or max_tokens, whichever comes first.
 
@@ -31,8 +61,7 @@ class ReplyText:
         self, params: SamplingParams, stop_ids: Collection[int], detokenizer: Detokenizer
     ) -> None:
         """`stop_ids` are the model's own end ids; `params.ignore_eos` disables only these."""
-        own = () if params.ignore_eos else stop_ids
-        self._stop_ids = frozenset(own) | frozenset(params.stop_ids)
+        self._stop_ids = _end_ids(params, stop_ids)
         self._max_tokens = params.max_tokens
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(params.stop)
@@ -61,3 +90,19 @@ class ReplyText:
     def _drain(self) -> str:
         text = self._matcher.push(self._detokenizer.finish())
         return text if self._matcher.found else text + self._matcher.flush()
+
+
+def reply_end(
+    params: SamplingParams, stop_ids: Collection[int], new_detokenizer: Callable[[], Detokenizer]
+) -> Reply:
+    """Reads the text only if stop strings ask for it."""
+    return (
+        ReplyText(params, stop_ids, new_detokenizer())
+        if params.stop
+        else ReplyEnd(params, stop_ids)
+    )
+
+
+def _end_ids(params: SamplingParams, stop_ids: Collection[int]) -> frozenset[int]:
+    own = () if params.ignore_eos else stop_ids
+    return frozenset(own) | frozenset(params.stop_ids)

@@ -4,7 +4,7 @@ followed the last few words in other replies."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.errors import ConfigError
 from outrider.speculation.automaton import SuffixAutomaton
@@ -18,8 +18,7 @@ LEAST_SURVIVAL = 0.01
 """A chain ends where it is less likely than this to be right so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """A chain of drafts; empty when nothing is known."""
 
     ids: tuple[int, ...] = ()

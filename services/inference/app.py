@@ -20,7 +20,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply, reply_end
 from outrider.speculation.prior import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
@@ -51,7 +51,7 @@ class LoadedModel:
     """One per instance, all alike."""
     coder: TokenCoder
     vocabulary_digest: bytes
-    new_reply: Callable[[SamplingParams], ReplyText]
+    new_reply: Callable[[SamplingParams], Reply]
 
 
 def load_model(config: InferenceConfig) -> LoadedModel:
@@ -71,8 +71,8 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
 
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+    def new_reply(params: SamplingParams) -> Reply:
+        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
 
     return LoadedModel(spec.name, engines, coder, digest, new_reply)
 

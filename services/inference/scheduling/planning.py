@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,7 @@ _TAUGHT_TOKENS = 512
 long prompt would hold everybody up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One session's place in a plan."""
 
     session: Session
@@ -164,7 +164,7 @@ class Planner:
             self.pace.max_draft_rows(repliers, rows, taken, bounded=bounded, level=level),
         )
         awards = self._bidding.hold(bidders, rows, max_rows)
-        self.pace.drafted(sum(award.count for award in awards) + len(bidders) - rows)
+        self.pace.drafted(sum(award.num_drafts for award in awards) + len(bidders) - rows)
         awarded = iter(awards)
         return [
             self._part(turn, next(awarded))
@@ -181,7 +181,7 @@ class Planner:
             left -= session.sources.teach(session.ids, left)
 
     def _part(self, turn: Turn, award: Award) -> Part:
-        session, count = turn.session, award.count
+        session, count = turn.session, award.num_drafts
         if count > turn.num_fill and not self._make_room(session, len(session.ids) + count):
             count = min(count, turn.num_fill)
         guesses = award.guesses[:count]

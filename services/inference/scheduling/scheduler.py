@@ -19,7 +19,7 @@ from outrider.errors import (
     OutriderError,
 )
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.phrases import PhraseBooks
@@ -62,7 +62,7 @@ class Scheduler:
         self,
         info: EngineInfo,
         limits: SchedulerLimits,
-        new_reply: Callable[[SamplingParams], ReplyText],
+        new_reply: Callable[[SamplingParams], Reply],
         prior: NgramPrior | None = None,
     ) -> None:
         """`prior`: what the model often says, for drafts. Raises ConfigError if the limits
@@ -90,6 +90,8 @@ class Scheduler:
         self._admission = Admission(limits, self._roster, self._cost)
         self._num_opened = 0
         self._in_flight: Plan | None = None
+        self._timed: tuple[Plan, float] | None = None
+        """The last call and its milliseconds, if nothing was learned from them yet."""
 
     @property
     def has_work(self) -> bool:
@@ -157,7 +159,9 @@ class Scheduler:
         return plan
 
     def study(self) -> None:
-        """Learn from what was committed last, for later drafts: best while the engine computes."""
+        """Learn from the last call, what it committed and how long it took, for later ones: best
+        while the engine computes."""
+        self._learn_cost()
         if self._in_flight is not None:
             for part in self._in_flight.parts:
                 part.session.sources.study()
@@ -169,7 +173,8 @@ class Scheduler:
             return self.fail(plan, EngineError(wrong))
         self._land(plan)
         if plan.rounds:
-            self._observe_cost(plan, (now - plan.decided_at) * 1e3)
+            self._learn_cost()
+            self._timed = plan, (now - plan.decided_at) * 1e3
         events: list[Event] = []
         for part, answer in zip(plan.parts, rows, strict=True):
             if self._is_live(part):
@@ -248,7 +253,11 @@ class Scheduler:
             sampled=request.sampling.temperature > 0.0,
         )
 
-    def _observe_cost(self, plan: Plan, duration_ms: float) -> None:
+    def _learn_cost(self) -> None:
+        """From the last call that was timed."""
+        if self._timed is None:
+            return
+        (plan, duration_ms), self._timed = self._timed, None
         self._cost.observe(plan.num_tokens, duration_ms, plan.context)
         if plan.is_decode:
             self._decode_cost.observe(plan.num_tokens, duration_ms, self._cost.row_ms)

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import Verdict, verify
 from services.inference.scheduling.drafting.looking import Watch
@@ -121,7 +121,7 @@ class Session:
         *,
         rank: tuple[float, int],
         sampler: Sampler,
-        reply: ReplyText,
+        reply: Reply,
         sources: DraftSources,
         context_limit: int,
         now: float,

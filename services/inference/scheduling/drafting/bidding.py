@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.inference.scheduling.drafting.awards import Bid, award_rows
 from services.inference.scheduling.drafting.looking import Look, Looking
@@ -13,8 +13,7 @@ from services.inference.scheduling.policy.decode_cost import DecodeCost
 from services.inference.scheduling.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One session's place in a call."""
 
     session: Session
@@ -26,13 +25,12 @@ class Turn:
     """Whether the round ends at the session's last token, so that its rows are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Award:
+class Award(NamedTuple):
     """What a bidder verifies in the call."""
 
     guesses: tuple[int, ...]
-    count: int
-    """Drafts, those of the fill among them; at least the guesses."""
+    num_drafts: int
+    """Those of the fill among them; at least the guesses."""
     look: Look | None
     """How its suffix drafter was asked, if it was."""
 

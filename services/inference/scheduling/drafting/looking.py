@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.inference.scheduling.drafting.awards import RowPrice
 
@@ -25,8 +26,7 @@ class Watch:
     """...and those still to be left out before the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """One session's in one call."""
 
     num_sessions: int
@@ -94,4 +94,8 @@ class Looking:
         watch.left = watch.pause
 
     def _account(self, num_sessions: int, sampled: bool) -> _Account:
-        return self._accounts.setdefault((sampled, num_sessions.bit_length()), _Account())
+        key = sampled, num_sessions.bit_length()
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = _Account()
+        return account

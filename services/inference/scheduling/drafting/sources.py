@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from outrider.speculation.suffix import LEAST_SURVIVAL, Guess, SuffixDrafter
 from outrider.speculation.verify import Verdict
@@ -94,8 +94,7 @@ class Acceptance:
         self._tried = self._tried * _FORGETTING + tried
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Drafts of one session."""
 
     ids: tuple[int, ...]
@@ -177,7 +176,7 @@ class DraftSources:
         self._offered = edge
         drafter = self._drafter if looks and self._ready and max_tokens else None
         guess = drafter.draft_after(self._tail, max_tokens, least) if drafter else NO_GUESS
-        survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__))
+        survival = tuple(accumulate([self._edge.rate] * len(edge), float.__mul__)) if edge else ()
         self._drafted = drafter is not None and sum(guess.survival) >= sum(survival)
         if self._drafted:
             return Proposal(guess.ids, guess.survival) if guess.ids else NO_PROPOSAL
