@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import ReplyEnd, ReplyText, reply_end
 from outrider.sampling.stops import StopMatcher
 
 EOS = 0
@@ -66,6 +66,33 @@ def test_eos_ends_and_counts_and_has_no_text() -> None:
     assert "".join(run(reply, [*ids_of("hi"), EOS])) == "hi"
     assert (reply.finished, reply.num_tokens) == ("stop", 3)
     assert reply.flush() == ""
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    st.sets(st.integers(0, 5), max_size=2),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_without_stop_strings_the_end_is_found_without_the_text(
+    ids: list[int], own: set[int], max_tokens: int, ignore_eos: bool
+) -> None:
+    params = SamplingParams(max_tokens=max_tokens, stop_ids=tuple(own), ignore_eos=ignore_eos)
+    end, text = reply_end(params, {EOS}, Bytes), ReplyText(params, {EOS}, Pieces("abcde"))
+    assert isinstance(end, ReplyEnd)
+    for token in ids:
+        end.push(token)
+        text.push(token)
+        assert (end.finished, end.num_tokens) == (text.finished, text.num_tokens)
+        if end.finished is not None:
+            break
+
+
+def test_stop_strings_need_the_text() -> None:
+    end = reply_end(SamplingParams(stop=("b",)), {EOS}, Bytes)
+    for token in (ord("a") + 1, ord("b") + 1):
+        end.push(token)
+    assert end.finished == "stop"
 
 
 def test_ignore_eos_goes_on_but_not_past_own_stop_ids() -> None:
