@@ -7,6 +7,7 @@ import sys
 import typer
 
 from outrider.cli import models, serve
+from outrider.cli.bulk.tokenize import tokenize
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import up
@@ -33,6 +34,7 @@ app.command()(status)
 app.command()(chat)
 app.command()(reference)
 app.command()(serve.serve)
+app.command()(tokenize)
 app.command()(explain)
 app.command()(doctor)
 app.add_typer(models.app, name="models")

@@ -1,0 +1,112 @@
+"""The folder a run writes to: its lock, its journal, its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from outrider.bulk.plan import journal
+from outrider.bulk.plan.results import ShardResult
+from outrider.bulk.plan.settings import Settings
+from outrider.bulk.work.writing import PART
+from outrider.errors import InvalidRequestError
+from outrider.models.disk.files import sync_directory, sync_file, write_atomic
+
+JOURNAL: Final = "journal.jsonl"
+MANIFEST: Final = "manifest.json"
+
+
+class Folder:
+    """Open, and no other run's, from `opened` until its block ends."""
+
+    def __init__(self, path: Path, run: str, log: IO[str]) -> None:
+        self._path = path
+        self._run = run
+        self._log = log
+        self.finished: dict[int, ShardResult] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path, run: str, *, resume: bool) -> Iterator[Folder]:
+        """The folder for the run of that fingerprint; it is made if need be. Raises OSError, and
+        InvalidRequestError for one that holds another run, or this one without `resume`."""
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / JOURNAL).open("a+", encoding="utf-8") as log:
+            folder = cls(path, run, log)
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InvalidRequestError(f"another run writes to {path}") from None
+            try:
+                folder._begin(resume)
+                yield folder
+            finally:
+                folder._leave()
+
+    def add(self, result: ShardResult) -> None:
+        """A shard is finished: make sure that it stays. Raises OSError."""
+        sync_file(self._path / result.name)
+        self._write(journal.shard_line(result))
+        self.finished[result.number] = result
+
+    def complete(self, settings: Settings, facts: dict[str, object]) -> list[ShardResult]:
+        """Every shard is finished: write the manifest, which takes the journal's place."""
+        results = [self.finished[number] for number in sorted(self.finished)]
+        sync_directory(self._path)
+        text = journal.manifest(self._run, results, settings, facts)
+        write_atomic(self._path / MANIFEST, text.encode())
+        (self._path / JOURNAL).unlink()
+        return results
+
+    def forget(self) -> None:
+        """Nothing that was written counts any more."""
+        (self._path / JOURNAL).unlink()
+        (self._path / MANIFEST).unlink(missing_ok=True)
+        for path in self._path.glob("shard-*"):
+            path.unlink()
+        self.finished.clear()
+
+    def _begin(self, resume: bool) -> None:
+        self._log.seek(0)
+        text = self._log.read()
+        found = {**self._of_manifest(), **journal.finished(text, self._run)}
+        if (found or any(self._path.glob("shard-*"))) and not resume:
+            raise InvalidRequestError(
+                f"{self._path} holds shards already: go on with --resume, or choose another folder"
+            )
+        self.finished = {n: result for n, result in found.items() if self._is_there(result)}
+        self._remove_parts()
+        # A last line that was cut off goes, so that the next one begins a line.
+        self._log.truncate(len(text[: text.rfind("\n") + 1].encode()))
+        if "\n" not in text:
+            self._write(journal.head_line(self._run))
+
+    def _of_manifest(self) -> dict[int, ShardResult]:
+        manifest = self._path / MANIFEST
+        if not manifest.exists():
+            return {}
+        return journal.of_manifest(manifest.read_text("utf-8"), self._run)
+
+    def _is_there(self, result: ShardResult) -> bool:
+        path = self._path / result.name
+        return path.exists() and path.stat().st_size == result.file_bytes
+
+    def _write(self, line: str) -> None:
+        self._log.write(line)
+        self._log.flush()
+        os.fsync(self._log.fileno())
+
+    def _remove_parts(self) -> None:
+        """What workers that were ended had begun."""
+        for path in self._path.glob(f"shard-*{PART}"):
+            path.unlink(missing_ok=True)
+
+    def _leave(self) -> None:
+        self._remove_parts()
+        path = self._path / JOURNAL
+        if path.exists() and not path.stat().st_size:
+            path.unlink()

@@ -1,0 +1,59 @@
+"""Which worker has which shards, and what becomes of those of one that dies. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Final
+
+from outrider.bulk.plan.shards import Shard
+
+PLACES: Final = 2
+"""Shards a worker holds: one at work, and one that is there when it is done."""
+MAX_DEATHS: Final = 3
+"""A shard at which so many workers died is given up."""
+
+
+class Assignments:
+    """The shards of a run, in order."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._waiting = deque(shards)
+        self._held: dict[int, deque[Shard]] = {}
+        self._deaths: Counter[int] = Counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no shard waits and no worker has one."""
+        return not self._waiting and not any(self._held.values())
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a shard waits for a worker."""
+        return bool(self._waiting)
+
+    def take(self, worker: int) -> Shard | None:
+        """The next shard for a worker; None if it has enough, or there is none."""
+        held = self._held.setdefault(worker, deque())
+        if len(held) >= PLACES or not self._waiting:
+            return None
+        shard = self._waiting.popleft()
+        held.append(shard)
+        return shard
+
+    def done(self, worker: int) -> Shard:
+        """The worker did the one it has had longest."""
+        return self._held[worker].popleft()
+
+    def died(self, worker: int) -> Shard | None:
+        """Its shards go to others, first of all; the one it was at is returned if it is given
+        up, for workers keep dying at it."""
+        held = self._held.pop(worker, deque())
+        given_up = None
+        if held:
+            number = held[0].number
+            self._deaths[number] += 1
+            if self._deaths[number] >= MAX_DEATHS:
+                given_up = held.popleft()
+        self._waiting.extendleft(reversed(held))
+        return given_up

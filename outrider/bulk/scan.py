@@ -1,0 +1,85 @@
+"""From names to sources and shards: what has to be looked up before anything is planned."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from outrider.bulk.plan.results import Problem
+from outrider.bulk.plan.settings import Settings
+from outrider.bulk.plan.shards import Shard, make_shards
+from outrider.bulk.plan.sources import Kind, RowGroup, Slice, Source, kind_of
+from outrider.bulk.work.records import count_lines
+from outrider.errors import InvalidRequestError
+
+
+def expand(patterns: Iterable[str]) -> list[str]:
+    """The files that names and patterns (`*`, `?`, `[]`, and `**` for folders within folders)
+    mean, each once; those of a pattern by name. Raises InvalidRequestError for one without any."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        paths = [pattern] if Path(pattern).exists() else _matching(pattern)
+        if not paths:
+            raise InvalidRequestError(f"there is no file {pattern}")
+        found |= dict.fromkeys(paths)
+    return list(found)
+
+
+def _matching(pattern: str) -> list[str]:
+    return sorted(path for path in glob.iglob(pattern, recursive=True) if Path(path).is_file())
+
+
+def find(paths: Iterable[str], settings: Settings) -> tuple[list[Source], list[Problem]]:
+    """The sources, and what cannot be one. Raises InvalidRequestError for a name that does not
+    say what the file holds."""
+    sources, problems = [], []
+    for path in paths:
+        kind, is_gzip = kind_of(path)
+        try:
+            stat = Path(path).stat()
+            groups = _row_groups(path, settings.field) if kind is Kind.PARQUET else ()
+        except (OSError, pa.ArrowException, InvalidRequestError) as error:
+            problems.append(Problem(path, f"cannot be read: {error}"))
+            continue
+        sources.append(Source(path, kind, is_gzip, stat.st_size, stat.st_mtime_ns, groups))
+    return sources, problems
+
+
+def plan(sources: Sequence[Source], settings: Settings, *, cuts_texts: bool) -> list[Shard]:
+    """The shards, whose slices know the numbers of their records. Raises OSError."""
+    shards = make_shards(sources, settings.shard_bytes, cuts_texts=cuts_texts)
+    numbered = _numbered([one for shard in shards for one in shard.slices])
+    return [replace(shard, slices=tuple(next(numbered) for _ in shard.slices)) for shard in shards]
+
+
+def _numbered(slices: Sequence[Slice]) -> Iterator[Slice]:
+    for source, group in groupby(slices, key=lambda one: one.source):
+        of_source = list(group)
+        if source.kind is Kind.LINES and len(of_source) > 1:
+            counts = count_lines(source.path, [one.begin for one in of_source])
+            yield from map(_with_first, of_source, counts)
+        else:
+            yield from of_source
+
+
+def _with_first(one: Slice, first_record: int) -> Slice:
+    return replace(one, first_record=first_record)
+
+
+def _row_groups(path: str, field: str) -> tuple[RowGroup, ...]:
+    with pq.ParquetFile(path) as file:
+        metadata = file.metadata
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        if field not in names:
+            raise InvalidRequestError(f"it has no column {field!r}, only {', '.join(names)}")
+        at = names.index(field)
+        groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+        return tuple(
+            RowGroup(group.num_rows, group.column(at).total_uncompressed_size) for group in groups
+        )

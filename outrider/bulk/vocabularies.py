@@ -1,0 +1,52 @@
+"""The vocabulary of a run and the backend it is used with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.catalog import lookup
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary, VocabularyFacts
+from outrider.tokenization.backends.choice import choose, load_backend
+from outrider.tokenization.backends.guarded import Guarded
+
+
+def of_model(name: str, backend: str) -> tuple[Vocabulary, Guarded]:
+    """Of a model of the catalogue, which is fetched if need be. Raises UnknownModelError,
+    ModelStoreError, ConfigError."""
+    spec, store = lookup(name), ModelStore(default_root())
+    vocabulary = load_vocabulary(spec, store)
+    return vocabulary, load_backend(spec, store, vocabulary, backend)
+
+
+def of_file(path: Path, backend: str) -> tuple[Vocabulary, Guarded]:
+    """Of a GGUF file or a Hugging Face `tokenizer.json`; the gate takes some seconds. Raises
+    ArtifactCorruptError, ConfigError, OSError."""
+    if path.suffix == ".gguf":
+        vocabulary = Vocabulary.from_gguf(path)
+    elif path.suffix == ".json":
+        vocabulary = of_tokenizer_json(path.read_text("utf-8"))
+    else:
+        raise ConfigError(f"{path}: a vocabulary is a .gguf file or a tokenizer.json")
+    return vocabulary, choose(vocabulary, backend)
+
+
+def of_tokenizer_json(text: str) -> Vocabulary:
+    """Without chat template; its digest is the text's. Raises ArtifactCorruptError, ConfigError."""
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        added = json.loads(text)["added_tokens"]
+    except Exception as error:  # the library raises bare Exception
+        raise ArtifactCorruptError(f"this is no tokenizer.json: {error}") from error
+    size = tokenizer.get_vocab_size()
+    if max(tokenizer.get_vocab().values(), default=-1) != size - 1:
+        raise ConfigError("some ids of this tokenizer have no token: it cannot be used")
+    control = tuple(sorted(token["id"] for token in added if token["special"]))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Vocabulary(text, VocabularyFacts(digest, size, (), control, "", "", ""))

@@ -1,0 +1,70 @@
+"""Input and small runs that tests of bulk work share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from outrider.bulk.engines.base import Engine, Outcome
+from outrider.bulk.plan.settings import Settings
+from outrider.bulk.plan.shards import Shard
+from outrider.bulk.plan.sources import Kind, RowGroup, Source, kind_of
+from outrider.bulk.run import Progress, Report, Request, run
+from outrider.bulk.work.worker import Job, Worker
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.base import REFERENCE
+
+Row = dict[str, Any]
+
+
+class Inline:
+    """Does the shards here, in the order that `rearranged` gives them."""
+
+    def __init__(self, job: Job, rearranged: Callable[[list[Shard]], Iterable[Shard]]) -> None:
+        self._worker = Worker(job)
+        self._rearranged = rearranged
+
+    def run(self, shards: list[Shard]) -> Generator[Outcome, None, None]:
+        for shard in self._rearranged(shards):
+            yield self._worker.run(shard)
+
+
+def tokenize(
+    vocabulary: Vocabulary,
+    paths: Iterable[Path],
+    folder: Path,
+    settings: Settings | None = None,
+    *,
+    resume: bool = False,
+    backend: str = REFERENCE,
+    rearranged: Callable[[list[Shard]], Iterable[Shard]] = list,
+    engine: Callable[[Job], Engine] | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Report:
+    """A run, with the engine above unless another is given."""
+    names = [str(path) for path in paths]
+    request = Request(names, folder, settings or Settings(), vocabulary, backend, resume)
+    return run(request, engine or (lambda job: Inline(job, rearranged)), on_progress)
+
+
+def rows(folder: Path) -> list[Row]:
+    """Of all shards, in order."""
+    found: list[Row] = []
+    for path in sorted(folder.glob("shard-*.parquet")):
+        found += pq.read_table(path).to_pylist()
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file's bytes."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def source(path: str, num_bytes: int = 0, *, groups: Iterable[tuple[int, int]] = ()) -> Source:
+    """A source without a file."""
+    kind, is_gzip = kind_of(path)
+    assert kind is Kind.PARQUET or not groups
+    return Source(path, kind, is_gzip, num_bytes, 0, tuple(RowGroup(*group) for group in groups))

@@ -1,0 +1,99 @@
+"""What a killed run leaves is read as far as it is whole, and only for the same run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.bulk.plan import journal
+from outrider.bulk.plan.results import Counts, Problem, ShardResult, total
+from outrider.bulk.plan.settings import Settings
+from outrider.errors import ConfigError, InvalidRequestError
+from tests.bulk.making import source
+
+PROBLEMS = st.builds(
+    Problem, st.text(max_size=5), st.text(max_size=9), st.none() | st.integers(0, 9)
+)
+RESULTS = st.lists(
+    st.builds(
+        ShardResult,
+        st.integers(0, 9),
+        st.text(max_size=8),
+        st.integers(0, 99),
+        st.builds(Counts, *[st.integers(0, 9)] * 5),
+        st.lists(PROBLEMS, max_size=2).map(tuple),
+        st.integers(0, 9),
+    ),
+    max_size=6,
+)
+
+
+def written(results: list[ShardResult]) -> str:
+    return journal.head_line("run") + "".join(map(journal.shard_line, results))
+
+
+@given(RESULTS, st.data())
+def test_a_journal_cut_off_anywhere_has_its_whole_lines(
+    results: list[ShardResult], data: st.DataObject
+) -> None:
+    text = written(results)
+    cut = data.draw(st.integers(0, len(text)))
+    num_whole = max(0, text[:cut].count("\n") - 1)
+    expected = {result.number: result for result in results[:num_whole]}
+    assert journal.finished(text[:cut], "run") == expected
+
+
+def test_another_runs_journal_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="holds another run"):
+        journal.finished(written([]), "other")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"number": 1}', "3"])
+def test_damage_before_the_end_is_told(line: str) -> None:
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        journal.finished(journal.head_line("run") + line + "\n", "run")
+
+
+@given(RESULTS)
+def test_a_manifest_is_as_good_as_a_journal(results: list[ShardResult]) -> None:
+    text = journal.manifest("run", results, Settings(), {"writer": "w"})
+    assert journal.of_manifest(text, "run") == journal.finished(written(results), "run")
+    assert json.loads(text)["settings"]["format"] == "parquet"
+    with pytest.raises(InvalidRequestError, match="holds another run"):
+        journal.of_manifest(text, "other")
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        journal.of_manifest(text[:-5], "run")
+
+
+def test_everything_that_decides_on_the_output_is_in_the_fingerprint() -> None:
+    files = [source("a.txt", 3)]
+    same = journal.fingerprint(files, Settings(), b"v", "w")
+    assert same == journal.fingerprint(list(files), Settings(), b"v", "w")
+    others = [
+        journal.fingerprint([source("a.txt", 4)], Settings(), b"v", "w"),
+        journal.fingerprint(files, Settings(shard_bytes=9), b"v", "w"),
+        journal.fingerprint(files, Settings(), b"u", "w"),
+        journal.fingerprint(files, Settings(), b"v", "x"),
+    ]
+    assert same not in others and len(set(others)) == 4
+
+
+@given(RESULTS)
+def test_counts_add_up(results: list[ShardResult]) -> None:
+    assert total(results).tokens == sum(result.counts.tokens for result in results)
+
+
+def test_problems_say_where() -> None:
+    assert str(Problem("a.txt", "is no UTF-8")) == "a.txt: is no UTF-8"
+    assert str(Problem("a.jsonl", "is no JSON", 3)) == "a.jsonl, record 3: is no JSON"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"format": "csv"}, {"compression": "gzip"}, {"shard_bytes": 0}, {"field": ""}]
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        Settings(**wrong)  # type: ignore[arg-type]
