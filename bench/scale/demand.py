@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from bench.scale.regions import Region
 from outrider.codec.block_hashes import block_hash, root_hash
+from services.router.placement.request import MEDIUM
 
 GROUPS_PER_REPLICA = 15
 BLOCK_TOKENS = 32
@@ -45,6 +46,7 @@ class Ask:
     hashes: tuple[bytes, ...]
     """Of the prompt's full blocks, as replicas and routers name them."""
     reply_tokens: int
+    priority: int = MEDIUM
     first_at: float = 0.0
     """When the first token was back at the user's router; 0.0 before."""
     ended_at: float = 0.0
@@ -93,10 +95,15 @@ class Demand:
         warm_s: float = 0.0,
         shape: Shape | None = None,
         diurnal: bool = True,
+        classes: Sequence[int] = (MEDIUM,),
     ) -> None:
+        """`classes`: the priorities that asks have, each as often as it stands there."""
         self._regions = regions
         self._rate, self._seconds, self._warm_s = rate, seconds, warm_s
         self._random = random.Random(seed)
+        self._classes = classes
+        self._class = random.Random(seed)
+        """Drawn apart, so that runs with one class and with several are alike else."""
         self._shape = shape or Shape()
         self._diurnal = diurnal
         self._groups = [self._group(number % len(regions)) for number in range(num_groups)]
@@ -138,7 +145,8 @@ class Demand:
         hashes = (*group.hashes, *_hashes(group.hashes[-1], own))
         drawn = 1 + int(self._random.expovariate(1 / shape.reply_tokens))
         reply = min(8 * shape.reply_tokens, drawn)
-        return Ask(number, now, region, group.ids + own, hashes, reply)
+        priority = self._class.choice(self._classes)
+        return Ask(number, now, region, group.ids + own, hashes, reply, priority)
 
     def _ids(self, count: int) -> tuple[int, ...]:
         # Drawn in one go: prompts are most of what a run makes.

@@ -17,6 +17,8 @@ from bench.scale.replicas.full import FullReplica
 from bench.scale.routing.base import Router
 from bench.scale.routing.floors import LeastLoaded, RoundRobin
 from bench.scale.routing.mesh import MeshRouter
+from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.placement.request import HIGH, LOW, MEDIUM
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""
@@ -44,6 +46,8 @@ class Case:
     """0: as many as NUM_REGIONS says."""
     failures: bool = True
     diurnal: bool = True
+    classes: tuple[int, ...] = (MEDIUM,)
+    """Of priority, each as often as it stands there."""
     report_s: float = 0.0
     """0: as REPORT_S says."""
     seed: int = 1
@@ -59,6 +63,8 @@ class Row:
     """Without a whole reply at the end."""
     met_share: float
     """Of the requests: whole, and their first token within the objective."""
+    met_by_class: tuple[float, float, float]
+    """The same of LOW, MEDIUM and HIGH ones, each by its own objective; 1.0 for none."""
     ttft_ms: tuple[float, float, float]
     """p50, p90, p99."""
     hit_rate: float
@@ -106,6 +112,7 @@ def _demand(case: Case) -> Demand:
         seed=case.seed,
         warm_s=WARM_S,
         diurnal=case.diurnal,
+        classes=case.classes,
     )
 
 
@@ -144,6 +151,7 @@ def _row(case: Case, outcome: Outcome, routers: Sequence[Router]) -> Row:
         num_requests=len(asks),
         num_failed=len(asks) - len(whole),
         met_share=met / max(1, len(asks)),
+        met_by_class=(_met(asks, LOW), _met(asks, MEDIUM), _met(asks, HIGH)),
         ttft_ms=(quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.9), quantile(ttft_ms, 0.99)),
         hit_rate=_hit_rate(asks),
         away_share=sum(ask.began_away for ask in asks) / max(1, len(asks)),
@@ -153,6 +161,14 @@ def _row(case: Case, outcome: Outcome, routers: Sequence[Router]) -> Row:
         if decided
         else (0.0, 0.0),
     )
+
+
+def _met(asks: Sequence[Ask], priority: int) -> float:
+    """Share of a class whose first token came within its objective."""
+    found = [ask for ask in asks if ask.priority == priority]
+    objective_ms = AdmissionPolicy().slo_ms(Priority(priority))
+    met = sum(bool(ask.ended_at) and ask.ttft_ms <= objective_ms for ask in found)
+    return met / len(found) if found else 1.0
 
 
 def _hit_rate(asks: Sequence[Ask]) -> float:

@@ -634,10 +634,11 @@ class WatchLoadResponse(_message.Message):
     NUM_INSTANCES_FIELD_NUMBER: _builtins.int
     LOW_FIELD_NUMBER: _builtins.int
     MEDIUM_FIELD_NUMBER: _builtins.int
+    STAY_MS_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
-    """Prompt tokens still to be prefilled over all sessions."""
+    """Prompt tokens still to be prefilled over all sessions, less what was cached when they came."""
     kv_blocks_total: _builtins.int
     kv_blocks_free: _builtins.int
     fixed_ms: _builtins.float
@@ -655,6 +656,8 @@ class WatchLoadResponse(_message.Message):
     """Engines that share the sessions, each with calls of its own at the same time; 0 means 1. All
     counts above are sums over them, the cost is that of one call of one of them.
     """
+    stay_ms: _builtins.float
+    """Mean time for which a session keeps its place; 0: none has ended yet."""
     @_builtins.property
     def low(self) -> Global___ClassLoad:
         """What of the counts above is of LOW sessions, and of MEDIUM ones: a new session of a class above
@@ -680,10 +683,11 @@ class WatchLoadResponse(_message.Message):
         num_instances: _builtins.int = ...,
         low: Global___ClassLoad | None = ...,
         medium: Global___ClassLoad | None = ...,
+        stay_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "stay_ms", b"stay_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

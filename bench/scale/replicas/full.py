@@ -23,6 +23,7 @@ from services.inference.scheduling.events import (
     Finished,
     Load,
     OpenRequest,
+    Priority,
 )
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
@@ -59,6 +60,7 @@ class FullReplica:
             prompt=ask.prompt,
             sampling=SamplingParams(max_tokens=ask.reply_tokens, ignore_eos=True),
             resume=(_TOKEN,) * ask.committed,
+            priority=Priority(ask.priority),
             edge_drafts=False,
             region_drafts=False,
         )

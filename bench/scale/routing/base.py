@@ -47,6 +47,7 @@ class Report:
                 overload_level=load.overload_level,
                 low=_part(load.low),
                 medium=_part(load.medium),
+                stay_ms=load.stay_ms,
             ),
             tuple(_event(event) for event in blocks),
         )

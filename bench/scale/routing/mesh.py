@@ -12,7 +12,7 @@ from bench.scale.regions import Region
 from bench.scale.routing.base import Report, Site
 from outrider.errors import OutriderError
 from services.router.admission.admission import Admission
-from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.admission.ticket import Arrival
 from services.router.config import ReplicaConfig, RouterConfig
@@ -98,6 +98,7 @@ class MeshRouter:
         request = Request(
             *(MODEL.name, MODEL.vocabulary_digest, len(ask.prompt) + ask.committed),
             exclude=ask.tried,
+            priority=ask.priority,
             prompt=prompt,
         )
         self._asks[ask.number] = (ask, request)
@@ -117,6 +118,7 @@ class MeshRouter:
             ask.number,
             request,
             ask.reply_tokens,
+            priority=Priority(ask.priority),
             has_started=ask.num_places > 0,
             num_resumed=ask.committed,
         )

@@ -29,6 +29,7 @@ def total_load(loads: Sequence[Load]) -> Load:
         num_instances=sum(load.num_instances for load in loads),
         low=_total(load.low for load in loads),
         medium=_total(load.medium for load in loads),
+        stay_ms=sum(load.stay_ms for load in loads) / count,
     )
 
 

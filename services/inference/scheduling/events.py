@@ -165,3 +165,5 @@ class Load:
     """Of LOW sessions, which those above go before."""
     medium: ClassLoad = ClassLoad()
     """Of MEDIUM ones."""
+    stay_ms: float = 0.0
+    """Mean time for which a session keeps its place; 0: none has ended yet."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable
 
 import numpy as np
 
 from outrider.engines.base import Opening
 from outrider.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.events import ClassLoad, Priority
+from services.inference.scheduling.events import Priority
 from services.inference.scheduling.session import Input, Session, State
 
 _GUESTS = 4
@@ -25,10 +24,6 @@ def _rank(session: Session) -> tuple[float, int]:
 def _outranks(first: Session, second: Session) -> bool:
     """Whether it is of a higher class, and the second has not made up for that by waiting."""
     return first.priority > second.priority and first.rank < second.rank
-
-
-def _queued_tokens(sessions: Iterable[Session]) -> int:
-    return sum(s.num_missing for s in sessions if s.num_missing > 1)
 
 
 def _is_urgent(session: Session) -> bool:
@@ -81,16 +76,6 @@ class Roster:
         """A new session, at its place in the queue."""
         self.sessions[session.number] = session
         insort(self.waiting, session, key=_rank)
-
-    @property
-    def queued_prompt_tokens(self) -> int:
-        """Prompt tokens still to be computed."""
-        return _queued_tokens(self.sessions.values())
-
-    def load_of(self, priority: Priority) -> ClassLoad:
-        """What is there of one class."""
-        found = [s for s in (*self.running, *self.waiting) if s.priority is priority]
-        return ClassLoad(len(found), _queued_tokens(found))
 
     @property
     def urgent(self) -> Session | None:

@@ -41,6 +41,7 @@ from services.inference.scheduling.events import (
 )
 from services.inference.scheduling.limits import SchedulerLimits, context_limit
 from services.inference.scheduling.planning import Part, Plan, Planner
+from services.inference.scheduling.policy import report
 from services.inference.scheduling.policy.admission import Admission
 from services.inference.scheduling.policy.checks import check_ids, check_request
 from services.inference.scheduling.policy.decode_cost import DecodeCost
@@ -108,7 +109,7 @@ class Scheduler:
         """
         self._check(request, now)
         session = self._new_session(request, now)
-        cached = self._pool.match(session.ids, request.cache_salt)
+        session.held = cached = self._pool.match(session.ids, request.cache_salt)
         if session.finished is None:
             self._admission.check_time(session, cached, now)
         opened = Opened(request.session, len(request.prompt), min(cached, len(request.prompt)))
@@ -193,20 +194,7 @@ class Scheduler:
 
     def load(self) -> Load:
         """A snapshot for routers."""
-        return Load(
-            running_sessions=len(self._roster.running),
-            queued_sessions=len(self._roster.waiting),
-            queued_prompt_tokens=self._roster.queued_prompt_tokens,
-            kv_blocks_total=self._pool.num_blocks,
-            kv_blocks_free=self._pool.num_free,
-            fixed_ms=self._cost.fixed_ms,
-            row_ms=self._cost.row_ms,
-            max_sessions=self.limits.max_sessions,
-            paused_sessions=len(self._roster.paused),
-            overload_level=self._admission.level,
-            low=self._roster.load_of(Priority.LOW),
-            medium=self._roster.load_of(Priority.MEDIUM),
-        )
+        return report.load(self._roster, self._pool, self._cost, self.limits, self._admission)
 
     def record_blocks(self) -> None:
         """From now on take_block_events() tells what is cached, and the caller takes them."""

@@ -134,6 +134,8 @@ class Session:
         """The engine's number of this stay in the pool; new after every preemption."""
         self.ids = list(request.prompt)
         self.computed = self.cached_tokens = 0
+        self.held = 0
+        """Tokens of it that were cached when it came."""
         self.turn_at = now
         """When it last took part in a call, or got its KV table."""
         self.sources = sources
@@ -167,6 +169,11 @@ class Session:
     def num_missing(self) -> int:
         """Tokens whose KV has to be computed before the next one can be chosen."""
         return len(self.ids) - self.computed
+
+    @property
+    def num_uncached(self) -> int:
+        """The same, less what it will find cached by all that is known."""
+        return min(self.num_missing, len(self.ids) - self.held)
 
     @property
     def max_drafts(self) -> int:

@@ -273,6 +273,7 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         num_instances=load.num_instances,
         low=inference_pb2.ClassLoad(**asdict(load.low)),
         medium=inference_pb2.ClassLoad(**asdict(load.medium)),
+        stay_ms=load.stay_ms,
     )
 
 

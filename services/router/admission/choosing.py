@@ -1,8 +1,11 @@
-"""Near or far, now or later: where a session goes that is let in. Pure.
+"""Now or later, here or far: whether a session that is let in goes to a replica at once. Pure.
 
-In this order: the nearest region, at once or after a wait, while it can meet the objective of the
-class; another region that can take the session sooner (it spills over); the nearest one all the
-same if it has room; the queue.
+Where it goes is placement's choice, among all regions that may have it: the round trip and the work
+that a prompt makes where it is not cached are in its cost, and a gate that took replicas off the
+list would have prefixes computed in many places. The gate looks at time alone. A session goes at
+once while its first token is predicted within the objective of its class; or while some replica is
+about to run out of work, since nothing is gained by keeping that idle. Otherwise it waits: on a
+replica it could not be overtaken, nor sent anywhere else.
 """
 
 from __future__ import annotations
@@ -33,15 +36,15 @@ class Sight:
     region: str
     ttft_ms: float
     """Predicted for a session that went there now."""
-    backlog_ms: float
-    """The part of it that passes while the session waits: others' prompts and replies."""
+    least_backlog_ms: float
+    """The least time that passes on any replica in sight before what is there already is done."""
     rtt_ms: float
     decision: Decision
 
-    def has_room(self, lane: Lane, policy: AdmissionPolicy) -> bool:
-        """Whether a session of this line may be added to what is there. What is done while the
-        session is under way keeps the replica busy, so a far one may have that much more."""
-        return self.backlog_ms <= policy.backlog_ms(lane) + self.rtt_ms
+    def has_room(self, limit_ms: float) -> bool:
+        """Whether a session may be added to what is there. What is done while the session is under
+        way keeps the replica busy, so a far one may have that much more."""
+        return self.least_backlog_ms <= limit_ms + self.rtt_ms
 
 
 class Scout(Protocol):
@@ -63,9 +66,9 @@ class Route:
 
     sight: Sight
     home: str
-    """The region it would have gone to."""
+    """The nearest region that could have it."""
     spilled: str = ""
-    """Why it went to another: `full`, `slow` or `absent`; "" if it did not."""
+    """Why it went to another, where home would not have done: `full`, `slow` or `absent`."""
 
 
 def choose(
@@ -75,36 +78,36 @@ def choose(
 
     `room` is the line whose room it may use. Raises what placement raises, but for OverloadedError.
     """
-    regions = scout.regions(ticket.request)
-    home = next(iter(regions.near), "")
-    near, why = _look(scout, ticket.request, regions.near if regions.far else (), now)
-    if not regions.far:
-        if isinstance(why, NoReplicaError):
-            raise why
-        return Route(near, home) if near and near.has_room(room, policy) else None
-    left_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
-    is_open = near is not None and near.has_room(room, policy)
-    if near and near.ttft_ms <= left_ms:
-        return Route(near, home) if is_open else None
-    far, _ = _look(scout, ticket.request, regions.far, now)
-    if far and far.has_room(room, policy) and (not near or far.ttft_ms < near.ttft_ms):
-        return Route(far, home, _cause(near, is_open, why))
-    if not near and not far and isinstance(why, NoReplicaError):
-        scout.look(ticket.request, (), now)  # which says how all of them stand
-    return Route(near, home) if near and is_open else None
-
-
-def _look(
-    scout: Scout, request: Request, regions: tuple[str, ...], now: float
-) -> tuple[Sight | None, OverloadedError | NoReplicaError | None]:
-    """The best replica there, or why there is none."""
     try:
-        return scout.look(request, regions, now), None
-    except (OverloadedError, NoReplicaError) as error:
-        return None, error
+        sight = scout.look(ticket.request, (), now)
+    except OverloadedError:
+        return None
+    left_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
+    limit_ms = policy.backlog_ms(room)
+    if sight.ttft_ms > left_ms and not sight.has_room(limit_ms):
+        return None
+    regions = scout.regions(ticket.request)
+    home = next(iter(regions.near), sight.region)
+    if sight.region == home or sight.region in regions.near:
+        return Route(sight, home)
+    return Route(sight, home, _cause(ticket.request, regions.near, scout, (left_ms, limit_ms), now))
 
 
-def _cause(near: Sight | None, is_open: bool, why: Exception | None) -> str:
-    if near is not None:
-        return "slow" if is_open else "full"
-    return "full" if isinstance(why, OverloadedError) else "absent"
+def _cause(
+    request: Request,
+    near: tuple[str, ...],
+    scout: Scout,
+    limits_ms: tuple[float, float],
+    now: float,
+) -> str:
+    """What was wrong at home; "" if nothing was: it is only cheaper elsewhere."""
+    left_ms, limit_ms = limits_ms
+    try:
+        sight = scout.look(request, near, now)
+    except NoReplicaError:
+        return "absent"
+    except OverloadedError:
+        return "full"
+    if sight.ttft_ms <= left_ms:
+        return ""
+    return "slow" if sight.has_room(limit_ms) else "full"

@@ -27,9 +27,9 @@ class Lane(IntEnum):
     """Sessions that were let in before and lost their replica: never refused for lack of room."""
 
 
-HEADROOM = {Lane.LOW: 0.5, Lane.MEDIUM: 0.75, Lane.HIGH: 1.0, Lane.STARTED: math.inf}
-"""How much of the HIGH objective the work ahead on a replica may take up for a session to be added
-to it. What is left of it belongs to the classes above, so that they find room when they come."""
+ROOM = 0.5
+"""Part of the objective of its class that a session from the queue may find taken up on a replica:
+the rest is for its own prompt. Less would let replicas run out of work between two reports."""
 
 AGED_TURN = 8
 """Of so many sessions that leave the queue one is of a class that waited for `ageing_s`."""
@@ -40,8 +40,8 @@ class AdmissionPolicy:
     """What the operator promises (`[router.admission]`). Raises ConfigError."""
 
     slo_ttft_high_ms: float = 500.0
-    """Objective for the time to the first token of HIGH sessions. A session stays in the nearest
-    region while that can meet it, in the queue or on a replica; else another region gets it."""
+    """Objective for the time to the first token of HIGH sessions: who can meet it goes to a replica
+    at once, and who cannot while some replica has no more than half of that ahead of it."""
     slo_ttft_medium_ms: float = 1000.0
     """The same for MEDIUM ones."""
     slo_ttft_low_ms: float = 5000.0
@@ -79,5 +79,6 @@ class AdmissionPolicy:
         return (self.max_wait_low_s, self.max_wait_medium_s, self.max_wait_high_s)[priority - 1]
 
     def backlog_ms(self, lane: Lane) -> float:
-        """Work ahead on a replica up to which a session of this line is added to it."""
-        return HEADROOM[lane] * self.slo_ttft_high_ms
+        """Work ahead on a replica, of the class and those above it, up to which a session of this
+        line is added to it though it will be late."""
+        return math.inf if lane is Lane.STARTED else ROOM * self.slo_ms(Priority(lane))

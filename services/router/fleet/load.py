@@ -57,6 +57,8 @@ class Load:
     """Of LOW sessions: what a new one of a class above goes before."""
     medium: ClassLoad = ClassLoad()
     """Of MEDIUM ones."""
+    stay_ms: float = 0.0
+    """Mean time for which a session keeps its place; 0: not known."""
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """What a new session of a class finds before it, 1 LOW to 3 HIGH: replicas serve higher

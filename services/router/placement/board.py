@@ -24,7 +24,8 @@ CHUNK_TOKENS = 256
 """Prompt tokens assumed per engine call while a prompt is prefilled."""
 
 REPLY_TOKENS = 128
-"""Length assumed of the replies that have to end before a full replica has a place."""
+"""Length assumed of the replies that have to end before a full replica has a place, while it does
+not say how long sessions stay."""
 
 ROWS_PER_SESSION = 2
 """Rows a running session adds to every call (the two-row rule of bit-exactness)."""
@@ -167,8 +168,8 @@ class Board:
         ]
         self.drained_at[:, row] = estimate.drained_at
         self.num_sessions[:, row] = num_sessions
-        # Places come free one by one, over the time of a reply for all of them.
-        columns["place_ms"][row] = REPLY_TOKENS * call_ms / limit
+        # Places come free one by one, over the time that a session stays for all of them.
+        columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
         counts["max_sessions"][row] = limit
         counts["overload"][row] = load.overload_level
 

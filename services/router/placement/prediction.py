@@ -1,8 +1,8 @@
 """The predicted time to the first token on every replica, term by term. Pure.
 
 In the engine's own fitted cost, a call of n rows takes `fixed_ms + row_ms * n`. The wait is round
-trip + a free place + the prompts ahead + loading or computing the session's own prompt, as far as
-it is not cached there.
+trip + the prompts ahead + what is left then of the wait for a free place + loading or computing the
+session's own prompt, as far as it is not cached there.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def predict(
     prompt tokens that each replica has."""
     columns = board.columns
     left_tokens = request.prompt_tokens - cached_tokens
-    place_ms = num_excess(board, request.priority) * columns["place_ms"]
     queue_ms = _queue_ms(board, request.priority, policy, now)
+    # The prompts ahead are computed while places come free.
+    free_ms = num_excess(board, request.priority) * columns["place_ms"]
+    place_ms = np.maximum(free_ms - queue_ms, 0.0)
     prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"])
     work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"])
     transfer_ms = np.zeros(len(board))

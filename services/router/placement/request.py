@@ -67,7 +67,8 @@ class Wait:
 
     rtt_ms: float
     place_ms: float
-    """Until enough running sessions have ended, on a replica whose places are all taken."""
+    """From then on until enough running sessions have ended, on a replica whose places are all
+    taken."""
     queue_ms: float
     """Until the prompts ahead are prefilled."""
     transfer_ms: float

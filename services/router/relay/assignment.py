@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from outrider.codec import varint
-from outrider.errors import DeadlineError, EmptyPromptError, OverloadedError
+from outrider.errors import CancelledError, DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Request
 from services.router.prefixes.ids import IdReader
@@ -125,6 +125,11 @@ def add_up(done: inference_pb2.SessionDone, session: Session[Up], now: float) ->
     if session.num_moves and session.began_at is not None:
         done.timings.ttft_ms = (session.began_at - session.opened_at) * 1e3
         done.timings.total_ms = (now - session.opened_at) * 1e3
+
+
+def cancelled(why: str = "The session was cancelled.") -> CancelledError:
+    """Why a session ends that nobody wants any more."""
+    return CancelledError(why)
 
 
 def full(replica: str) -> OverloadedError:

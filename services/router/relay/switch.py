@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from outrider.errors import (
-    CancelledError,
-    DuplicateSessionError,
-    MalformedFrameError,
-    OutriderError,
-)
+from outrider.errors import DuplicateSessionError, MalformedFrameError, OutriderError
 from outrider.v1 import common_pb2, router_pb2
+from services.router.relay.assignment import cancelled
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.edges import Edges, unread
 from services.router.relay.entry.entry import Entry
@@ -80,7 +76,7 @@ class Switch:
     def detach_edge(self, edge: int, now: float) -> None:
         """An edge stream ended: its sessions are cancelled all the way down."""
         for session in self._table.edge_sessions(edge):
-            self._advance(session, Input.EDGE_LOST, now, error=CancelledError("The edge left."))
+            self._advance(session, Input.EDGE_LOST, now, error=cancelled("The edge left."))
         self._table.forget_edge(edge)
         self._edges.detach(edge)
 
@@ -95,6 +91,11 @@ class Switch:
         self._dispatch.detach(replica, stream)
         self._leave(self._watch.detached(replica, stream, now), now)
 
+    def reported(self, now: float) -> None:
+        """A replica told its load: there may be room for those who wait."""
+        if self._entry.is_due(now):
+            self._hurry()
+
     def drain(self) -> None:
         """Take no new sessions from now on."""
         self._entry.drain()
@@ -106,7 +107,7 @@ class Switch:
     def expire(self, now: float) -> None:
         """What passes with time alone, ten times a second: cancelled sessions whose replica never
         confirmed end, those that waited too long, those of replicas that hang leave."""
-        self._end(((session, _cancelled()) for session in self._table.expire(now)), now)
+        self._end(((session, cancelled()) for session in self._table.expire(now)), now)
         self._leave(self._watch.silent(now), now)
         self._end(self._entry.expire(now), now)
         self.go_on(now)
@@ -137,7 +138,7 @@ class Switch:
             if frame.draft.epoch > session.lost_epoch:
                 self._advance(session, Input.DRAFT, now, up=request)
         elif kind == "cancel":
-            self._advance(session, Input.CANCEL, now, up=request, error=_cancelled())
+            self._advance(session, Input.CANCEL, now, up=request, error=cancelled())
         else:
             error = MalformedFrameError("A frame is neither open, draft nor cancel: send one.")
             self._advance(session, Input.ABORT, now, error=error)
@@ -239,8 +240,8 @@ class Switch:
             self._table.keep(session, request, request.ByteSize())
         if action is not Action.KEEP and session.stream is not None:
             self._journal.frames_up += 1
-            is_cancel = session.state is State.CLOSING
-            if not self._dispatch.send(session.stream, request, last=is_cancel):
+            is_last = session.state is State.CLOSING
+            if not self._dispatch.send(session.stream, request, last=is_last):
                 self._journal.drafts_dropped += 1
 
     def _resolve(
@@ -292,7 +293,3 @@ class Switch:
     def _settle(self, edge: int) -> None:
         if self._edges.is_half_closed(edge) and not self._table.edge_sessions(edge):
             self._edges.end(edge)
-
-
-def _cancelled() -> CancelledError:
-    return CancelledError("The session was cancelled.")

@@ -149,6 +149,7 @@ class ReplicaLink:
             max_interval_ms=self._config.heartbeat_ms,
         ):
             self._registry.report(self._name, load, self._clock())
+            self._switch.reported(self._clock())
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
         async for is_serving in watches.health(channel):

@@ -55,6 +55,7 @@ async def loads(
             overload_level=report.overload_level,
             low=_class_load(report.low),
             medium=_class_load(report.medium),
+            stay_ms=_cost_ms(report.stay_ms),
         )
 
 

@@ -75,7 +75,9 @@ def test_times_of_calls_are_drawn_from_what_was_measured() -> None:
 
 def row(rate: float, met_share: float) -> Row:
     case = Case(4, rate)
-    return Row(case, 100, 0, met_share, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0))
+    return Row(
+        case, 100, 0, met_share, (1.0, 1.0, 1.0), (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0)
+    )
 
 
 def test_capacity_lies_where_the_objective_ceases_to_be_met() -> None:

@@ -186,8 +186,22 @@ def test_only_an_untaken_wanted_session_is_tried_again() -> None:
 
 
 def test_the_replica_reports_sums_and_the_cost_of_one_call() -> None:
-    parts = {"low": ClassLoad(2, 30), "medium": ClassLoad(1, 20)}
-    busy = Load(3, 2, 70, 100, 10, 10.0, 2.0, 4, paused_sessions=1, overload_level=3, **parts)
+    low, medium = ClassLoad(2, 30), ClassLoad(1, 20)
+    busy = Load(
+        3,
+        2,
+        70,
+        100,
+        10,
+        10.0,
+        2.0,
+        4,
+        paused_sessions=1,
+        overload_level=3,
+        low=low,
+        medium=medium,
+    )
+    assert total_load([replace(busy, stay_ms=10.0), replace(busy, stay_ms=20.0)]).stay_ms == 15.0
     assert total_load([busy, busy]).low == ClassLoad(4, 60)
     assert total_load([IDLE, busy]) == Load(
         running_sessions=3,
@@ -201,7 +215,8 @@ def test_the_replica_reports_sums_and_the_cost_of_one_call() -> None:
         paused_sessions=1,
         overload_level=0,
         num_instances=2,
-        **parts,
+        low=low,
+        medium=medium,
     )
     assert total_load([busy]) == busy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -26,18 +25,28 @@ class Fate:
     region: str = ""
     spilled: str = ""
     placed_at: float | None = None
+    began_at: float | None = None
+    """When it first had a place on its replica."""
+    left_s: float = 0.0
+    """What it still needs of one."""
     refused_at: float | None = None
     error: OutriderError | None = None
 
     @property
     def wait_s(self) -> float:
-        """In the queue; infinite for one that was refused."""
-        return float("inf") if self.placed_at is None else self.placed_at - self.came_at
+        """Until it had a place; infinite for one that was refused."""
+        return float("inf") if self.began_at is None else self.began_at - self.came_at
+
+    @property
+    def priority(self) -> Priority:
+        """The class it asked for."""
+        return self.arrival.priority or Priority.MEDIUM
 
 
 @dataclass
 class Mesh:
-    """Regions with places, each session keeping one for about `service_s`."""
+    """Regions with places, each session needing one for about `service_s`. Higher classes have
+    them first, and those of lower ones that make way go on later."""
 
     admission: Admission
     places: dict[str, int]
@@ -46,11 +55,10 @@ class Mesh:
     now: float = 0.0
     fates: dict[int, Fate] = field(default_factory=dict)
     scout: FakeScout = field(init=False)
-    _running: dict[str, int] = field(init=False)
-    _ends: list[tuple[float, int, str]] = field(default_factory=list)
+    _there: dict[str, list[Fate]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._running = dict.fromkeys(self.places, 0)
+        self._there = {name: [] for name in self.places}
         self.scout = FakeScout({name: Region() for name in self.places})
         self._see()
 
@@ -87,10 +95,13 @@ class Mesh:
         self.now = at
 
     def _step(self) -> None:
-        while self._ends and self._ends[0][0] <= self.now:
-            _, session, region = heapq.heappop(self._ends)
-            self._running[region] -= 1
-            self.admission.leave(session, 40, self.now)
+        for name, there in self._there.items():
+            there.sort(key=lambda fate: -fate.priority)
+            for fate in there[: self.places[name]]:
+                fate.left_s -= STEP_S
+                if fate.left_s <= 0.0:
+                    self.admission.leave(fate.arrival.session, 40, self.now)
+            self._there[name] = [fate for fate in there if fate.left_s > 0.0]
         self._see()
         self.admission.expire(self.now)
         self._take_refused()
@@ -99,14 +110,10 @@ class Mesh:
             self._place(self.fates[turn.session], turn.outcome)
 
     def _place(self, fate: Fate, route: Route) -> None:
-        region = fate.region = route.sight.region
+        fate.region = route.sight.region
         fate.placed_at, fate.spilled = self.now, route.spilled
-        self._running[region] += 1
-        # Those beyond the places start when the ones before them end.
-        excess = max(0, self._running[region] - self.places[region])
-        length = 0.5 + fate.arrival.session * 7919 % 101 / 101
-        lasts_s = self.service_s * (length + excess / self.places[region])
-        heapq.heappush(self._ends, (self.now + lasts_s, fate.arrival.session, region))
+        fate.left_s = self.service_s * (0.5 + fate.arrival.session * 7919 % 101 / 101)
+        self._there[fate.region].append(fate)
         self._see()
 
     def _take_refused(self) -> None:
@@ -117,8 +124,16 @@ class Mesh:
 
     def _see(self) -> None:
         for name, places in self.places.items():
-            excess = max(0, self._running[name] + 1 - places)
+            there = self._there[name]
+            there.sort(key=lambda fate: -fate.priority)
+            for fate in there[:places]:
+                if fate.began_at is None:
+                    fate.began_at = self.now
+            excess = [
+                max(0, sum(fate.priority >= priority for fate in there) + 1 - places)
+                for priority in Priority
+            ]
             self.scout.fleet[name] = Region(
-                backlog_ms=excess * self.service_s * 1000.0 / places,
+                backlogs_ms=tuple(count * self.service_s * 1000.0 / places for count in excess),
                 rtt_ms=self.rtt_ms.get(name, 1.0),
             )

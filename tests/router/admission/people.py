@@ -53,7 +53,7 @@ def arrival(
     """A session that asks to be let in."""
     return Arrival(
         session=session,
-        request=replace(REQUEST, model=model),
+        request=replace(REQUEST, model=model, priority=priority or Priority.MEDIUM),
         max_tokens=max_tokens,
         tenant=tenant,
         priority=priority,
@@ -64,9 +64,11 @@ def arrival(
 
 @dataclass
 class Region:
-    """A region's best replica, as placement would see it."""
+    """A region's only replica, as placement would see it."""
 
     backlog_ms: float = 0.0
+    backlogs_ms: tuple[float, ...] = ()
+    """The same for LOW, MEDIUM and HIGH sessions, where it is not the same."""
     rtt_ms: float = 1.0
     prefill_ms: float = 20.0
     is_full: bool = False
@@ -93,19 +95,22 @@ class FakeScout:
         free = {name: region for name, region in up.items() if not region.is_full}
         if not free:
             raise OverloadedError("full")
-        return min((_sight(*entry) for entry in free.items()), key=lambda sight: sight.ttft_ms)
+        sights = [_sight(*entry, request.priority) for entry in free.items()]
+        best = min(sights, key=lambda sight: sight.ttft_ms)
+        return replace(best, least_backlog_ms=min(one.least_backlog_ms for one in sights))
 
     def _allowed(self, request: Request) -> tuple[str, ...]:
         return tuple(n for n in self.fleet if not request.residency or n in request.residency)
 
 
-def _sight(name: str, region: Region) -> Sight:
+def _sight(name: str, region: Region, priority: int) -> Sight:
+    backlog_ms = region.backlogs_ms[priority - 1] if region.backlogs_ms else region.backlog_ms
     wait = Wait(
         rtt_ms=region.rtt_ms,
         place_ms=0.0,
-        queue_ms=region.backlog_ms,
+        queue_ms=backlog_ms,
         transfer_ms=0.0,
         prefill_ms=region.prefill_ms,
     )
     decision = Decision(Candidate(f"{name}-0", name, wait, 0), None, (), 1)
-    return Sight(name, wait.total_ms, region.backlog_ms, region.rtt_ms, decision)
+    return Sight(name, wait.total_ms, backlog_ms, region.rtt_ms, decision)

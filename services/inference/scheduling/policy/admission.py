@@ -23,7 +23,7 @@ class Admission:
         self._limits = limits
         self._roster = roster
         self._cost = cost
-        self._forecast = Forecast(limits, cost)
+        self.forecast = Forecast(limits, cost)
         self._overload = Overload()
 
     @property
@@ -44,7 +44,7 @@ class Admission:
     def check_time(self, session: Session, cached: int, now: float) -> None:
         """Raises DeadlineError or OverloadedError for a session that would start too late;
         `cached` tokens of it need no computing. One that goes on elsewhere has started."""
-        if self._forecast.is_late(session, now, cached):
+        if self.forecast.is_late(session, now, cached):
             raise DeadlineError(
                 "not even alone could the session have its first token before its deadline; "
                 "leave it more time, or shorten the prompt"
@@ -53,7 +53,7 @@ class Admission:
         if not slo_ms or session.request.resume:
             return
         ahead = ahead_of(self._roster, session.priority, session.rank)
-        ttft_ms = self._forecast.ttft_ms(len(session.ids) - cached, ahead)
+        ttft_ms = self.forecast.ttft_ms(len(session.ids) - cached, ahead)
         if ttft_ms > slo_ms:
             raise OverloadedError(
                 f"the first token would come after about {ttft_ms:.0f} ms, and this replica "
@@ -63,11 +63,11 @@ class Admission:
 
     def is_late(self, session: Session, now: float, cached: int = 0) -> bool:
         """Whether its deadline comes before its next token can, though it were alone."""
-        return self._forecast.is_late(session, now, cached)
+        return self.forecast.is_late(session, now, cached)
 
     def stayed(self, ms: float) -> None:
         """A session ended that had kept a place for so long."""
-        self._forecast.stayed(ms)
+        self.forecast.stayed(ms)
 
     def update(self, rank: tuple[float, int], now: float) -> Level:
         """The level of overload from now on; `rank` is that of a MEDIUM session that came now."""
@@ -82,7 +82,7 @@ class Admission:
         slo_ms = self._limits.slo_ttft_medium_ms
         if slo_ms:
             ahead = ahead_of(self._roster, Priority.MEDIUM, rank)
-            pressure = max(pressure, self._forecast.ttft_ms(1, ahead) / slo_ms)
+            pressure = max(pressure, self.forecast.ttft_ms(1, ahead) / slo_ms)
         return pressure
 
 

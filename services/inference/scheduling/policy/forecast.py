@@ -36,7 +36,7 @@ def ahead_of(roster: Roster, priority: Priority, rank: tuple[float, int]) -> Ahe
     return Ahead(
         num_sessions=len(sessions),
         num_vacant=roster.num_vacant(priority),
-        prompt_tokens=sum(session.num_missing for session in (*sessions, *prompts)),
+        prompt_tokens=sum(session.num_uncached for session in (*sessions, *prompts)),
         num_replying=sum(session.state is State.DECODING for session in roster.running),
     )
 
@@ -47,19 +47,20 @@ class Forecast:
     def __init__(self, limits: SchedulerLimits, cost: CostModel) -> None:
         self._limits = limits
         self._cost = cost
-        self._stay_ms = 0.0
+        self.stay_ms = 0.0
+        """Mean time for which a session keeps its place; 0.0 before any ended."""
 
     def stayed(self, ms: float) -> None:
         """A session ended that had kept a place for so long."""
-        first = self._stay_ms == 0.0
-        self._stay_ms += (ms - self._stay_ms) * (1.0 if first else _SMOOTHING)
+        first = self.stay_ms == 0.0
+        self.stay_ms += (ms - self.stay_ms) * (1.0 if first else _SMOOTHING)
 
     def ttft_ms(self, num_tokens: int, ahead: Ahead) -> float:
         """First token of a session that has num_tokens to compute. Places come free one by one,
         over the time that a session keeps one; before any did, they cost nothing. Meanwhile the
         prompts ahead are computed."""
         excess = max(0, ahead.num_sessions + 1 - ahead.num_vacant)
-        place_ms = excess * self._stay_ms / self._limits.max_sessions
+        place_ms = excess * self.stay_ms / self._limits.max_sessions
         ahead_ms = self._prefill_ms(ahead.prompt_tokens, ahead.num_replying)
         return max(place_ms, ahead_ms) + self._prefill_ms(num_tokens, ahead.num_replying)
 

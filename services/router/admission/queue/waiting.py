@@ -39,7 +39,7 @@ class Pool:
         """Whose turn it is, line by line, each with the line whose room it may use."""
         aged = self._aged(now)
         if aged is not None:
-            yield aged, Lane.HIGH
+            yield aged, Lane.STARTED
         for lane, queue in self.lanes.items():
             head = queue.peek()
             if head is not None and head is not aged:

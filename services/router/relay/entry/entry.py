@@ -29,6 +29,10 @@ _LACKS: Final = frozenset({"queue", "slo", "shed"})
 _PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
 
 
+LOOK_S: Final = 0.005
+"""Least time between two looks at the fleet for the sake of a report."""
+
+
 class Entry:
     """Lets sessions in, for the switch to carry out. Endings are sessions to end, and why."""
 
@@ -49,11 +53,19 @@ class Entry:
         self._conductor = conductor
         self._waiting: dict[int, Session[Up]] = {}
         self._is_draining = False
+        self._looked_at = 0.0
 
     @property
     def num_waiting(self) -> int:
         """Sessions in the queue."""
         return len(self._waiting)
+
+    def is_due(self, now: float) -> bool:
+        """Whether those in the queue should look again after a report: reports of a large fleet
+        come faster than looks are worth."""
+        is_due = bool(self._waiting) and now - self._looked_at >= LOOK_S
+        self._looked_at = now if is_due else self._looked_at
+        return is_due
 
     def waiting(self) -> list[Request]:
         """What those in the queue want."""

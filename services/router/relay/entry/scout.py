@@ -58,7 +58,7 @@ class FleetScout:
         return Sight(
             region=decision.region,
             ttft_ms=wait.total_ms,
-            backlog_ms=wait.place_ms + wait.queue_ms,
+            least_backlog_ms=decision.least_backlog_ms,
             rtt_ms=wait.rtt_ms,
             decision=decision,
         )

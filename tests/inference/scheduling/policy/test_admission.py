@@ -110,7 +110,7 @@ def test_forecasts_hold() -> None:
             return predicted
 
     driver = Arrivals(OPTIONS, replace(LIMITS, slo_ttft_medium_ms=1e9))
-    driver.scheduler._admission._forecast = Watching(driver.limits, driver.scheduler._cost)
+    driver.scheduler._admission.forecast = Watching(driver.limits, driver.scheduler._cost)
     driver.play([(100.0 + 0.2 * number, numbered(number)) for number in range(1, 61)])
     late = range(20, 61)
     got = sum(driver.ttfts_ms(late))

@@ -11,10 +11,18 @@ from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.conductor.conductor import Fleet, Post
 from services.router.fleet.load import Load
+from services.router.relay.entry.entry import LOOK_S
 from services.router.relay.lifecycle import State
 from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, opening, reasons
 
-FULL = Load(running_sessions=8, queued_sessions=8, fixed_ms=10.0, row_ms=1.0, max_sessions=8)
+FULL = Load(
+    running_sessions=8,
+    queued_sessions=8,
+    fixed_ms=10.0,
+    row_ms=1.0,
+    max_sessions=8,
+    stay_ms=9000.0,
+)
 IDLE = Load(fixed_ms=10.0, row_ms=1.0, max_sessions=8)
 TENANTS = (
     TenantPolicy("poor", "economy", max_sessions=1),
@@ -48,6 +56,22 @@ def state(mesh: Mesh, edge: int, number: int = 1) -> State:
     session = mesh.table.of_edge(edge, number)
     assert session is not None
     return session.state
+
+
+async def test_a_report_lets_who_waits_look_again_but_not_every_report_does(mesh: Mesh) -> None:
+    mesh.switch.reported(mesh.clock())
+    assert mesh.num_hurries == 0, "nobody waits"
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    for _ in range(3):
+        report(mesh, "near", IDLE)
+        mesh.switch.reported(mesh.clock())
+    assert mesh.num_hurries == 1
+    mesh.clock.advance(2 * LOOK_S)
+    mesh.switch.reported(mesh.clock())
+    assert mesh.num_hurries == 2
+    mesh.switch.go_on(mesh.clock())
+    assert state(mesh, edge) is State.OPENING
 
 
 async def test_a_session_waits_for_room_with_its_drafts(mesh: Mesh) -> None:

@@ -31,7 +31,7 @@ def scout(*rows: Any, region: str = "us", asked: list[Request] | None = None) ->
     def decide(request: Request, now: float) -> Decision:
         if asked is not None:
             asked.append(request)
-        return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1)
+        return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5)
 
     found = FleetScout(decide, 5.0, region)
     found.survey(rows)
@@ -61,6 +61,7 @@ def test_what_placement_says_is_seen_in_terms_of_admission() -> None:
     asked: list[Request] = []
     found = scout(asked=asked)
     sight = found.look(REQUEST, ("eu", "ap"), 1.0)
-    assert (sight.region, sight.ttft_ms, sight.backlog_ms, sight.rtt_ms) == ("eu", 98.0, 3.0, 90.0)
+    assert (sight.region, sight.ttft_ms, sight.rtt_ms) == ("eu", 98.0, 90.0)
+    assert sight.least_backlog_ms == 2.5
     found.look(replace(REQUEST, residency=("us",)), (), 1.0)
     assert [request.residency for request in asked] == [("eu", "ap"), ("us",)]
