@@ -84,6 +84,11 @@ class PromptTooLongError(InvalidRequestError):
 
     reason = "PROMPT_TOO_LONG"
 
+    @classmethod
+    def of(cls, num_tokens: int, longest: int) -> PromptTooLongError:
+        """For a prompt of so many tokens, where at most `longest` fit."""
+        return cls(f"the prompt has {num_tokens} tokens, at most {longest} fit; shorten it")
+
 
 class MalformedFrameError(InvalidRequestError):
     """Bytes that are no frame of this protocol, or a frame that is out of place."""

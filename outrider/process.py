@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -58,10 +59,18 @@ async def _run(serve: Serve[C], config: C, ready_file: Path | None) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
     def ready(ports: Ports) -> None:
+        settle()
         if ready_file is not None:
             write_ports(ready_file, ports)
 
     await serve(config, ready=ready, stop=stop)
+
+
+def settle() -> None:
+    """What a service has loaded stays: full collections need not look at it any more, which would
+    hold its event loop for 50 to 100 ms each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def write_ports(path: Path, ports: Ports) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 
 from bench.harness.figures import parser, start
-from bench.tokenizer import lag, latency, replay
+from bench.tokenizer import latency, replay
+from bench.tokenizer.stalls import front, processes
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
@@ -21,7 +22,8 @@ def main() -> int:
     backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
     num_wrong = latency.measure(run, vocabulary)
     num_wrong += replay.measure(run, vocabulary, backends)
-    lag.measure(run, vocabulary, backends)
+    front.measure(run, vocabulary, backends)
+    processes.measure(run, backends[-1].name)
     run.figures["differences"] = num_wrong
     run.finish()
     return 1 if num_wrong else 0

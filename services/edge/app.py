@@ -209,7 +209,11 @@ def _front(
             num_processes=config.tokenizer_processes,
             cache_bytes=config.tokenizer_cache_bytes,
         )
-    policy = FrontPolicy(num_workers=config.tokenizer_workers, max_queued=config.tokenizer_queue)
+    policy = FrontPolicy(
+        num_workers=config.tokenizer_workers,
+        max_queued=config.tokenizer_queue,
+        max_tokens=config.max_context_tokens - 1,
+    )
     scope = None if config.isolate_chats else ANYONE
     return Front(encoder, policy, scope=scope, record=counted.record, spill=spill)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,8 @@ from services.tokenizer.parts.detokenizing import Detokenizing
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
 from services.tokenizer.service import Counts, TokenizerService, TokenizerWorkService
-from services.tokenizer.vocabularies import Caches, Vocabularies
+from services.tokenizer.sharing import shared_tokens
+from services.tokenizer.vocabularies import Caches, Share, Vocabularies
 from services.tokenizer.workers import Workers
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
@@ -50,11 +51,15 @@ async def serve(
     """
     configure_logging("tokenizer", config.log_level)
     configure_tracing("tokenizer")
-    metrics = Metrics("tokenizer")
-    workers = Workers(config.threads, config.max_pending)
-    try:
+    with ExitStack() as last:
+        last.callback(shutdown_tracing)
+        metrics = Metrics("tokenizer")
+        last.callback(metrics.close)
+        share = last.enter_context(shared_tokens(config, metrics.registry))
+        workers = Workers(config.threads, config.max_pending)
+        last.callback(workers.close)
         if vocabularies is None:
-            vocabularies = await asyncio.to_thread(_load, config)
+            vocabularies = await asyncio.to_thread(_load, config, share)
         counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
         async with (
             long_texts(config, vocabularies, metrics) as texts,
@@ -64,19 +69,15 @@ async def serve(
             if ready:
                 ready(ports)
             await (stop or asyncio.Event()).wait()
-    finally:
-        workers.close()
-        metrics.close()
-        shutdown_tracing()
 
 
-def _load(config: TokenizerConfig) -> Vocabularies:
+def _load(config: TokenizerConfig, share: Share | None) -> Vocabularies:
     before = (entry.partition("=") for entry in config.replaced)
     return Vocabularies.load(
         config.models,
         ModelStore(config.model_store or default_root()),
         backend=config.backend,
-        caches=Caches(own=CachePolicy(max_bytes=config.cache_bytes)),
+        caches=Caches(CachePolicy(max_bytes=config.cache_bytes), share),
         replaced=[(model, Path(folder)) for model, _, folder in before],
     )
 

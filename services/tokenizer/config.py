@@ -20,6 +20,8 @@ _POSITIVE = (
     "window_parts",
     "worker_silent_s",
     "part_slow_s",
+    "shared_cache_timeout_ms",
+    "shared_cache_ttl_s",
 )
 
 
@@ -43,6 +45,18 @@ class TokenizerConfig:
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     cache_bytes: int = 64 << 20
     """Memory of each vocabulary's cache of texts; 0: none is kept."""
+    shared_cache: str = ""
+    """Redis that tokenizers share, as redis://HOST:PORT/DATABASE; empty: none. It may be slow, full
+    or gone at any time. Only texts of requests with a cache salt are shared."""
+    shared_cache_key: str = ""
+    """A secret, the same in all of them: without it nobody can tell what is kept, or write it."""
+    shared_cache_timeout_ms: float = 5.0
+    """Nobody waits longer for it."""
+    shared_cache_min_chars: int = 0
+    """A shorter text is encoded sooner than it is found; 0: 8,192 with a fast package, 1,024 with
+    `tokenizers`."""
+    shared_cache_ttl_s: int = 86_400
+    """What was not written anew for so long is forgotten there."""
     replaced: tuple[str, ...] = ()
     """Vocabularies that models had before, as MODEL=FOLDER, served beside the current ones to those
     who ask for their digest, while nodes are replaced one after another."""
@@ -88,6 +102,8 @@ class TokenizerConfig:
                 raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
+        if self.shared_cache and not self.shared_cache_key:
+            raise ConfigError("shared_cache_key is empty: set the same secret in all tokenizers.")
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")

@@ -19,6 +19,9 @@ from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.front.cache import CachePolicy
 from outrider.tokenization.front.encoder import CachingEncoder, SharedTokens
 
+Share = Callable[[Vocabulary, Guarded], SharedTokens]
+"""Makes what a vocabulary shares with other processes, of what its backend gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caches:
@@ -26,8 +29,7 @@ class Caches:
 
     own: CachePolicy = field(default_factory=CachePolicy)
     """In this process, for each vocabulary."""
-    shared: Callable[[TokenCoder, bytes], SharedTokens] | None = None
-    """Makes what a vocabulary, told by its coder and digest, shares with other processes."""
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ class Served:
         digest = vocabulary.digest
         coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
         caches = caches or Caches()
-        shared = caches.shared(coder, digest) if caches.shared else None
         guarded = backend or choose(vocabulary, REFERENCE)
+        shared = caches.share(vocabulary, guarded) if caches.share else None
         encoder = CachingEncoder(vocabulary, guarded, caches.own, shared)
         return cls(model, vocabulary, coder, encoder)
 

@@ -52,9 +52,9 @@ class TokenizerUnderTest:
 
 @asynccontextmanager
 async def running_tokenizer(
-    vocabulary: Vocabulary | Vocabularies, **settings: Any
+    vocabulary: Vocabulary | Vocabularies | None, **settings: Any
 ) -> AsyncIterator[TokenizerUnderTest]:
-    """A service through its own `serve`, stopped at the end."""
+    """A service through its own `serve`, stopped at the end. None: it loads its vocabularies."""
     quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
     config = TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):

@@ -51,13 +51,14 @@ class Draft:
 
 
 class SharedTokens(Protocol):
-    """Ids that several processes know, or their caches would. Thread-safe; does not raise."""
+    """Ids that several processes know together, by the package that made them. Thread-safe; does
+    not raise."""
 
-    def get(self, texts: Sequence[str], scope: bytes) -> list[array[int] | None]:
+    def get(self, texts: Sequence[str], scope: bytes, maker: str) -> list[array[int] | None]:
         """What is known of each of `texts`. May take milliseconds."""
 
-    def put(self, text: str, ids: array[int], scope: bytes) -> None:
-        """Tell the others; takes no time."""
+    def put(self, text: str, ids: array[int], scope: bytes, maker: str) -> None:
+        """Tell the others, without waiting for them."""
 
 
 class CachingEncoder:
@@ -137,15 +138,19 @@ class CachingEncoder:
         if self._shared is None or draft.scope is None or not draft.missing_chars:
             return {}
         texts = [part[0] for part in draft.parts if isinstance(part, tuple)]
-        known = zip(texts, self._shared.get(texts, draft.scope), strict=True)
+        epoch, maker = self.backend.epoch, self.backend.name
+        known = zip(texts, self._shared.get(texts, draft.scope, maker), strict=True)
         found = {text: ids for text, ids in known if ids is not None}
         with self._lock:
+            self._forget_if_stale()
+            if epoch != self._epoch:
+                return {}
             for text, ids in found.items():
                 self._cache.put(text, ids, draft.scope)
         return found
 
     def _encode(self, text: str, scope: Scope) -> array[int]:
-        epoch = self.backend.epoch
+        epoch, maker = self.backend.epoch, self.backend.name
         ids = self.backend.encode(text)
         if scope is None:
             return ids
@@ -155,7 +160,7 @@ class CachingEncoder:
             if is_current:
                 self._cache.put(text, ids, scope)
         if is_current and self._shared is not None:
-            self._shared.put(text, ids, scope)
+            self._shared.put(text, ids, scope, maker)
         return ids
 
     def _forget_if_stale(self) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
 from outrider.models.chat import Message
 from outrider.tokenization.front.encoder import ANYONE, CachingEncoder, Scope
 from outrider.tokenization.front.job import Job, Layer, Outcome
@@ -50,6 +50,9 @@ class FrontPolicy:
     """...and those that the reference encodes there."""
     max_local_chars: int = 8192
     """A chat of at most so many characters is encoded in the event loop as the last resort."""
+    max_tokens: int = 1 << 30
+    """A longer prompt is refused: its ids are counted, and never become Python objects, which
+    collections of garbage would look at one by one."""
 
 
 class Spill(Protocol):
@@ -189,7 +192,10 @@ class Front:
     def _encode(self, job: Job, *, may_wait: bool) -> Outcome:
         try:
             draft = job.draft or self.encoder.begin(job.messages, self._scope)
-            return as_tuple(self.encoder.finish(draft, may_wait=may_wait))
+            ids = self.encoder.finish(draft, may_wait=may_wait)
+            if len(ids) > self._policy.max_tokens:
+                return PromptTooLongError.of(len(ids), self._policy.max_tokens)
+            return as_tuple(ids)
         except OutriderError as error:
             return error
         except Exception as failure:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aioquic.asyncio.server import QuicServer, serve
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
 
@@ -18,6 +17,7 @@ from outrider.errors import ConfigError, DrainingError
 from services.edge.parts import EdgeParts
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.early import EarlyRoom
+from services.edge.quic.server import FairServer
 from services.edge.quic.tickets import TicketStore
 
 
@@ -53,7 +53,7 @@ class Listener:
         self.draining = False
         self.early_room = EarlyRoom(max(MAX_EARLY_BYTES, limits.max_frame_bytes))
         self._connections: set[EdgeConnection] = set()
-        self._server: QuicServer | None = None
+        self._server: FairServer | None = None
         self._tickets = TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
@@ -61,21 +61,21 @@ class Listener:
         configuration = self._configuration(certificate, key)
         tickets = self._tickets if self.limits.early_data else None
         try:
-            self._server = await serve(
-                host,
-                port,
-                configuration=configuration,
-                create_protocol=partial(EdgeConnection, listener=self),
-                retry=self.limits.validate_addresses,
-                session_ticket_fetcher=None if tickets is None else tickets.take,
-                session_ticket_handler=None if tickets is None else tickets.add,
+            transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: FairServer(
+                    configuration=configuration,
+                    create_protocol=partial(EdgeConnection, listener=self),
+                    retry=self.limits.validate_addresses,
+                    session_ticket_fetcher=None if tickets is None else tickets.take,
+                    session_ticket_handler=None if tickets is None else tickets.add,
+                ),
+                local_addr=(host, port),
             )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on UDP {host}:{port} ({error}); set another port, or 0 for any"
             ) from error
-        assert self._server._transport is not None
-        return int(self._server._transport.get_extra_info("sockname")[1])
+        return int(transport.get_extra_info("sockname")[1])
 
     def _configuration(self, certificate: Path, key: Path) -> QuicConfiguration:
         configuration = QuicConfiguration(

@@ -132,9 +132,7 @@ class ChatSession:
     def _prompt(self, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
-            raise PromptTooLongError(
-                f"the prompt has {len(item.ids)} tokens, at most {longest} fit; shorten it"
-            )
+            raise PromptTooLongError.of(len(item.ids), longest)
         self._prompt_ids, self._num_prompt_tokens = item.ids, len(item.ids)
         return [*self._open(item.ids, now), self._accepted(), *self._resumed]
 

@@ -1,0 +1,1 @@
+"""Bulk tokenization: `outrider tokenize` with its shards written, beside the packages alone."""

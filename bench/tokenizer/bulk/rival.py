@@ -1,0 +1,99 @@
+"""One package alone, in a process of its own: documents in memory, ids dropped, cold caches.
+
+    python -m bench.tokenizer.bulk.rival PACKAGE WAY PARQUET MAX_MB
+
+prints MB of text per second. The number of threads is RAYON_NUM_THREADS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.packages import Fastokens, Splintr, make
+
+Encode = Callable[[list[str]], object]
+
+WAYS: Final = (
+    (REFERENCE, "encode_batch_fast of 512"),
+    *((package, way) for package in (Splintr.name, Fastokens.name) for way in ("one call", "of 64", "threads")),
+)
+"""Packages, and ways to give them all documents; the last leaves the threads to Python."""
+
+
+def rate(package: str, way: str, documents: Path, max_mb: int, num_threads: int) -> float:
+    """MB of text per second of one package, used in one way."""
+    own = 1 if way == "threads" else num_threads
+    command = [sys.executable, "-m", __name__, package, way, str(documents), str(max_mb)]
+    environment = {
+        **os.environ,
+        "RAYON_NUM_THREADS": str(own),
+        "TOKENIZERS_PARALLELISM": "true",
+        "RIVAL_THREADS": str(num_threads),
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def _encoder(package: str) -> Encode:
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    if package == REFERENCE:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
+        return lambda texts: tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    backend: Any = make(package, vocabulary)
+    native = backend._tokenizer  # without our look at the bytes: its raw speed
+    return lambda texts: native.encode_batch_flat(texts)
+
+
+def _documents(path: str, max_bytes: int) -> tuple[list[str], int]:
+    import pyarrow.parquet as pq
+
+    texts: list[str] = []
+    size = 0
+    for text in pq.read_table(path).column("text").to_pylist():
+        size += len(text.encode())
+        if size > max_bytes:
+            return texts, size - len(text.encode())
+        texts.append(text)
+    return texts, size
+
+
+def _all(encode: Encode, way: str, texts: list[str], num_threads: int) -> None:
+    if way == "one call":
+        encode(texts)
+    elif way == "threads":
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(lambda batch: (encode(batch), None)[1], _batches(texts, 16)))
+    else:
+        for batch in _batches(texts, int(way.rpartition(" ")[2])):
+            encode(batch)
+
+
+def _batches(texts: list[str], count: int) -> list[list[str]]:
+    return [texts[at : at + count] for at in range(0, len(texts), count)]
+
+
+def main() -> None:
+    package, way, path, max_mb = sys.argv[1:]
+    encode = _encoder(package)
+    texts, num_bytes = _documents(path, int(max_mb) << 20)
+    encode(["warm"])
+    begin = time.perf_counter()
+    _all(encode, way, texts, int(os.environ["RIVAL_THREADS"]))
+    print(num_bytes / 1e6 / (time.perf_counter() - begin))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The tokenizer service and the edge as processes: how late their loops are, and short chats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bench.harness.figures import Run, quantile
+from bench.harness.local_mesh import local_mesh
+from bench.tokenizer.stalls import edge, service
+from bench.tokenizer.stalls.probe import LOAD_NICENESS, Watched, client, watched
+
+WARM_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one phase showed."""
+
+    lag_ms: list[float]
+    chat_ms: list[float]
+    num_long: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Who asks: `more` are the arguments behind the port."""
+
+    short_chats: Callable[..., Any]
+    long_prompts: Callable[..., Any]
+    more: tuple[Any, ...] = ()
+
+
+def measure(run: Run, backend: str) -> None:
+    """Adds the table and figures."""
+    table = run.table(
+        "Event loop of a process, and a 20-token chat's answer, without load and while "
+        "100,000-token prompts saturate it (ms)",
+        *("process", "load", "loop lag p50", "p99", "max", "chat p50", "p99", "prompts/s"),
+    )
+    seconds = 3.0 if run.quick else 15.0
+    for name, phases in (
+        ("tokenizer", _tokenizer(backend, seconds)),
+        ("edge", _edge(backend, seconds)),
+    ):
+        for load, seen in zip(("none", "full"), phases, strict=True):
+            lag, chat = seen.lag_ms, seen.chat_ms
+            cells = quantile(lag, 0.5), quantile(lag, 0.99), max(lag)
+            chats = quantile(chat, 0.5), quantile(chat, 0.99)
+            table.add(name, load, *cells, *chats, seen.num_long / seen.seconds)
+        idle, full = phases
+        ratio = quantile(full.chat_ms, 0.99) / quantile(idle.chat_ms, 0.99)
+        run.figures[f"{name}_loop_lag_ms_p99"] = round(quantile(full.lag_ms, 0.99), 3)
+        run.figures[f"{name}_loop_lag_ms_max"] = round(max(full.lag_ms), 3)
+        run.figures[f"{name}_short_chat_p99_ratio"] = round(ratio, 3)
+
+
+def _tokenizer(backend: str, seconds: float) -> list[Seen]:
+    with watched(service.serving, backend) as watching:
+        return _both(watching, Clients(service.short_chats, service.long_prompts), seconds)
+
+
+def _edge(backend: str, seconds: float) -> list[Seen]:
+    with local_mesh(engine="fake", regions="us-east") as mesh:
+        router = mesh.address(mesh.services("router")[0]["name"])
+        with watched(edge.serving, backend, router, str(mesh.state_dir)) as watching:
+            clients = Clients(edge.short_chats, edge.long_prompts, (str(mesh.ca),))
+            return _both(watching, clients, seconds)
+
+
+def _both(watching: Watched, clients: Clients, seconds: float) -> list[Seen]:
+    port, more = watching.ports.main, clients.more
+    _short(watching, clients, WARM_S)
+    idle = _short(watching, clients, seconds)
+    with client(clients.long_prompts, port, *more[:1], niceness=LOAD_NICENESS) as load:
+        load.recv()
+        _short(watching, clients, WARM_S)
+        _drained(load)
+        full = _short(watching, clients, seconds)
+        num_long = _drained(load)
+    return [idle, Seen(full.lag_ms, full.chat_ms, num_long, seconds)]
+
+
+def _short(watching: Watched, clients: Clients, seconds: float) -> Seen:
+    with client(clients.short_chats, watching.ports.main, seconds, *clients.more) as chats:
+        watching.begin()
+        took_ms: list[float] = chats.recv()
+    return Seen(watching.lag_ms(), took_ms, 0, seconds)
+
+
+def _drained(pipe: Connection) -> int:
+    count = 0
+    while pipe.poll():
+        pipe.recv()
+        count += 1
+    return count

@@ -1,0 +1,94 @@
+"""The Redis that tokenizers may share: from settings to caches, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outrider.errors import ConfigError
+from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry import names
+from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.front.encoder import SharedTokens
+from outrider.tokenization.shared.entries import Entries
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.vocabularies import Share
+
+if TYPE_CHECKING:
+    from outrider.tokenization.shared.tokens import Line
+
+_MIN_CHARS_FAST: Final = 8192
+_MIN_CHARS_REFERENCE: Final = 1024
+"""A shorter text is encoded in less time than a question takes (`python -m bench.tokenizer`)."""
+
+
+@contextmanager
+def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Iterator[Share | None]:
+    """None if nothing is to be shared. Raises ConfigError for a URL that is none, and if the client
+    is not installed."""
+    if not config.shared_cache:
+        yield None
+        return
+    line = _line(config)
+    figures = _Figures(line)
+    registry.register(figures)
+    try:
+        yield lambda vocabulary, backend: _tokens(config, line, vocabulary, backend)
+    finally:
+        registry.unregister(figures)
+        line.close()
+
+
+def _line(config: TokenizerConfig) -> Line:
+    try:
+        from outrider.tokenization.shared.tokens import Line, SharedPolicy, connect
+    except ImportError as error:
+        raise ConfigError(
+            "shared_cache needs the Redis client: pip install 'outrider[redis]'."
+        ) from error
+    try:
+        # Each thread that tokenizes may ask at once, and one writes.
+        client = connect(
+            config.shared_cache, config.shared_cache_timeout_ms / 1e3, config.threads + 1
+        )
+    except ValueError as error:
+        raise ConfigError(f"shared_cache {config.shared_cache!r}: {error}.") from error
+    return Line(client, SharedPolicy(ttl_s=config.shared_cache_ttl_s))
+
+
+def _tokens(
+    config: TokenizerConfig, line: Line, vocabulary: Vocabulary, backend: Guarded
+) -> SharedTokens:
+    from outrider.tokenization.shared.tokens import RedisTokens
+
+    default = _MIN_CHARS_FAST if backend.is_fast else _MIN_CHARS_REFERENCE
+    entries = Entries(config.shared_cache_key, vocabulary.digest, vocabulary.size)
+    return RedisTokens(line, entries, min_chars=config.shared_cache_min_chars or default)
+
+
+class _Figures(Collector):
+    """What came of asking, read when a scrape asks."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def collect(self) -> Iterator[Metric]:
+        """What a scrape sees."""
+        figures = self._line.figures
+        texts = CounterMetricFamily(
+            names.SHARED_TEXTS, "texts by what came of them", labels=["outcome"]
+        )
+        for outcome in ("asked", "found", "skipped", "damaged", "written", "dropped"):
+            texts.add_metric([outcome], getattr(figures, f"num_{outcome}"))
+        yield texts
+        yield CounterMetricFamily(
+            names.SHARED_FAILURES, "questions that failed or took too long", figures.num_failures
+        )
+        is_up = 0 if figures.is_open else 1
+        yield GaugeMetricFamily(names.SHARED_UP, "whether it is asked at all", is_up)
