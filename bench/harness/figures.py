@@ -53,12 +53,19 @@ def median(samples: Sequence[float]) -> float:
     return quantile(samples, 0.5)
 
 
+_STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
+"""Two-sided 95 % quantiles, by degrees of freedom from 1 on (Student, 1908)..."""
+_NORMAL = 2.0
+"""...and what more come to, rounded up."""
+
+
 def mean_ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean of positive ratios, and its 95 % interval (normal, over logarithms);
+    """The geometric mean of positive ratios, and its 95 % interval (Student's t, over logarithms);
     everything, for one ratio alone. Raises statistics.StatisticsError for none."""
     logs = [math.log(ratio) for ratio in ratios]
-    mean = fmean(logs)
-    error = 1.96 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    mean, free = fmean(logs), len(logs) - 1
+    factor = _STUDENT_T[free - 1] if free <= len(_STUDENT_T) else _NORMAL
+    error = factor * stdev(logs) / math.sqrt(len(logs)) if free else math.inf
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from bench.harness.figures import median
 from bench.wan.plan import PLAIN, Cell, Scheme
@@ -75,7 +76,7 @@ class Results:
         self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
     ) -> list[float]:
         """Pace of final tokens over the other scheme's, chat by chat, where both had it; above 1
-        is faster."""
+        is faster. Of chats at once, batch by batch: they share one fate."""
         return list(self._ratios(scheme, where, over, lambda sample: sample.token_ms))
 
     def whole_ratios(
@@ -92,10 +93,11 @@ class Results:
         duration: Callable[[Sample], float | None],
     ) -> Iterator[float]:
         for batch, other in self._pairs(scheme, where, over):
-            for ours, theirs in zip(batch.samples, other.samples, strict=True):
-                mine, base = duration(ours), duration(theirs)
-                if mine and base:
-                    yield base / mine
+            pairs = zip(batch.samples, other.samples, strict=True)
+            times = [(duration(theirs), duration(ours)) for ours, theirs in pairs]
+            ratios = [base / mine for base, mine in times if base and mine]
+            if ratios:
+                yield geometric_mean(ratios)
 
     def _pairs(self, scheme: Scheme, where: Where, over: Scheme) -> Iterator[tuple[Batch, Batch]]:
         """The same chats by both schemes."""

@@ -12,7 +12,7 @@ from bench.wan.report.figures import Model
 from bench.wan.report.results import Results, Where
 
 _ALONE = 1
-_MEAN = "geometric mean over chats (its 95 % interval)"
+_MEAN = "geometric mean over {} (its 95 % interval)"
 
 
 def add_tables(
@@ -53,9 +53,11 @@ def paces(run: Run, results: Results) -> None:
     for sessions, temperature in results.loads():
         where = {r: Where(r, sessions, temperature) for r in results.rtts_ms()}
         rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
-        chats = "one chat at a time" if sessions == _ALONE else f"{sessions} chats at once"
+        alone = sessions == _ALONE
+        chats = "one chat at a time" if alone else f"{sessions} chats at once"
+        mean = _MEAN.format("chats" if alone else "rounds")
         how = "greedy" if temperature == 0 else f"T={temperature:g}"
-        title = f"Pace of final tokens over plain streaming, {chats}, {how}, {_MEAN}"
+        title = f"Pace of final tokens over plain streaming, {chats}, {how}, {mean}"
         table = run.table(title, "scheme", *(f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms))
         for scheme in SCHEMES:
             ratios = [results.pace_ratios(scheme, where[rtt_ms]) for rtt_ms in rtts_ms]

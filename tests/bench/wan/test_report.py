@@ -99,7 +99,7 @@ def test_schemes_are_compared_chat_by_chat() -> None:
     far = Where(100.0, 1)
     assert results.pace_ratios(OURS, far) == pytest.approx([1.25])
     assert results.pace_ratios(ROUNDS, far) == pytest.approx([20 / 60])
-    assert results.pace_ratios(OURS, Where(sessions=4)) == pytest.approx([1.25] * 8)
+    assert results.pace_ratios(OURS, Where(sessions=4)) == pytest.approx([1.25] * 2)
     assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
     assert results.step_ms(Where(0.0)) == pytest.approx(20.0)
     assert results.capacity_ratio(OURS, SCHEMES[2], Where(100.0, 4)) == 2.0
