@@ -33,6 +33,7 @@ from outrider.tokenization.front.encoder import ANYONE, CachingEncoder
 from outrider.tokenization.front.front import Front, FrontPolicy
 from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.tokenization.front.processes.pool import Siblings
+from outrider.tokenization.rewriting import Rewriter
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
@@ -215,7 +216,10 @@ def _front(
         max_tokens=config.max_context_tokens - 1,
     )
     scope = None if config.isolate_chats else ANYONE
-    return Front(encoder, policy, scope=scope, record=counted.record, spill=spill)
+    rewriter = Rewriter(config.rewriting)
+    return Front(
+        *(encoder, policy), scope=scope, rewriter=rewriter, record=counted.record, spill=spill
+    )
 
 
 def reply_tools(

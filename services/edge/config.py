@@ -12,6 +12,7 @@ from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.tokenization.backends.choice import AUTO
+from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic.listener import ListenerLimits
@@ -115,6 +116,8 @@ class EdgeConfig:
 
     max_context_tokens: int = 8192
     """Of prompt and reply; longer prompts are refused here."""
+    rewriting: RewritingPolicy = AS_IT_IS
+    """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenizer_workers: int = 2
     tokenizer_queue: int = 64
     """Prompts that may wait for a worker."""

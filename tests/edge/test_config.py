@@ -9,6 +9,7 @@ import pytest
 from outrider.config import load
 from outrider.errors import ConfigError
 from outrider.peers.targets import Lookup
+from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.session.control.controller import ControlPolicy, Uploads
 
@@ -30,6 +31,14 @@ def test_environment_and_file(tmp_path: Path) -> None:
     file.write_text('[edge]\nport = 1\nrouters = ["a:1", "b:2"]\nregion = "eu-west"\n')
     config = load(EdgeConfig, "edge", file=file, environ={"OUTRIDER_EDGE_PORT": "2"})
     assert (config.port, config.routers, config.region) == (2, ("a:1", "b:2"), "eu-west")
+
+
+def test_rewriting_is_a_table_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text('[edge]\nport = 1\n[edge.rewriting]\ntoo_long = "keep_turns"\n')
+    config = load(EdgeConfig, "edge", file=file, environ={})
+    assert config.rewriting == RewritingPolicy(too_long="keep_turns")
+    assert EdgeConfig().rewriting == RewritingPolicy()
 
 
 def test_routers_may_be_looked_up() -> None:

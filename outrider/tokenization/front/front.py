@@ -25,6 +25,7 @@ from outrider.tokenization.front.encoder import ANYONE, CachingEncoder, Scope
 from outrider.tokenization.front.job import Job, Layer, Outcome
 from outrider.tokenization.front.line import LONG_CHARS, Kind
 from outrider.tokenization.front.threads import Threads
+from outrider.tokenization.rewriting import Rewriter
 
 _CHUNK_IDS: Final = 4096
 
@@ -79,14 +80,16 @@ class Front:
         policy: FrontPolicy,
         *,
         scope: Scope = ANYONE,
+        rewriter: Rewriter | None = None,
         record: Record = lambda layer, ms: None,
         spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scope`: whose chats all of them are."""
+        """`scope`: whose chats all of them are. `rewriter`: what is done to them before."""
         self.encoder = encoder
         self._policy = policy
         self._scope = scope
+        self._rewriter = rewriter or Rewriter()
         self._record = record
         self._spill = spill
         self._clock = clock
@@ -106,6 +109,7 @@ class Front:
         chats and is given up rather than taken elsewhere. Raises OverloadedError when there is
         room nowhere.
         """
+        messages = self._rewriter.prepare(messages)
         num_chars = sum(len(message.content) for message in messages)
         long = Kind.LONG if num_chars >= LONG_CHARS else Kind.SHORT
         kind = Kind.TYPED if is_typed else long
@@ -166,7 +170,7 @@ class Front:
 
     def _is_spilt(self, job: Job) -> bool:
         return self._spill is not None and self._spill.offer(
-            job, lambda done, outcome: self._finish(done, outcome, Layer.PROCESS)
+            job, lambda done, outcome: self._finish(done, self._fit(done, outcome), Layer.PROCESS)
         )
 
     def _encode_locally(self, job: Job) -> None:
@@ -194,12 +198,26 @@ class Front:
             draft = job.draft or self.encoder.begin(job.messages, self._scope)
             ids = self.encoder.finish(draft, may_wait=may_wait)
             if len(ids) > self._policy.max_tokens:
-                return PromptTooLongError.of(len(ids), self._policy.max_tokens)
+                return self._made_shorter(job, len(ids), may_wait=may_wait)
             return as_tuple(ids)
         except OutriderError as error:
             return error
         except Exception as failure:
             return _defect(failure)
+
+    def _fit(self, job: Job, outcome: Outcome) -> Outcome:
+        """What another process found, if it is not too long."""
+        if isinstance(outcome, OutriderError) or len(outcome) <= self._policy.max_tokens:
+            return outcome
+        return self._made_shorter(job, len(outcome), may_wait=True)
+
+    def _made_shorter(self, job: Job, num_tokens: int, *, may_wait: bool) -> Outcome:
+        longest = self._policy.max_tokens
+        shorter = self._rewriter.shorter(job.messages, num_tokens, longest)
+        if shorter is None:
+            return PromptTooLongError.of(num_tokens, longest)
+        job.messages, job.draft = shorter, None
+        return self._encode(job, may_wait=may_wait)
 
 
 def _defect(failure: Exception) -> OutriderError:

@@ -1,0 +1,80 @@
+"""Chats are rewritten before they are tokenized, and again where they do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from outrider.errors import PromptTooLongError
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.choice import choose
+from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.front.front import Front, FrontPolicy
+from outrider.tokenization.front.job import Job, Outcome
+from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
+from tests.edge.live.region import small_vocabulary
+
+LONG = [Message("system", "rules"), Message("user", "x" * 500), Message("user", "why?")]
+
+
+class Elsewhere:
+    """Another process, which knows nothing of limits; it answers at once."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def offer(self, job: Job, finish: Callable[[Job, Outcome], None]) -> bool:
+        finish(job, tuple(self._vocabulary.encode_chat(job.messages)))
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def outcome(
+    chat: list[Message], policy: RewritingPolicy, *, elsewhere: bool = False
+) -> tuple[Outcome, Vocabulary]:
+    vocabulary = small_vocabulary()
+    encoder = CachingEncoder(vocabulary, choose(vocabulary, REFERENCE))
+    front = Front(
+        encoder,
+        # Without threads all of them are saturated.
+        FrontPolicy(num_workers=0 if elsewhere else 1, max_inline_chars=0, max_tokens=200),
+        rewriter=Rewriter(policy),
+        spill=Elsewhere(vocabulary) if elsewhere else None,
+    )
+    future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    front.submit(chat, future.set_result)
+    try:
+        return await future, vocabulary
+    finally:
+        front.close()
+        front.join()
+
+
+async def test_what_does_not_fit_is_refused_by_default() -> None:
+    found, _ = await outcome(LONG, RewritingPolicy())
+    assert isinstance(found, PromptTooLongError)
+    assert "tokens, at most 200 fit" in found.message
+
+
+async def test_what_does_not_fit_is_made_shorter_in_a_thread_and_elsewhere() -> None:
+    policy = RewritingPolicy(too_long="cut_middle", min_reply_tokens=20)
+    for elsewhere in (False, True):
+        found, vocabulary = await outcome(LONG, policy, elsewhere=elsewhere)
+        assert isinstance(found, tuple) and 120 < len(found) <= 200
+        text = vocabulary.decode(found)
+        assert "rules" in text and "xxx\n[...]\nxxx" in text and "why?" in text
+
+
+async def test_what_cannot_be_made_short_enough_is_refused() -> None:
+    found, _ = await outcome([Message("system", "s" * 500)], RewritingPolicy(too_long="cut_tail"))
+    assert isinstance(found, PromptTooLongError)
+
+
+async def test_a_prefix_is_in_every_prompt() -> None:
+    found, vocabulary = await outcome(LONG[2:], RewritingPolicy(system_prefix="House rules."))
+    expected = [Message("system", "House rules."), LONG[2]]
+    assert found == tuple(vocabulary.encode_chat(expected))
