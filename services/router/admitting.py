@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from outrider.telemetry.metrics import Metrics
@@ -23,6 +24,7 @@ REFUSED: Final = "outrider.router.refused"
 SPILLED: Final = "outrider.router.spilled"
 TENANT_SESSIONS: Final = "outrider.router.tenant_sessions"
 TENANT_TOKENS: Final = "outrider.router.tenant_tokens"
+TENANT_COST: Final = "outrider.router.tenant_cost"
 DESIRED: Final = "outrider.router.desired_replicas"
 SERVING: Final = "outrider.router.serving_replicas"
 LATE_SHARE: Final = "outrider.router.late_share"
@@ -49,7 +51,7 @@ class Admitting:
         registry: Registry,
         metrics: Metrics,
     ) -> None:
-        self.admission = Admission(config.admission, config.tenants)
+        self.admission = Admission(config.admission, config.tenants, config.lengths, config.prices)
         self.scout = FleetScout(dispatch.decide, config.near_ms, config.region)
         self.conductor = Conductor(config.conductor)
         self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
@@ -94,8 +96,11 @@ class Admitting:
         self._count(SPILLED, tally.spilled, ("home", "region", "cause"))
         self._count(TENANT_SESSIONS, tally.sessions, ("tenant", "outcome"))
         self._count(TENANT_TOKENS, tally.tokens, ("tenant",))
+        self._count(TENANT_COST, tally.costs, ("tenant", "model"))
 
-    def _count(self, name: str, counts: Counter[tuple[str, ...]], labels: tuple[str, ...]) -> None:
+    def _count(
+        self, name: str, counts: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
+    ) -> None:
         counter = self._metrics.counter(name)
         for values, count in counts.items():
             counter.add(count, dict(zip(labels, values, strict=True)))

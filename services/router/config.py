@@ -9,6 +9,8 @@ from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Lookup, parse
+from services.router.admission.counting.lengths import LengthPolicy
+from services.router.admission.counting.prices import Price, PriceTable
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.conductor.policy import ConductorPolicy
@@ -108,6 +110,10 @@ class RouterConfig:
     """Promises to each class of sessions (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
     """Limits of tenants; without any everybody may have everything."""
+    lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
+    """Classes by length of prompt (docs/guides/tokens.md)."""
+    prices: tuple[Price, ...] = ()
+    """What tokens cost whom (docs/guides/tokens.md)."""
     conductor: ConductorPolicy = dataclasses.field(default_factory=ConductorPolicy)
     """How many replicas a region should have."""
     seed: int = 0
@@ -183,6 +189,7 @@ class RouterConfig:
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("tenant", [tenant.name for tenant in self.tenants])
         self._check_unique("region", [region.name for region in self.regions])
+        PriceTable(self.prices)
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")

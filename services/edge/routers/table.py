@@ -144,8 +144,10 @@ class RouterTable:
     # --- sessions ---
 
     def pick(self, avoid: Collection[str] = ()) -> Router | None:
-        """The router for the next session: none of `avoid` while there is another."""
+        """The router for the next session: none of `avoid` while there is another. Where all are
+        silent, which is rather this edge's own fault or the way's, one whose stream is up."""
         able = [router for router in self if router.health.takes_sessions]
+        able = able or [router for router in self if router.state is PeerState.SUSPECT]
         others = [router for router in able if router.address not in avoid]
         if not able:
             return None

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
 from services.router.admission.choosing import Route, Scout, choose
+from services.router.admission.counting.lengths import LengthPolicy
+from services.router.admission.counting.prices import Price, PriceTable
 from services.router.admission.policy import AdmissionPolicy, Lane, Priority
 from services.router.admission.queue.drain import Drain
 from services.router.admission.queue.waiting import Pool, WaitingRoom
@@ -33,9 +35,17 @@ class Turn:
 class Admission:
     """Every session from `open` to `leave`. Verbs take `now` in seconds."""
 
-    def __init__(self, policy: AdmissionPolicy, tenants: Iterable[TenantPolicy] = ()) -> None:
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        tenants: Iterable[TenantPolicy] = (),
+        lengths: LengthPolicy | None = None,
+        prices: Iterable[Price] = (),
+    ) -> None:
         self.policy = policy
         self.tenants = Tenants(tenants)
+        self._lengths = lengths or LengthPolicy()
+        self._prices = PriceTable(prices)
         self.tally = Tally()
         self._room = WaitingRoom(policy.max_waiting, policy.ageing_s)
         self._tickets: dict[int, Ticket] = {}
@@ -57,13 +67,19 @@ class Admission:
         drain = self._drains.get(model)
         return drain.num_waiting if drain else 0
 
+    def grant(self, tenant: str, asked: Priority | None, prompt_tokens: int) -> Priority:
+        """The class that a session gets: what it asks for, as far as its tenant and the length of
+        its prompt allow."""
+        return min(self.tenants.grant(tenant, asked), self._lengths.highest(prompt_tokens))
+
     def open(self, arrival: Arrival, scout: Scout, now: float) -> Route | None:
         """Let a session in: where it goes now, or None if it waits for `wake`.
 
         Raises OverloadedError with `cause` in its metadata (tenant_sessions, tenant_tokens, queue,
         slo), InvalidRequestError, and what placement raises; then it is not counted as in.
         """
-        priority = self.tenants.grant(arrival.tenant, arrival.priority)
+        num_own = arrival.request.prompt_tokens - arrival.num_resumed
+        priority = self.grant(arrival.tenant, arrival.priority, num_own)
         try:
             ticket = self._enter(arrival, priority, now)
             try:
@@ -98,6 +114,15 @@ class Admission:
         unused, stay_s = max(0, ticket.cost_tokens - used), now - ticket.arrived_at
         self.tenants.leave(ticket.tenant, ticket.reservation, unused, stay_s, now)
         self.tally.tokens[(self.tenants.label(ticket.tenant),)] += used
+        if ticket.is_placed:
+            self._charge(ticket, used)
+
+    def _charge(self, ticket: Ticket, used: int) -> None:
+        price = self._prices.of(ticket.tenant, ticket.request.model)
+        prompt_tokens = ticket.request.prompt_tokens
+        cost = price.cost(prompt_tokens, used - prompt_tokens)
+        if cost:
+            self.tally.costs[self.tenants.label(ticket.tenant), ticket.request.model] += cost
 
     def expire(self, now: float) -> None:
         """Refuse who has waited too long; `take_refused` tells."""

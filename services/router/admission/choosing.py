@@ -54,6 +54,11 @@ class Scout(Protocol):
         """Where it may go."""
         ...
 
+    def may_return(self, request: Request) -> bool:
+        """Whether a replica that may serve it is there, though it takes no sessions just now: it is
+        silent, or on trial."""
+        ...
+
     def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
         """The best replica in these regions; none named: in any that the request allows. Raises
         what placement raises."""
@@ -76,12 +81,17 @@ def choose(
 ) -> Route | None:
     """Where a session goes now, or None: it has to wait, or had better.
 
-    `room` is the line whose room it may use. Raises what placement raises, but for OverloadedError.
+    `room` is the line whose room it may use. Raises what placement raises, but for OverloadedError,
+    and NoReplicaError only where none is about to be back.
     """
     try:
         sight = scout.look(ticket.request, (), now)
     except OverloadedError:
         return None
+    except NoReplicaError:
+        if scout.may_return(ticket.request):
+            return None  # a process that starves is silent for a while, and then goes on
+        raise
     left_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
     limit_ms = policy.backlog_ms(room)
     if sight.ttft_ms > left_ms and not sight.has_room(limit_ms):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +14,10 @@ MAX_WAITS: Final = 4096
 
 def _waits() -> deque[tuple[Priority, float]]:
     return deque(maxlen=MAX_WAITS)
+
+
+def _costs() -> defaultdict[tuple[str, ...], float]:
+    return defaultdict(float)
 
 
 @dataclass(slots=True)
@@ -30,10 +34,14 @@ class Tally:
     """By tenant's label and outcome: `admitted` or `refused`."""
     tokens: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """Tokens used, by tenant's label."""
+    costs: defaultdict[tuple[str, ...], float] = field(default_factory=_costs)
+    """What they cost, by tenant's label and model."""
 
     def take(self) -> Tally:
         """The counts; from now on they are zero."""
-        taken = Tally(self.refused, self.spilled, self.waits_ms, self.sessions, self.tokens)
+        taken = Tally(
+            *(self.refused, self.spilled, self.waits_ms, self.sessions, self.tokens, self.costs)
+        )
         self.refused, self.spilled, self.waits_ms = Counter(), Counter(), _waits()
-        self.sessions, self.tokens = Counter(), Counter()
+        self.sessions, self.tokens, self.costs = Counter(), Counter(), _costs()
         return taken

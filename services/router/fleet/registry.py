@@ -258,6 +258,12 @@ class Registry:
             tuple(codec for codec in offers[0] if all(codec in o for o in offers)) if offers else ()
         )
 
+    def longest_context(self, model: str) -> int:
+        """Most tokens of prompt and reply that a reachable replica of a model takes; 0: none has
+        said."""
+        said = (r.model.max_context_tokens for r in self if r.model and r.model.name == model)
+        return max(said, default=0)
+
     def count(self) -> dict[PeerState, int]:
         """Replicas by state, every state named."""
         states = [replica.state for replica in self]

@@ -47,6 +47,11 @@ class Replica:
         return self.health.takes_sessions
 
     @property
+    def is_ailing(self) -> bool:
+        """Whether its stream is up, and it will take sessions again if it gets well."""
+        return self.health.is_up and not (self.takes_sessions or self.is_draining)
+
+    @property
     def is_draining(self) -> bool:
         """Whether it answers, but is to get no new sessions."""
         return self.is_leaving or (self.load is not None and self.load.draining)

@@ -155,6 +155,9 @@ class Switch:
         except OutriderError as error:
             self._edges.answer(edge, number, error)
             return
+        if older := self._entry.runs.began(session):
+            gone = cancelled("The chat goes on elsewhere.")
+            self._advance(older, Input.ABORT, now, error=gone)
         opening = request.frame.open
         self._journal.opened(session.relayed, opening, now)
         opening.model = opening.model or self._default_model

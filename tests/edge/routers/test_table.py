@@ -114,6 +114,15 @@ def test_silent_stopping_and_missing_routers_get_no_sessions() -> None:
     assert it["c"].state is R
 
 
+def test_where_all_are_silent_one_whose_stream_is_up_is_better_than_none() -> None:
+    it = table(a=("x", 1.0), b=("x", 1.0))
+    it.lost("b", "reset", 1.0)
+    it.unanswered("a", 1.0)
+    assert picked(it) == "a"
+    it.expire(3.0)
+    assert picked(it) == ""
+
+
 def test_a_router_that_stays_silent_is_down() -> None:
     it = table(a=("x", 1.0))
     it.unanswered("a", 1.0)
@@ -173,6 +182,7 @@ def test_whoever_is_picked_takes_sessions_and_somebody_is_while_one_does(
             getattr(it, step)(address, now)
         it.expire(now)
         able = {router.address for router in it if router.health.takes_sessions}
+        able = able or {router.address for router in it if router.state is S}
         choice = picked(it, *avoid)
         assert choice in (able - avoid or able or {""})
     assert sum(it.count().values()) == 3

@@ -73,6 +73,8 @@ class Region:
     prefill_ms: float = 20.0
     is_full: bool = False
     is_down: bool = False
+    is_silent: bool = False
+    """Its replica is there and takes no sessions just now."""
 
 
 @dataclass
@@ -86,10 +88,17 @@ class FakeScout:
         allowed = self._allowed(request)
         return Regions(allowed[:1], allowed[1:])
 
+    def may_return(self, request: Request) -> bool:
+        return any(self.fleet[name].is_silent for name in self._allowed(request))
+
     def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
         self.looked.append(regions)
         found = {name: self.fleet[name] for name in regions or self._allowed(request)}
-        up = {name: region for name, region in found.items() if not region.is_down}
+        up = {
+            name: region
+            for name, region in found.items()
+            if not (region.is_down or region.is_silent)
+        }
         if not up:
             raise NoReplicaError("none")
         free = {name: region for name, region in up.items() if not region.is_full}

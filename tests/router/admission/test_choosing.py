@@ -68,6 +68,17 @@ def test_every_case(
 
 
 @pytest.mark.parametrize("lane", [Lane.LOW, Lane.MEDIUM, Lane.HIGH])
+def test_what_may_be_back_is_waited_for(lane: Lane) -> None:
+    silent, down = Region(is_silent=True), Region(is_down=True)
+    assert taken(silent, None, lane) == taken(silent, down, lane) == "waits"
+    assert taken(silent, FAR, lane) == "eu absent"
+    scout = FakeScout({"us": Region(is_down=True), "eu": silent})
+    request = replace(REQUEST, residency=("us",))
+    with pytest.raises(NoReplicaError):
+        choose(ticket(request=request), lane, scout, POLICY, 0.0)
+
+
+@pytest.mark.parametrize("lane", [Lane.LOW, Lane.MEDIUM, Lane.HIGH])
 def test_what_makes_way_for_a_class_does_not_hold_it_up(lane: Lane) -> None:
     behind = Region(backlogs_ms=tuple(9e9 if line < lane else 0.0 for line in (1, 2, 3)))
     request = replace(REQUEST, priority=int(lane))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from outrider.errors import DrainingError, OutriderError, OverloadedError
+from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
 from outrider.v1 import common_pb2, router_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
@@ -17,6 +17,7 @@ from services.router.fleet.registry import Registry
 from services.router.placement.request import Request
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
+from services.router.relay.entry.runs import Runs
 from services.router.relay.entry.scout import FleetScout
 from services.router.relay.lifecycle import Input
 from services.router.relay.sessions import Session, SessionTable
@@ -24,6 +25,8 @@ from services.router.relay.sessions import Session, SessionTable
 Up = router_pb2.RouteRequest
 Ending = tuple[Session[Up], OutriderError]
 
+_SHORT_TOKENS: Final = 1024
+"""Prompts that are not looked at: every replica has room for them, or says that it has not."""
 _LACKS: Final = frozenset({"queue", "slo", "shed"})
 """Causes of a refusal that more replicas would have prevented."""
 _PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
@@ -52,6 +55,7 @@ class Entry:
         self._scout = scout
         self._conductor = conductor
         self._waiting: dict[int, Session[Up]] = {}
+        self.runs = Runs()
         self._is_draining = False
         self._looked_at = 0.0
 
@@ -133,14 +137,17 @@ class Entry:
     def left(self, session: Session[Up], now: float) -> None:
         """A session ended."""
         self._waiting.pop(session.relayed, None)
+        self.runs.ended(session)
         self._admission.leave(session.relayed, session.upto, now)
 
     def _arrival(self, session: Session[Up]) -> Arrival:
-        """Raises EmptyPromptError."""
+        """Raises EmptyPromptError, PromptTooLongError."""
         assert session.open is not None, "a session that is placed has its open"
         frame = session.open.frame.open
         asked = _PRIORITIES.get(frame.priority)
-        granted = self._admission.tenants.grant(frame.tenant, asked)
+        num_prompt = frame.ids.prefix_tokens + frame.ids.tail.count
+        self._check_window(frame.model, num_prompt)
+        granted = self._admission.grant(frame.tenant, asked, num_prompt)
         frame.priority = common_pb2.Priority.ValueType(granted)
         request = self._dispatch.request_of(session)
         return Arrival(
@@ -153,6 +160,14 @@ class Entry:
             has_started=session.is_under_way,
             num_resumed=session.upto,
         )
+
+    def _check_window(self, model: str, num_prompt: int) -> None:
+        """Raises PromptTooLongError for a prompt that leaves no replica room for a reply."""
+        if num_prompt <= _SHORT_TOKENS:
+            return
+        longest = self._registry.longest_context(model)
+        if longest and num_prompt >= longest:
+            raise PromptTooLongError.of(num_prompt, longest - 1)
 
     def _go(self, session: Session[Up], route: Route, now: float) -> None:
         """Raises DeadlineError, or what `Dispatch.place` raises where the replica's buffer is full

@@ -21,14 +21,18 @@ class FleetScout:
         self._decide = decide
         self._near_ms = near_ms
         self._region = region
+        self._ailing: dict[str, set[str]] = {}
+        """By model, the regions of replicas whose stream is up but that take no sessions now."""
         self._rtt_ms: dict[str, dict[str, float]] = {}
         """By model and region, of the replicas that take sessions: the least of late, which a busy
         machine does not change."""
 
     def survey(self, replicas: Iterable[Replica]) -> None:
         """Look at the fleet anew: which regions serve which model, and how far they are."""
-        self._rtt_ms = {}
+        self._rtt_ms, self._ailing = {}, {}
         for replica in replicas:
+            if replica.is_ailing:
+                self._ailing.setdefault(replica.model_name, set()).add(replica.region)
             if replica.takes_sessions:
                 found = self._rtt_ms.setdefault(replica.model_name, {})
                 nearest = found.get(replica.region, replica.rtt.min_ms)
@@ -48,6 +52,11 @@ class FleetScout:
         limit_ms = known[allowed[0]] + self._near_ms
         near = tuple(region for region in allowed if known[region] <= limit_ms)
         return Regions(near, tuple(region for region in allowed if region not in near))
+
+    def may_return(self, request: Request) -> bool:
+        """Whether a replica that may serve it is there, though it takes no sessions just now."""
+        ailing = self._ailing.get(request.model, set())
+        return bool(ailing.intersection(request.residency) if request.residency else ailing)
 
     def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
         """The best replica in these regions; none named: in any that the request allows. Raises

@@ -67,6 +67,12 @@ class Moves:
         """A replica did not take it, which says nothing of it."""
         self._suspects.came_back(session.record)
 
+    def departed(self, session: Session[Up]) -> None:
+        """Its replica fell silent with all it had, which says nothing of it either; but it is not
+        to be refused any more."""
+        self._suspects.came_back(session.record)
+        session.num_moves += 1
+
     def served(self, session: Session[Up], now: float) -> None:
         """It has tokens from the replica that it is on."""
         if session.record.is_proven:

@@ -71,7 +71,8 @@ class Suspects:
             self._on_trial[record] = None
 
     def came_back(self, record: Record) -> None:
-        """The replica did not take it; nothing is known that was not known before."""
+        """It left the replica, or was not taken; nothing is known that was not known before."""
+        record.is_proven = False
         if record in self._on_trial:
             del self._on_trial[record]
             self._line = {record: None, **self._line}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from outrider.errors import CancelledError, EngineError, OutriderError
-from outrider.peers.health import PeerState
+from outrider.peers.health import PeerState, Signal
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors
 from services.router.fleet.load import Load
@@ -30,6 +30,9 @@ _INPUTS: Final = {
 _REFUSALS: Final = frozenset({8, 14})
 """google.rpc.Code RESOURCE_EXHAUSTED and UNAVAILABLE."""
 _STALL_CHECK_S: Final = 1.0
+_REPORTS: Final = 0.75
+"""A replica that told its load within this part of the limit of silence is at work: if no session
+gets a token, it is its engine that hangs."""
 
 
 class Leaving(NamedTuple):
@@ -151,15 +154,19 @@ class Watch:
         limit_s = self._silence.limit_s(*cost)
         if not self._silence.is_quiet(stream, limit_s, now):
             return
+        name, reports = replica.name, now - replica.reported_at < _REPORTS * limit_s
         sessions = [s for s in self._table.stream_sessions(stream) if s.state is not State.CLOSING]
         waits = any(
             s.state is State.STREAMING and self._silence.is_late(s.heard_at, limit_s, now)
             for s in sessions
         )
-        if waits:
-            self._registry.hung(replica.name, "no tokens in the middle of replies", now)
-        if waits or is_suspect:
-            yield from self._die(sessions, lost(replica.name, "fell silent"))
+        if waits and reports and not is_suspect:
+            self._registry.hung(name, "no tokens in the middle of replies", now)
+            yield from self._die(sessions, lost(name, "hung"))
+        elif waits or is_suspect:
+            # Stopped, starved or cut off, with all it has: which says nothing of any request.
+            self._registry.signal(name, Signal.SILENT, now, "no tokens and no load reports")
+            yield from self._depart(sessions, lost(name, "fell silent"))
 
     def _stalled(self, now: float) -> Iterator[Leaving]:
         for stream in self._dispatch.streams:
@@ -175,13 +182,22 @@ class Watch:
     ) -> Iterator[Leaving]:
         sessions = list(sessions)
         culprit = self._moves.died(sessions, excuses=excuses)
+        if culprit is not None:
+            yield Leaving(culprit, Input.LOST, poisonous(culprit))
+        yield from _leaving((session for session in sessions if session is not culprit), why)
+
+    def _depart(self, sessions: Iterable[Session[Up]], why: OutriderError) -> Iterator[Leaving]:
+        """They leave a replica that may be well: nothing speaks against any of them."""
+        sessions = list(sessions)
         for session in sessions:
-            if session is culprit:
-                yield Leaving(session, Input.LOST, poisonous(session))
-            elif session.open is None:
-                yield Leaving(session, Input.LOST, why)
-            else:
-                yield Leaving(session, Input.LEFT, why)
+            self._moves.departed(session)
+        yield from _leaving(sessions, why)
+
+
+def _leaving(sessions: Iterable[Session[Up]], why: OutriderError) -> Iterator[Leaving]:
+    """They go elsewhere, those that are not known any more excepted."""
+    for session in sessions:
+        yield Leaving(session, Input.LOST if session.open is None else Input.LEFT, why)
 
 
 def _moved(opened: inference_pb2.SessionOpened, lost_epoch: int) -> inference_pb2.SessionDown:

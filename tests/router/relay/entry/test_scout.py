@@ -21,6 +21,7 @@ class Row:
     rtt_ms: float
     model_name: str = "m"
     takes_sessions: bool = True
+    is_ailing: bool = False
     rtt: RoundTrip = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +56,15 @@ def test_residency_and_model_bound_where_it_may_go() -> None:
     assert scout(*rows).regions(request) == Regions(("eu",), ("ap",))
     assert scout(*rows).regions(replace(REQUEST, model="y")) == Regions(())
     assert scout(*rows).home(replace(REQUEST, model="y")) == ""
+
+
+def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None:
+    found = scout(Row("eu", 90.0, takes_sessions=False, is_ailing=True))
+    assert found.regions(REQUEST) == Regions(())
+    assert found.may_return(REQUEST)
+    assert found.may_return(replace(REQUEST, residency=("eu",)))
+    assert not found.may_return(replace(REQUEST, residency=("us",)))
+    assert not found.may_return(replace(REQUEST, model="y"))
 
 
 def test_what_placement_says_is_seen_in_terms_of_admission() -> None:

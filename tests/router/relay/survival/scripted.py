@@ -75,6 +75,9 @@ class World:
         self.num_killed_by_poison = 0
         self.runs: dict[str, dict[int, Run]] = {name: {} for name in NAMES}
         self.hung: set[str] = set()
+        """Those that make no calls."""
+        self.stopped: set[str] = set()
+        """Those that say nothing at all."""
         self.chats: dict[int, Chat] = {}
         self.lost_replicas: dict[int, list[int]] = defaultdict(list)
 
@@ -114,7 +117,7 @@ class World:
 
     async def tick(self, name: str) -> None:
         """One engine call."""
-        if name in self.hung or name not in self.mesh.streams:
+        if name in self.hung | self.stopped or name not in self.mesh.streams:
             return
         await self.listen(name)
         if any(run.seed == self.poison for run in self.runs[name].values()):
@@ -159,7 +162,7 @@ class World:
         for _ in range(round(seconds * 10)):
             now = self.mesh.clock.advance(0.1)
             self.mesh.registry.expire(now)
-            for name in self.mesh.streams:
+            for name in self.mesh.streams.keys() - self.stopped:
                 self.mesh.registry.report(name, Load(fixed_ms=10.0, row_ms=0.1), now)
             self.mesh.switch.expire(now)
         await self.read()

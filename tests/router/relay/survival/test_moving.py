@@ -102,6 +102,28 @@ async def test_a_hung_replica_is_left_and_heard_no_more() -> None:
     assert all(chat.done for chat in world.chats.values())
 
 
+async def test_sessions_of_a_replica_that_stands_still_move_at_once_and_bear_no_blame() -> None:
+    """A process that starves says nothing of its requests, with tokens or without any."""
+    world = World(11)
+    await streaming(world, 1)
+    for number in (2, 3, 4):
+        world.open(number, seed=number, length=9)
+    await world.listen("near")
+    world.stopped.add("near")
+    await world.wait(2.2)
+    await world.listen("far")
+    assert len(world.runs["far"]) == 4, "none waits for the others to be tried"
+    world.stopped = {"far"}
+    await world.wait(4.0)
+    assert world.mesh.registry["near"].health.takes_sessions, "no quarantine"
+    await world.listen("near")
+    assert len(world.runs["near"]) == 4
+    world.stopped.clear()
+    await finish(world)
+    assert all(chat.done for chat in world.chats.values())
+    assert all(set(lost) == {0} for lost in world.lost_replicas.values())
+
+
 async def test_a_replica_that_serves_nobody_yet_does_not_hang() -> None:
     world = World(6)
     world.open(1, seed=1, length=9)

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, reasons, start, texting
+import pytest
+
+from outrider.v1 import common_pb2, inference_pb2
+from tests.router.relay.mesh import (
+    Mesh,
+    cancel,
+    commit,
+    done,
+    draft,
+    opening,
+    reasons,
+    start,
+    texting,
+)
 
 
 async def test_a_cancel_reaches_the_replica_and_its_answer_the_edge(mesh: Mesh) -> None:
@@ -48,6 +61,46 @@ async def test_an_edge_that_leaves_cancels_its_sessions_and_no_others(mesh: Mesh
     assert len(mesh.table) == 1
     mesh.reply("near", commit(number))
     assert await mesh.at_edge(staying) == []
+
+
+def resumed(number: int, request_id: str, tenant: str = "") -> inference_pb2.SessionUp:
+    """An open behind two tokens."""
+    frame = opening(number, request_id=request_id, tenant=tenant)
+    frame.open.resume.CopyFrom(common_pb2.TokenBlock(count=2, payload=b"r"))
+    return frame
+
+
+async def test_a_chat_that_goes_on_at_another_edge_ends_where_it_was(mesh: Mesh) -> None:
+    first, second = mesh.edge(), mesh.edge()
+    mesh.send(first, opening(1, request_id="chat", tenant="acme"))
+    (sent,) = await mesh.at_replica("near")
+    mesh.reply("near", commit(sent.session, upto=2))
+    await mesh.at_edge(first)
+    mesh.send(second, resumed(7, "chat", "acme"))
+    frames = await mesh.at_replica("near")
+    assert [frame.WhichOneof("kind") for frame in frames] == ["cancel", "open"]
+    assert frames[0].session == sent.session
+    assert reasons(await mesh.at_edge(first)) == [(1, "CANCELLED")]
+    mesh.reply("near", done(frames[1].session))
+    assert [f.WhichOneof("kind") for f in await mesh.at_edge(second)] == ["done"]
+    assert len(mesh.table) == len(mesh.entry.runs) == 0
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(resumed(7, "chat", "other"), id="another tenant's"),
+        pytest.param(resumed(7, "", "acme"), id="nameless"),
+        pytest.param(resumed(7, "another", "acme"), id="another"),
+        pytest.param(opening(7, request_id="chat", tenant="acme"), id="a copy from the start"),
+    ],
+)
+async def test_no_other_open_ends_a_chat(mesh: Mesh, frame: inference_pb2.SessionUp) -> None:
+    first, second = mesh.edge(), mesh.edge()
+    mesh.send(first, opening(1, request_id="chat", tenant="acme"))
+    mesh.send(second, frame)
+    assert len(mesh.table) == 2
+    assert await mesh.at_edge(first) == []
 
 
 async def test_a_half_closed_edge_gets_the_rest_and_then_the_end(mesh: Mesh) -> None:

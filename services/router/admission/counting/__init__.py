@@ -1,0 +1,1 @@
+"""What follows from how many tokens a session has: its class, its price. Pure."""
