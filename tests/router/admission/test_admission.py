@@ -31,7 +31,7 @@ def test_a_long_prompt_steps_back_and_a_resumed_one_counts_without_its_reply() -
     assert admission.grant("acme", HIGH, 20) is HIGH
     assert admission.grant("acme", HIGH, 21) is MEDIUM
     assert admission.grant("acme", None, 31) is LOW
-    one = arrival(1, num_resumed=5)
+    one = replace(arrival(1), num_resumed=5)
     admission.open(replace(one, request=replace(one.request, prompt_tokens=34)), full(), 0.0)
     assert admission.waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
 
