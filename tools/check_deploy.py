@@ -7,6 +7,7 @@ python -m tools.check_deploy --fetch   only fetch kustomize, so that later runs 
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,19 @@ DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 def overlays(deploy: Path = DEPLOY) -> list[Path]:
     """The folders that are deployed."""
     return sorted(path.parent for path in (deploy / "overlays").glob("*/kustomization.yaml"))
+
+
+def components(deploy: Path = DEPLOY) -> list[Path]:
+    """The folders of what an overlay may have besides."""
+    return sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
+
+
+def component_problems(folder: Path) -> Iterator[str]:
+    """What is wrong with a whole region that has this component."""
+    with tempfile.TemporaryDirectory(dir=DEPLOY, prefix="check-") as scratch:
+        overlay = f"resources: [../overlays/us-east]\ncomponents: [../components/{folder.name}]\n"
+        Path(scratch, "kustomization.yaml").write_text(overlay, "utf-8")
+        yield from overlay_problems(Path(scratch))
 
 
 def overlay_problems(folder: Path) -> Iterator[str]:
@@ -42,6 +56,8 @@ def checks() -> Iterator[tuple[str, list[str]]]:
     for folder in overlays():
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
         yield title, list(overlay_problems(folder))
+    for folder in components():
+        yield f"component {folder.name} (in the overlay us-east)", list(component_problems(folder))
 
 
 def main(arguments: list[str]) -> int:

@@ -1,12 +1,12 @@
-"""Tokenization: one text by length and backend, the cache on growing chats, the event loop under
-prompts of 100,000 tokens."""
+"""Tokenization: one text by length and backend, the caches, event loops under prompts of 100,000
+tokens, and what the tokenizer service adds to the time to the first token."""
 
 from __future__ import annotations
 
 import sys
 
 from bench.harness.figures import parser, start
-from bench.tokenizer import latency, replay
+from bench.tokenizer import latency, replay, shared, ttft
 from bench.tokenizer.stalls import front, processes
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -22,8 +22,10 @@ def main() -> int:
     backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
     num_wrong = latency.measure(run, vocabulary)
     num_wrong += replay.measure(run, vocabulary, backends)
+    shared.measure(run, vocabulary, backends)
     front.measure(run, vocabulary, backends)
     processes.measure(run, backends[-1].name)
+    ttft.measure(run)
     run.figures["differences"] = num_wrong
     run.finish()
     return 1 if num_wrong else 0

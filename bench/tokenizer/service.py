@@ -1,7 +1,8 @@
 """One text of 50 MB through the tokenizer service: workers, deaths, identical ids.
 
 The text is made of texts of this repository and of its tests' languages, in a random order that is
-the same in every run. In the runs with deaths a worker is killed by SIGKILL every second.
+the same in every run. In the runs with deaths a worker is killed by SIGKILL every second. Before,
+two processes that share nothing encode the same parts: what two cores of this machine can do.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
-from bench.harness.figures import Run, parser, start
-from outrider.codec.tokens import TokenCoder
+from bench.harness.figures import Run, median, parser, start
+from bench.tokenizer.stalls.probe import client
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.choice import AUTO, adopt, load_backend
+from outrider.tokenization.backends.guarded import Guarded
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.app import serve
@@ -36,6 +41,7 @@ TEXT_BYTES = 50_000_000
 QUICK_BYTES = 4_000_000
 PIECE_CHARS = 1 << 18
 KILL_EVERY_S = 1.0
+CEILING_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +55,66 @@ class Outcome:
     """Worker processes that outlived the service."""
 
 
-def measure(run: Run, vocabulary: Vocabulary) -> int:
+PLANS = [
+    *((REFERENCE, workers, False) for workers in (1, 2)),
+    *((AUTO, workers, False) for workers in (1, 2, 4)),
+    *((AUTO, workers, True) for workers in (1, 2, 4)),
+]
+"""Backend, worker processes, whether they are killed."""
+
+
+def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -> int:
     """Adds the table and figures; returns how many runs differed from the reference."""
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
-    title = f"One text of {len(text.encode()) / 1e6:.0f} MB over worker processes"
-    table = run.table(title, "workers", "killed", "seconds", "MB per second", "ids", "equal")
-    seconds: dict[int, float] = {}
+    size_mb = len(text.encode()) / 1e6
+    title = f"One text of {size_mb:.0f} MB over worker processes"
+    table = run.table(title, *("backend", "workers", "killed", "seconds", "MB/s", "ids", "equal"))
+    seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
-    for deaths in (False, True):
-        for workers in (1, 2, 4):
-            made = asyncio.run(_one(vocabulary, text, workers, deaths=deaths))
-            equal = made.ids == expected
-            num_wrong += not equal
-            num_left += made.num_left
-            if not deaths:
-                seconds[workers] = made.seconds
-            rate = len(text.encode()) / 1e6 / made.seconds
-            table.add(workers, made.num_killed, made.seconds, rate, len(made.ids), str(equal))
-    run.figures["service_parallel_efficiency"] = round(seconds[1] / (2 * seconds[2]), 3)
+    for name, workers, deaths in PLANS:
+        served = Served.of(DEFAULT_MODEL.name, vocabulary, backends[name])
+        made = asyncio.run(_one(served, text, workers, deaths=deaths))
+        num_wrong += made.ids != expected
+        num_left += made.num_left
+        if not deaths:
+            seconds[name, workers] = made.seconds
+        cells = made.num_killed, made.seconds, size_mb / made.seconds, len(made.ids)
+        table.add(backends[name].name, workers, *cells, str(made.ids == expected))
+    for name, key in ((REFERENCE, "reference"), (AUTO, "service")):
+        gain = seconds[name, 1] / (2 * seconds[name, 2])
+        run.figures[f"{key}_parallel_efficiency"] = round(gain, 3)
+        run.figures[f"{key}_parallel_ceiling"] = round(ceiling(backends[name].name), 3)
     run.figures["service_differences"] = num_wrong
     run.figures["processes_left"] = num_left
     return num_wrong
+
+
+def ceiling(backend: str) -> float:
+    """The parallel efficiency of two processes that share nothing: 1 if neither slows the other."""
+    with client(_encoding, backend) as one, client(_encoding, backend) as other:
+        ratios = []
+        for _ in range(CEILING_ROUNDS + 1):
+            one.send(None)
+            alone_s: float = one.recv()
+            one.send(None)
+            other.send(None)
+            ratios.append(alone_s / max(one.recv(), other.recv()))
+    return median(ratios[1:])  # the first warms both up
+
+
+async def _encoding(pipe: Connection, backend: str) -> None:
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    encoder = adopt(vocabulary, backend, "it passed the gate")
+    text = long_text(QUICK_BYTES)
+    parts = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
+    with suppress(EOFError):
+        while True:
+            pipe.recv()
+            begun = perf_counter()
+            for part in parts:
+                encoder.encode(part)
+            pipe.send(perf_counter() - begun)
 
 
 def long_text(num_bytes: int) -> str:
@@ -95,10 +139,10 @@ def reference(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
-async def _one(vocabulary: Vocabulary, text: str, workers: int, *, deaths: bool) -> Outcome:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size)
+async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> Outcome:
+    coder = served.coder
     killed: list[int] = []
-    async with _service(vocabulary, workers) as stub:
+    async with _service(served, workers) as stub:
         async for _ in stub.Tokenize(_pieces("warm " * 200_000 * workers)):
             pass
         killer = asyncio.create_task(_kill_one_a_second(killed)) if deaths else None
@@ -138,14 +182,14 @@ async def _pieces(text: str) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
 
 @asynccontextmanager
 async def _service(
-    vocabulary: Vocabulary, workers: int
+    served: Served, workers: int
 ) -> AsyncIterator[tokenizer_pb2_grpc.TokenizerServiceAsyncStub]:
     config = TokenizerConfig(worker_processes=workers, log_level="critical")
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    served = Vocabularies([Served.of(DEFAULT_MODEL.name, vocabulary)])
+    vocabularies = Vocabularies([served])
     serving = asyncio.create_task(
-        serve(config, ready=ports.set_result, stop=stop, vocabularies=served)
+        serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabularies)
     )
     address = f"127.0.0.1:{(await ports).main}"
     async with make_channel(address) as channel:
@@ -158,8 +202,12 @@ async def _service(
 
 def main() -> int:
     run = start("tokenizer_service", parser("tokenizer.service", __doc__ or "").parse_args())
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    num_wrong = measure(run, vocabulary)
+    store = ModelStore(default_root())
+    vocabulary = load_vocabulary(DEFAULT_MODEL, store)
+    backends = {
+        name: load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)
+    }
+    num_wrong = measure(run, backends, vocabulary)
     run.finish()
     return int(bool(num_wrong))
 

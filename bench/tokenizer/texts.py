@@ -17,7 +17,7 @@ def text_of(num_bytes: int, seed: int) -> str:
     prompts = [p.text.encode("ascii", "ignore").decode() for p in load_prompts()]
     words: list[str] = []
     size = 0
-    while size < num_bytes:
+    while size <= num_bytes:
         text = rng.choice(prompts)
         words.append(text)
         size += len(text) + 1

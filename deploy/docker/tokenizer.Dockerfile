@@ -9,7 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY outrider ./outrider
 COPY services ./services
 RUN python -m venv /opt/outrider \
-    && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt ".[tokenizer]"
+    && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt ".[tokenizer,fast-tokenizers,redis]"
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="outrider-tokenizer" \

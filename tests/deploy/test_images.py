@@ -16,12 +16,14 @@ import pytest
 
 from tools.check_deploy import DEPLOY
 
-IMAGE_EXTRAS = {"edge": "edge,draft"}
-"""Where it is more than the role's: an edge starts without what its draft model runs on."""
+IMAGE_EXTRAS = {"edge": "edge,draft", "tokenizer": "tokenizer,fast-tokenizers,redis"}
+"""Where it is more than the role's: an edge starts without what its draft model runs on, and a
+tokenizer without faster packages and without a cache to share."""
 ROLES = ("edge", "router", "tokenizer", "inference")
 EXTRA_MODULES = {
     "client": ("aioquic", "cryptography", "pylsqpack", "service_identity"),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers"),
+    "redis": ("redis",),
 }
 INCLUDED = {"edge": ("client",), "router": (), "tokenizer": (), "inference": ("inference",)}
 

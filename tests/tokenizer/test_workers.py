@@ -10,6 +10,7 @@ import pytest
 
 from outrider.errors import InvalidRequestError, OverloadedError
 from outrider.testing import eventually
+from outrider.tokenization.front.line import Kind
 from services.tokenizer.workers import Workers
 
 
@@ -55,6 +56,19 @@ async def test_a_full_queue_is_overload_and_a_cancelled_request_never_starts(
     assert await running[2] == 2
     assert started == [0, 2]
     assert workers.num_pending == 0
+
+
+async def test_long_texts_leave_a_thread_to_short_ones() -> None:
+    workers = Workers(threads=2, max_pending=10)
+    release = threading.Event()
+    longs = [
+        asyncio.create_task(workers.run(lambda _: release.wait(10), n, Kind.LONG)) for n in range(3)
+    ]
+    assert await workers.run(str, 7) == "7"
+    assert not any(long.done() for long in longs)
+    release.set()
+    assert await asyncio.gather(*longs) == [True] * 3
+    workers.close()
 
 
 async def test_draining_waits_for_what_runs_within_the_limit(workers: Workers) -> None:

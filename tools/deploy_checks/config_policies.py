@@ -137,8 +137,11 @@ def _environment(
     values = {"POD": f"{role}-0"}
     for variable in container.get("env", ()):
         name = variable["name"]
-        reference = variable.get("valueFrom", {}).get("configMapKeyRef")
-        if reference is not None:
+        source = variable.get("valueFrom", {})
+        reference = source.get("configMapKeyRef")
+        if "secretKeyRef" in source:
+            values[name] = "what nobody here knows"
+        elif reference is not None:
             values[name] = _config_map(manifests, reference["name"])[reference["key"]]
         elif "value" in variable:
             values[name] = _expand(variable["value"], values)

@@ -106,9 +106,9 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> No
                 speed,
             )
             table.add(backend.name, load, *cells)
-        run.figures["loop_lag_ms_p99"] = round(quantile(loaded.lag_ms, 0.99), 3)
-        run.figures["loop_lag_ms_max"] = round(max(loaded.lag_ms), 3)
-        run.figures["short_chat_p99_ratio"] = round(
+        run.figures["front_loop_lag_ms_p99"] = round(quantile(loaded.lag_ms, 0.99), 3)
+        run.figures["front_loop_lag_ms_max"] = round(max(loaded.lag_ms), 3)
+        run.figures["front_short_chat_p99_ratio"] = round(
             quantile(loaded.chat_ms, 0.99) / quantile(unloaded.chat_ms, 0.99), 3
         )
 

@@ -10,7 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    OverloadedError,
+    PromptTooLongError,
+)
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -241,3 +246,18 @@ async def test_the_last_resort_is_the_loop_once_in_a_turn_of_it(words: Vocabular
         *(Layer.LOCAL, Layer.REFUSED, Layer.LOCAL, Layer.REFUSED, Layer.BAILED),
     ]
     front.close()
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_with_its_length(words: Vocabulary) -> None:
+    num_tokens = len(words.encode_chat(ASK))
+    for policy in (FrontPolicy(), NEVER_INLINE):
+        for max_tokens in (num_tokens, num_tokens - 1):
+            front = Counted(words, replace(policy, max_tokens=max_tokens))
+            _, ids = submit(front, ASK)
+            outcome = await ids
+            if max_tokens == num_tokens:
+                assert outcome == tuple(words.encode_chat(ASK))
+            else:
+                assert isinstance(outcome, PromptTooLongError)
+                assert f"{num_tokens} tokens, at most {max_tokens}" in outcome.message
+            front.close()

