@@ -23,6 +23,14 @@ Bools = npt.NDArray[np.bool_]
 CHUNK_TOKENS = 256
 """Prompt tokens assumed per engine call while a prompt is prefilled."""
 
+LEAST_CHUNK = 12
+"""The same at least beside replies, which calls with prompts may hold up for TICK_MS, or STRETCH
+times as long as without, if that is less: the defaults of replicas (SchedulerLimits)."""
+
+TICK_MS = 40.0
+STRETCH = 1.8
+LEAST_STRETCH = 1.25
+
 REPLY_TOKENS = 128
 """Length assumed of the replies that have to end before a full replica has a place, while it does
 not say how long sessions stay."""
@@ -36,7 +44,7 @@ UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT = 1 << 40
 """Places of a replica that states no limit."""
 
-_FLOATS = ("rtt_ms", "reported_at", "row_ms", "fixed_ms", "call_ms", "place_ms")
+_FLOATS = ("rtt_ms", "reported_at", "row_ms", "fixed_ms", "call_ms", "place_ms", "chunk_tokens")
 _INTS = ("max_sessions", "model", "region", "overload", "block_tokens")
 
 
@@ -163,6 +171,9 @@ class Board:
         columns["row_ms"][row] = load.row_ms
         columns["fixed_ms"][row] = load.fixed_ms
         columns["call_ms"][row] = call_ms
+        columns["chunk_tokens"][row] = (
+            _chunk_tokens(call_ms, load.row_ms) if num_running else CHUNK_TOKENS
+        )
         self.queue_ms[:, row] = [
             count * load.row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
         ]
@@ -191,6 +202,7 @@ class Board:
             self.columns[name] = np.concatenate([column, np.zeros(more)])
         for name, count in self.counts.items():
             self.counts[name] = np.concatenate([count, np.zeros(more, dtype=np.int64)])
+        self.columns["chunk_tokens"][-more:] = CHUNK_TOKENS
         empty = np.zeros((len(CLASSES), more))
         self.queue_ms = np.concatenate([self.queue_ms, empty], axis=1)
         self.drained_at = np.concatenate([self.drained_at, empty], axis=1)
@@ -200,3 +212,10 @@ class Board:
         self.region_names += [""] * more
         self._estimates += [LocalEstimate() for _ in range(more)]
         self._loads += [UNREPORTED] * more
+
+
+def _chunk_tokens(call_ms: float, row_ms: float) -> float:
+    """Prompt tokens of a call beside replies, whose call takes `call_ms` without any."""
+    longest_ms = max(min(TICK_MS, STRETCH * call_ms), LEAST_STRETCH * call_ms)
+    tokens = (longest_ms - call_ms) / row_ms if row_ms > 0.0 else CHUNK_TOKENS
+    return min(max(LEAST_CHUNK, tokens), CHUNK_TOKENS)

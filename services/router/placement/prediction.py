@@ -63,8 +63,9 @@ def predict(
     # The prompts ahead are computed while places come free.
     free_ms = num_excess(board, request.priority) * columns["place_ms"]
     place_ms = np.maximum(free_ms - queue_ms, 0.0)
-    prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"])
-    work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"])
+    prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"], columns["chunk_tokens"])
+    # The calls that it shares are made anyway.
+    work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"], CHUNK_TOKENS)
     transfer_ms = np.zeros(len(board))
     if request.transfer.num_tokens:
         loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
@@ -87,10 +88,13 @@ def _queue_ms(board: Board, priority: int, policy: PlacementPolicy, now: float) 
     return ahead_ms
 
 
-def _prefill_ms(board: Board, num_tokens: Ints, call_ms: Floats) -> Floats:
-    """Computing so many tokens in calls that take `call_ms` without them, and one call at least."""
+def _prefill_ms(
+    board: Board, num_tokens: Ints, call_ms: Floats, chunk_tokens: Floats | float
+) -> Floats:
+    """Computing so many tokens in calls of so many, which take `call_ms` without them, and in one
+    call at least."""
     left = np.maximum(num_tokens, 0)
-    num_calls = np.maximum(-(-left // CHUNK_TOKENS), 1)
+    num_calls = np.maximum(np.ceil(left / chunk_tokens), 1.0)
     prefill_ms: Floats = left * board.columns["row_ms"] + num_calls * call_ms
     return prefill_ms
 
@@ -100,6 +104,7 @@ def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> F
     missing."""
     transfer: Transfer = request.transfer
     left = np.full(len(board), request.prompt_tokens - transfer.num_tokens, dtype=np.int64)
-    left_ms = _prefill_ms(board, left, board.columns["call_ms"])
+    columns = board.columns
+    left_ms = _prefill_ms(board, left, columns["call_ms"], columns["chunk_tokens"])
     helps: Bools = cached_tokens < transfer.num_tokens
     return np.where(helps, left_ms, np.inf)

@@ -87,7 +87,7 @@ def test_they_go_elsewhere_once_the_first_is_too_busy() -> None:
     town = Town(*(replica(f"r{n}") for n in range(8)), near_ms=5.0, work_weight=0.5, max_queued=64)
     shared = SYSTEM * 4
     got = Counter(town.send(town.asking(shared + tail(n, 40))) for n in range(50))
-    assert 2 <= len(got) <= 4, got
+    assert 2 <= len(got) <= 6, got
 
 
 def test_a_prompt_follows_the_one_that_was_computed_while_it_was_typed() -> None:

@@ -31,9 +31,9 @@ def test_prompts_ahead_and_running_sessions_count() -> None:
     town.send(replace(ASK, prompt_tokens=200))
     found = town.decide().wait
     # 300 tokens reported, in two calls; each call also carries two rows of the four sessions. The
-    # prompt sent since was weighed with three of them.
-    assert found.queue_ms == pytest.approx(300.0 + 2 * (10.0 + 8.0) + 200.0 + 10.0 + 6.0)
-    assert found.prefill_ms == 100.0 + 18.0
+    # prompt sent since was weighed with three of them, beside which a call has 12.8 prompt tokens.
+    assert found.queue_ms == pytest.approx(300.0 + 2 * (10.0 + 8.0) + 200.0 + 16 * (10.0 + 6.0))
+    assert found.prefill_ms == 100.0 + 7 * 18.0
 
 
 def test_instances_share_what_is_ahead_but_not_a_prompt() -> None:
@@ -53,6 +53,16 @@ def test_a_place_is_waited_for_where_all_are_taken() -> None:
     # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
     assert wait(full).place_ms == 128 * 18.0 / 4
     assert wait(replace(full, queued_sessions=1)).place_ms == 2 * 128 * 18.0 / 4
+
+
+def test_a_prompt_takes_longer_beside_replies_which_it_may_not_hold_up() -> None:
+    """An idle replica is worth more to a long prompt than the rows of its neighbours' replies."""
+    alone = wait(Load(0, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    beside = wait(Load(2, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    crowded = wait(Load(14, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    assert alone == 480.0 + 2 * 10.0
+    assert beside == 480.0 + 40 * 14.0, "12 tokens at least in each call"
+    assert crowded == 480.0 + 40 * 38.0
 
 
 def test_what_is_cached_is_not_computed() -> None:
@@ -104,7 +114,9 @@ def test_more_load_never_predicts_a_shorter_wait(
 
     base = total(0, 0, 0)
     assert base >= rtt
-    assert total(1, 0, 0) >= base
+    # Prompts come in whole calls: one more session may save a part of one.
+    call_ms = fixed + 2 * (running + 1) * row
+    assert total(1, 0, 0) >= base - call_ms
     assert total(0, 100, 0) >= base
     assert total(0, 0, 100) >= base
 
