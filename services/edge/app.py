@@ -43,10 +43,10 @@ from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
 from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
-from services.edge.session.drafting import CopyDrafter
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
+from services.edge.session.sources.copies import CopyDrafter
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
 from services.edge.wire.identity import Identities

@@ -4,57 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.errors import MalformedFrameError
-from outrider.speculation.suffix import SuffixDrafter
 from services.edge.session.actions import SendDraft
 from services.edge.session.control.acceptance import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A continuation; empty when nothing is known."""
-
-    ids: tuple[int, ...] = ()
-    survival: tuple[float, ...] = ()
-    """Per id, the estimated chance that it and all before it are right; never rising."""
-    sources: tuple[str, ...] = ()
-    """Per id, who guessed it: acceptance is counted by these names, of which there are few."""
-    took_s: float = 0.0
-    """Time that making them took; 0: next to none."""
-    ended: bool = True
-    """Whether the drafter knows nothing further; False: it only had no time for more yet."""
-
-
-class Drafter(Protocol):
-    """Guesses at the reply of one chat, from whatever sources."""
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Learn ids that are final."""
-
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these; returns at once."""
-
-
-class CopyDrafter:
-    """Copies what followed the longest repeated suffix of prompt and reply."""
-
-    SOURCE = "suffix"
-
-    def __init__(self, max_context: int) -> None:
-        """At least the last half of `max_context` tokens is known."""
-        self._suffixes = SuffixDrafter(max_context)
-
-    def extend(self, ids: Sequence[int]) -> None:
-        """Learn ids that are final."""
-        self._suffixes.extend(ids)
-
-    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
-        """Guess on after the final ids and these."""
-        guess = self._suffixes.draft_after(tentative_ids, max_tokens)
-        ended = len(guess.ids) < max_tokens
-        return Guess(guess.ids, guess.survival, (self.SOURCE,) * len(guess.ids), ended=ended)
+from services.edge.session.sources.base import Drafter, Guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +96,7 @@ class DraftChain:
         # Where the epoch's next frame begins; None: the epoch is dead.
         self._sent_to: int | None = 0
         self._max_lead = limits.max_lead
+        self._again = False
         self.committed = self.epoch = 0
 
     @property
@@ -201,9 +156,11 @@ class DraftChain:
         return resolved
 
     def limit_lead(self, max_lead: int) -> None:
-        """The region keeps no more than `max_lead` drafts; 0 changes nothing."""
+        """The region keeps no more than `max_lead` drafts, and has let go of those beyond that it
+        was sent: they go up again. 0 changes nothing."""
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
+            self._again = self._again or self.num_sent > self._max_lead
 
     def advance(self, lead: int) -> Progress:
         """Learn what became final, then draft on, up to `lead` ahead."""
@@ -222,11 +179,12 @@ class DraftChain:
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""
-        start = self.committed + self.num_sent
-        ids = self.ids[self.num_sent :]
+        again, self._again = self._again and self._sent_to is not None, False
+        start = self.committed + (0 if again else self.num_sent)
+        ids = self.ids[start - self.committed : self._max_lead]
         if not ids:
             return None
-        joins = self._sent_to == start
+        joins = again or self._sent_to == start
         self.epoch += not joins
         self._sent_to = start + len(ids)
         # Epoch 0 begins with the reply, before anything was sent.

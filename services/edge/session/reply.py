@@ -21,7 +21,7 @@ from services.edge.session.actions import (
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import Controller, ControlPolicy
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.drafting import DraftChain, Drafter, DraftLimits, Resolved
+from services.edge.session.drafting import DraftChain, DraftLimits, Resolved
 from services.edge.session.inputs import (
     ChatRequest,
     Heard,
@@ -29,6 +29,7 @@ from services.edge.session.inputs import (
     RegionOpened,
     Speculation,
 )
+from services.edge.session.sources.base import Drafter
 from services.edge.session.sources.tandem import TandemDrafter
 from services.edge.session.text import ReplyFront
 

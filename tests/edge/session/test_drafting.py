@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from outrider.errors import MalformedFrameError
 from services.edge.session.actions import SendDraft
 from services.edge.session.drafting import DraftChain, DraftLimits, Progress
+from services.inference.scheduling.drafting.sources import EdgeChain
+from services.inference.scheduling.events import Drafts
 from tests.edge.session.toolkit import EOS, ScriptedDrafter
 
 LEAD = 100
@@ -185,6 +187,24 @@ def test_the_regions_lead_lowers_ours_only() -> None:
     lower.limit_lead(2)
     lower.advance(LEAD)
     assert lower.ids == (1, 2)
+
+
+def test_drafts_beyond_the_regions_lead_go_up_again_in_the_same_epoch() -> None:
+    drafts = chain(list(range(1, 60)), confidence=1.0, max_lead=8)
+    region = EdgeChain(0, max_lead=3)
+    reply: list[int] = []
+    num_accepted = []
+    for _ in range(12):
+        drafts.advance(LEAD)
+        while (frame := drafts.take_unsent()) is not None:
+            assert frame.epoch == 0
+            region.receive(Drafts(frame.epoch, frame.base, frame.ids, frame.continues), reply)
+        commit = list(range(len(reply) + 1, len(reply) + 3))
+        reply += commit
+        num_accepted.append(region.advance(commit))
+        drafts.commit(0, len(reply) - 2, num_accepted[-1], commit[num_accepted[-1] :])
+        drafts.limit_lead(3)
+    assert num_accepted == [2] * 12
 
 
 def test_a_long_prompt_is_learnt_in_slices() -> None:

@@ -10,7 +10,7 @@ from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.edge.session.drafting import DraftLimits, Guess
+from services.edge.session.drafting import DraftLimits
 from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
@@ -24,6 +24,7 @@ from services.edge.session.inputs import (
 from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy, State
 from services.edge.session.reply import ReplyPolicy, ReplyTools
+from services.edge.session.sources.base import Guess
 
 EOS = 0
 TABLE = [

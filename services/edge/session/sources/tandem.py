@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from services.edge.session.drafting import Drafter, Guess
 from services.edge.session.inputs import Heard
+from services.edge.session.sources.base import Drafter, Guess
 
 SURE: Final = 0.9
 """A guess this likely is not put off for the other drafter's."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.edge.session.drafting import Guess
 from services.edge.session.inputs import Heard
+from services.edge.session.sources.base import Guess
 from services.edge.session.sources.tandem import PATIENCE_TOKENS, TandemDrafter
 from tests.edge.session.toolkit import ScriptedDrafter
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from services.edge.session.drafting import Guess
+from services.edge.session.sources.base import Guess
 from tests.edge.session.virtual.circumstances import PROMPT, Circumstances
 
 
