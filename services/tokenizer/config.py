@@ -53,8 +53,8 @@ class TokenizerConfig:
     shared_cache_timeout_ms: float = 5.0
     """Nobody waits longer for it."""
     shared_cache_min_chars: int = 0
-    """A shorter text is encoded sooner than it is found; 0: 8,192 with a fast package, 1,024 with
-    `tokenizers`."""
+    """A shorter text is encoded sooner than it is found; 0: 1,024 with `tokenizers`, 8,192 with
+    `fastokens`, and with `splintr-rs` nothing is asked for."""
     shared_cache_ttl_s: int = 86_400
     """What was not written anew for so long is forgotten there."""
     replaced: tuple[str, ...] = ()

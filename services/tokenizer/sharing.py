@@ -14,7 +14,9 @@ from prometheus_client.registry import Collector
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry import names
+from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.packages import Fastokens
 from outrider.tokenization.front.encoder import SharedTokens
 from outrider.tokenization.shared.entries import Entries
 from services.tokenizer.config import TokenizerConfig
@@ -23,9 +25,10 @@ from services.tokenizer.vocabularies import Share
 if TYPE_CHECKING:
     from outrider.tokenization.shared.tokens import Line
 
-_MIN_CHARS_FAST: Final = 8192
-_MIN_CHARS_REFERENCE: Final = 1024
+_MIN_CHARS: Final = {REFERENCE: 1024, Fastokens.name: 8192}
 """A shorter text is encoded in less time than a question takes (`python -m bench.tokenizer`)."""
+_NEVER: Final = 1 << 30
+"""Any text is: splintr-rs encodes 64 KB in less time than they are found."""
 
 
 @contextmanager
@@ -67,9 +70,9 @@ def _tokens(
 ) -> SharedTokens:
     from outrider.tokenization.shared.tokens import RedisTokens
 
-    default = _MIN_CHARS_FAST if backend.is_fast else _MIN_CHARS_REFERENCE
+    min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
     entries = Entries(config.shared_cache_key, vocabulary.digest, vocabulary.size)
-    return RedisTokens(line, entries, min_chars=config.shared_cache_min_chars or default)
+    return RedisTokens(line, entries, min_chars=min_chars)
 
 
 class _Figures(Collector):

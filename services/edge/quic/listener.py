@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,9 @@ class ListenerLimits:
 
 MAX_EARLY_BYTES = 16 << 20
 """Of 0-RTT, of all connections whose handshake is not complete; at least one frame fits."""
+_RECEIVE_BYTES = 4 << 20
+"""Of the socket, as far as the system allows (net.core.rmem_max): what comes while the edge's loop
+waits for a core. What overflows is lost, and its sender notices after tens of milliseconds."""
 _MAX_TICKETS = 10_000
 _TICKET_AGE_S = 3600.0
 
@@ -75,6 +79,9 @@ class Listener:
             raise ConfigError(
                 f"cannot listen on UDP {host}:{port} ({error}); set another port, or 0 for any"
             ) from error
+        transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES
+        )
         return int(transport.get_extra_info("sockname")[1])
 
     def _configuration(self, certificate: Path, key: Path) -> QuicConfiguration:
