@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from outrider.errors import InvalidRequestError
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
 from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
 
 # Bytes as tokens: the hardest vocabulary for characters of several bytes.
 BYTES = [bytes([value]) for value in range(256)]
@@ -49,6 +51,29 @@ def test_an_unfinished_character_becomes_one_replacement_and_is_forgotten() -> N
     assert detokenizer.push(0xF0) + detokenizer.push(0x9F) == ""
     assert detokenizer.finish() == "\ufffd"
     assert detokenizer.push(ord("a")) == "a"
+
+
+PIECES = st.sampled_from([b"a", "é".encode(), "🙂".encode(), b"\xff", b"\xf0\x9f", b"\xa9"])
+
+
+@given(
+    data=st.lists(PIECES, min_size=1, max_size=30).map(b"".join),
+    stop=st.text("aé🙂\ufffd", min_size=1, max_size=3),
+)
+def test_a_stop_string_is_found_across_tokens_characters_and_bytes_that_are_none(
+    data: bytes, stop: str
+) -> None:
+    """A byte a token, so that every character of several bytes is broken; the end flushes."""
+    reply = ReplyText(SamplingParams(max_tokens=len(data), stop=(stop,)), (), Detokenizer(BYTES))
+    shown = ""
+    for byte in data:
+        shown += reply.push(byte)
+        assert stop not in shown
+        if reply.finished:
+            break
+    whole = data.decode("utf-8", "replace")
+    assert shown == whole.partition(stop)[0]
+    assert reply.finished == ("stop" if stop in whole else "length")
 
 
 @pytest.mark.parametrize("token_id", [-1, 256])

@@ -15,12 +15,10 @@ import structlog
 from outrider.bulk.engines.base import GivenUp, Outcome
 from outrider.bulk.plan.assignments import Assignments
 from outrider.bulk.plan.shards import Shard
-from outrider.bulk.work.worker import Job
+from outrider.bulk.work.worker import ENVIRONMENT, Job
 from outrider.errors import OutriderError
 
 _CHILD: Final = (sys.executable, "-m", "outrider.bulk.engines.child")
-_ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""A worker is a core; packages that start threads of their own would take the others'."""
 _END_S: Final = 5.0
 
 log = structlog.get_logger()
@@ -108,7 +106,7 @@ class _Member:
             self.process = subprocess.Popen(
                 [*_CHILD, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **ENVIRONMENT},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Generator, Iterator
-from typing import Any, Final
+from typing import Any
 
 from outrider.bulk.engines.base import Outcome
 from outrider.bulk.plan.shards import Shard
-from outrider.bulk.work.worker import Job, Worker
+from outrider.bulk.work.worker import ENVIRONMENT, Job, Worker
 from outrider.errors import ConfigError, OutriderError
-
-_ENVIRONMENT: Final = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class RayEngine:
@@ -61,7 +59,7 @@ class RayEngine:
             address=address or "local",
             log_to_driver=False,
             logging_level="warning",
-            runtime_env={"env_vars": _ENVIRONMENT},
+            runtime_env={"env_vars": ENVIRONMENT},
             **({} if address else local),
         )
         ray.data.DataContext.get_current().enable_progress_bars = False

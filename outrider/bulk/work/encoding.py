@@ -15,8 +15,9 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.cuts import CutRule, Cutter
 
-LONG_CHARS: Final = 1 << 20
-"""Texts above it are encoded in parts: memory of the reference is many bytes a token."""
+LONG_CHARS: Final = 1 << 16
+"""Texts above it are encoded in parts: shorter ones are faster, and the reference takes many bytes
+of memory a token."""
 
 _LIST: Final = pa.list_(pa.field("item", pa.uint32(), nullable=False))
 _COLUMNS: Final = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from outrider.bulk.plan.edges import edge
 from outrider.bulk.plan.sources import Slice
@@ -21,7 +21,7 @@ _MAX_PART_RATIO: Final = 16
 def read_text(one: Slice, reading: Reading) -> Iterator[Found]:
     """The document, or the slice's part of it. Raises OSError, UnicodeDecodeError,
     FrameTooLargeError."""
-    with Path(one.source.path).open("rb") as file:
+    with open(one.source.path, "rb", buffering=0) as file:  # read at once: no need of a buffer
         begin, end = _edges(one, reading, file)
         size = one.source.num_bytes
         if begin == end and one.part:
@@ -36,7 +36,7 @@ def read_text(one: Slice, reading: Reading) -> Iterator[Found]:
         )
 
 
-def _edges(one: Slice, reading: Reading, file: IO[bytes]) -> tuple[int, int]:
+def _edges(one: Slice, reading: Reading, file: io.FileIO) -> tuple[int, int]:
     size = one.source.num_bytes
     if reading.rule is None or (one.begin, one.end) == (0, size):
         return one.begin, one.end

@@ -34,6 +34,17 @@ BATCH_BYTES: Final = 1 << 20
 GROUP_BYTES: Final = 16 << 20
 """Text in one row group, about."""
 
+ENVIRONMENT: Final = {
+    # A worker is a core; packages that start threads of their own would take the others'.
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Memory that one shard gave back is the next one's: without them glibc returns it to the
+    # kernel and has it zeroed again, a fifth of all time (mallopt(3)).
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+}
+"""Of the process that a worker is in, from its start."""
+
 _READERS: Final[dict[tuple[Kind, bool], Reader]] = {
     (Kind.TEXT, False): read_text,
     (Kind.TEXT, True): read_gzip_text,
