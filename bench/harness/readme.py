@@ -22,6 +22,8 @@ _COMMANDS = {
     "routing": ("bench.peers.routing",),
     "soak_virtual": ("bench.soak", "--virtual"),
     "soak_streams": ("bench.soak", "--streams", "1000"),
+    "tokenizer_bulk": ("bench.tokenizer.bulk",),
+    "tokenizer_equality": ("bench.tokenizer.equality",),
     "tokenizer_service": ("bench.tokenizer.service",),
 }
 """Of records that are not called after a module."""

@@ -1,5 +1,6 @@
 """Tokenization: one text by length and backend, the caches, event loops under prompts of 100,000
-tokens, and what the tokenizer service adds to the time to the first token."""
+tokens, what the tokenizer service adds to the time to the first token, files in bulk, and equality
+on whole books."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import sys
 
 from bench.harness.figures import parser, start
 from bench.tokenizer import latency, replay, shared, ttft
+from bench.tokenizer.bulk import measuring as bulk
+from bench.tokenizer.equality import measuring as equality
 from bench.tokenizer.stalls import front, processes
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -26,6 +29,8 @@ def main() -> int:
     front.measure(run, vocabulary, backends)
     processes.measure(run, backends[-1].name)
     ttft.measure(run)
+    bulk.measure(run, rounds=1, megabytes=48 if run.quick else 768)
+    num_wrong += equality.measure(run)
     run.figures["differences"] = num_wrong
     run.finish()
     return 1 if num_wrong else 0

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 from outrider.models.catalog import DEFAULT_MODEL
@@ -26,15 +25,19 @@ Encode = Callable[[list[str]], object]
 
 WAYS: Final = (
     (REFERENCE, "encode_batch_fast of 512"),
-    *((package, way) for package in (Splintr.name, Fastokens.name) for way in ("one call", "of 64", "threads")),
+    (Splintr.name, "batches of 64"),
+    (Splintr.name, "Python threads"),
+    (Fastokens.name, "batches of 64"),
 )
-"""Packages, and ways to give them all documents; the last leaves the threads to Python."""
+"""Packages, and ways to give them all documents; in the last but one the threads are Python's."""
+SAMPLES_MB: Final = {REFERENCE: 16, Fastokens.name: 96}
+"""Of the slow ones."""
 
 
-def rate(package: str, way: str, documents: Path, max_mb: int, num_threads: int) -> float:
+def rate(package: str, way: str, documents: str, max_mb: int, num_threads: int) -> float:
     """MB of text per second of one package, used in one way."""
-    own = 1 if way == "threads" else num_threads
-    command = [sys.executable, "-m", __name__, package, way, str(documents), str(max_mb)]
+    own = 1 if "threads" in way else num_threads
+    command = [sys.executable, "-m", __name__, package, way, documents, str(max_mb)]
     environment = {
         **os.environ,
         "RAYON_NUM_THREADS": str(own),
@@ -71,14 +74,12 @@ def _documents(path: str, max_bytes: int) -> tuple[list[str], int]:
 
 
 def _all(encode: Encode, way: str, texts: list[str], num_threads: int) -> None:
-    if way == "one call":
-        encode(texts)
-    elif way == "threads":
+    if "threads" in way:
         with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(lambda batch: (encode(batch), None)[1], _batches(texts, 16)))
-    else:
-        for batch in _batches(texts, int(way.rpartition(" ")[2])):
-            encode(batch)
+            list(pool.map(lambda batch: encode(batch) and None, _batches(texts, 16)))
+        return
+    for batch in _batches(texts, int(way.rpartition(" ")[2])):
+        encode(batch)
 
 
 def _batches(texts: list[str], count: int) -> list[list[str]]:

@@ -1,0 +1,1 @@
+"""Equality with the reference on whole books in many languages."""
