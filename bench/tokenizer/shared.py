@@ -41,17 +41,22 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
         for name, num_bytes in SIZES.items():
             texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
             unknown = _times(tokens, texts)
-            num_before = line.figures.num_written
-            for text in texts:
-                tokens.put(text, backends[-1].encode(text), b"", "bench")
-            while line.figures.num_written < num_before + len(texts):
-                assert not line.figures.num_dropped
+            _tell(line, tokens, texts, backends[-1])
             known = _times(tokens, texts)
             assert line.figures.num_found and not line.figures.num_failures
             table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
             if name == "64 KB":
                 run.figures["shared_64kb_us"] = round(known, 1)
         line.close()
+
+
+def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -> None:
+    """Return once all is written."""
+    num_before = line.figures.num_written
+    for text in texts:
+        tokens.put(text, backend.encode(text), b"", "bench")
+    while line.figures.num_written < num_before + len(texts):
+        assert not line.figures.num_dropped
 
 
 def _times(tokens: RedisTokens, texts: list[str]) -> float:

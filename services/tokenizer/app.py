@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +26,8 @@ from services.tokenizer.parts.detokenizing import Detokenizing
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
 from services.tokenizer.service import Counts, TokenizerService, TokenizerWorkService
-from services.tokenizer.sharing import shared_tokens
 from services.tokenizer.vocabularies import Caches, Share, Vocabularies
+from services.tokenizer.vocabularies.sharing import shared_tokens
 from services.tokenizer.workers import Workers
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
@@ -50,14 +50,7 @@ async def serve(
     is taken, UnknownModelError and ModelStoreError when a vocabulary cannot be had.
     """
     configure_logging("tokenizer", config.log_level)
-    configure_tracing("tokenizer")
-    with ExitStack() as last:
-        last.callback(shutdown_tracing)
-        metrics = Metrics("tokenizer")
-        last.callback(metrics.close)
-        share = last.enter_context(shared_tokens(config, metrics.registry))
-        workers = Workers(config.threads, config.max_pending)
-        last.callback(workers.close)
+    with _resources(config) as (metrics, workers, share):
         if vocabularies is None:
             vocabularies = await asyncio.to_thread(_load, config, share)
         counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
@@ -69,6 +62,20 @@ async def serve(
             if ready:
                 ready(ports)
             await (stop or asyncio.Event()).wait()
+
+
+@contextmanager
+def _resources(config: TokenizerConfig) -> Iterator[tuple[Metrics, Workers, Share | None]]:
+    """What ends after everything else."""
+    with ExitStack() as last:
+        configure_tracing("tokenizer")
+        last.callback(shutdown_tracing)
+        metrics = Metrics("tokenizer")
+        last.callback(metrics.close)
+        share = last.enter_context(shared_tokens(config, metrics.registry))
+        workers = Workers(config.threads, config.max_pending)
+        last.callback(workers.close)
+        yield metrics, workers, share
 
 
 def _load(config: TokenizerConfig, share: Share | None) -> Vocabularies:

@@ -97,13 +97,7 @@ class TokenizerConfig:
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
-        for entry in self.replaced:
-            if not all(entry.partition("=")):
-                raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
-        if self.cache_bytes < 0:
-            raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
-        if self.shared_cache and not self.shared_cache_key:
-            raise ConfigError("shared_cache_key is empty: set the same secret in all tokenizers.")
+        self._check_caches()
         for field in ("port", "admin_port"):
             if not 0 <= getattr(self, field) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
@@ -121,3 +115,12 @@ class TokenizerConfig:
                 f"max_text_bytes is {self.max_text_bytes}: keep it below max_message_bytes, "
                 f"{self.max_message_bytes}, so that a long text is refused with a reason."
             )
+
+    def _check_caches(self) -> None:
+        for entry in self.replaced:
+            if not all(entry.partition("=")):
+                raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
+        if self.cache_bytes < 0:
+            raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
+        if self.shared_cache and not self.shared_cache_key:
+            raise ConfigError("shared_cache_key is empty: set the same secret in all tokenizers.")

@@ -19,12 +19,12 @@ from outrider.tokenization.front.job import Layer
 from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import to_detail
-from services.tokenizer import transfer
 from services.tokenizer.parts.crew import Crew
 from services.tokenizer.parts.detokenizing import Detokenizing
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering, kind_of
 from services.tokenizer.streams import AnswerStream
+from services.tokenizer.vocabularies import transfer
 from services.tokenizer.workers import Workers
 
 REQUESTS: Final = "outrider.tokenizer.requests"

@@ -23,8 +23,8 @@ from outrider.tokenization.backends.choice import adopt
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
-from services.tokenizer.transfer import pieces, received
 from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies.transfer import pieces, received
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
 
 TEXT = "naïve café — 東京 🚄 مرحبا"

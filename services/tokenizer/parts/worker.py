@@ -18,8 +18,8 @@ from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from outrider.wire.errors import to_detail
-from services.tokenizer.transfer import received
 from services.tokenizer.vocabularies import Served
+from services.tokenizer.vocabularies.transfer import received
 
 ALIVE_S: Final = 1.0
 """Between two signs of life."""

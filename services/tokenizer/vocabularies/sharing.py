@@ -20,7 +20,7 @@ from outrider.tokenization.backends.packages import Fastokens
 from outrider.tokenization.front.encoder import SharedTokens
 from outrider.tokenization.shared.entries import Entries
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import Share
+from services.tokenizer.vocabularies.served import Share
 
 if TYPE_CHECKING:
     from outrider.tokenization.shared.tokens import Line

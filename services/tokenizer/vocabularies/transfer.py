@@ -14,7 +14,7 @@ from outrider.tokenization.backends.choice import adopt
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.backends.packages import installed_version
 from outrider.v1 import tokenizer_pb2
-from services.tokenizer.vocabularies import Served
+from services.tokenizer.vocabularies.served import Served
 
 PIECE_CHARS: Final = 1 << 18
 
