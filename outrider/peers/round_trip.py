@@ -19,6 +19,7 @@ class RoundTrip:
     def __init__(self, initial_ms: float) -> None:
         """`initial_ms` is a guess, until the first sample."""
         self.smoothed_ms = initial_ms
+        self._least_ms = initial_ms
         self._samples: deque[float] = deque(maxlen=_WINDOW)
 
     @property
@@ -29,12 +30,13 @@ class RoundTrip:
     @property
     def min_ms(self) -> float:
         """The least recent sample; the initial estimate before the first."""
-        return min(self._samples, default=self.smoothed_ms)
+        return self._least_ms if self._samples else self.smoothed_ms
 
     def add(self, sample_ms: float) -> None:
         """Take one measurement; the first replaces the estimate."""
         first = not self._samples
         self._samples.append(sample_ms)
+        self._least_ms = min(self._samples)
         counted = min(sample_ms, 4.0 * self.min_ms + 10.0)
         self.smoothed_ms = (
             counted if first else self.smoothed_ms + _ALPHA * (counted - self.smoothed_ms)

@@ -29,7 +29,8 @@ from services.router.relay.entry.scout import FleetScout
 MODEL = Model("virtual", b"virtual", block_tokens=BLOCK_TOKENS)
 _DEFAULTS = RouterConfig()
 POLICY = PlacementPolicy(near_ms=_DEFAULTS.near_ms, max_queued=_DEFAULTS.max_queued)
-_EXPIRE_S = 0.1
+_EXPIRE_S = 0.5
+"""What passes with time alone takes seconds; a router looks for it more often."""
 _TIDY_ROWS = 256
 
 
@@ -72,12 +73,16 @@ class MeshRouter:
         owner = self._placement.owner(site.name)
         self._followers[site.name] = made = Follower(self._index, owner, BLOCK_TOKENS)
         made.snapshot(1, 1, follower.Part((), is_first=True, is_last=True))
-        self._scout.survey(self._registry)
+        self._survey()
 
     def lose(self, name: str, now: float) -> None:
         self._connected.pop(name, None)
         self._registry.lost(name, "its connection was reset", now)
-        self._scout.survey(self._registry)
+        self._survey()
+
+    def _survey(self) -> None:
+        if self._gated:
+            self._scout.survey(self._registry)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -89,7 +94,7 @@ class MeshRouter:
             self._expired_at = now
             self._registry.expire(now)
             self._registry.take_transitions()
-            self._scout.survey(self._registry)
+            self._survey()
             self._admission.expire(now)
             self._index.tidy(now, _TIDY_ROWS)
 

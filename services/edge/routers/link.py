@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NoReturn, Protocol
@@ -75,6 +76,7 @@ class RouterLink:
         self._rng = rng
         self._on_connected = on_connected
         self._backoff_s = FIRST_BACKOFF_S
+        self._is_needed = asyncio.Event()
         self._outbox: Outbox[router_pb2.RouteRequest] | None = None
         self._sinks: dict[int, Sink] = {}
         self._last_number = 0
@@ -124,8 +126,23 @@ class RouterLink:
                 await self._connect()
             except _LOSSES as failure:
                 self._table.lost(self.address, _reason(failure), self._clock())
-            await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
-            self._backoff_s = min(2.0 * self._backoff_s, self._policy.max_backoff_s)
+            await self._pause()
+
+    def hasten(self) -> None:
+        """No router can be reached, and somebody needs one: no time to wait between attempts."""
+        self._is_needed.set()
+
+    async def _pause(self) -> None:
+        """Between two attempts: as long as backing off says, or until it is needed, but never as
+        short as would make a load of it."""
+        pause_s = self._backoff_s * self._rng.uniform(0.5, 1.0)
+        self._backoff_s = min(2.0 * self._backoff_s, self._policy.max_backoff_s)
+        least_s = min(pause_s, FIRST_BACKOFF_S)
+        await asyncio.sleep(least_s)
+        self._is_needed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s - least_s):
+                await self._is_needed.wait()
 
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""

@@ -76,10 +76,13 @@ class Upstream:
 
     def pick(self, avoid: Collection[str] = ()) -> RouterLink:
         """The router for the next session: of the nearest region that has one, and none of the
-        addresses in `avoid` while there is another. Raises UnavailableError."""
+        addresses in `avoid` while there is another. Raises UnavailableError, and hastens those that
+        are not connected."""
         router = self.table.pick(avoid)
         if router is not None:
             return self._links[router.address]
+        for link in self._links.values():
+            link.hasten()
         stand = ", ".join(f"{router.address} {router.state.name}" for router in self.table)
         raise UnavailableError(
             f"no router can be reached ({stand or 'none was found'}); check that one runs",

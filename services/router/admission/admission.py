@@ -62,11 +62,6 @@ class Admission:
         found[Priority.HIGH] += self._room.num_waiting[Lane.STARTED]
         return found
 
-    def waiting_for(self, model: str) -> int:
-        """Sessions in the queue that want this model."""
-        drain = self._drains.get(model)
-        return drain.num_waiting if drain else 0
-
     def grant(self, tenant: str, asked: Priority | None, prompt_tokens: int) -> Priority:
         """The class that a session gets: what it asks for, as far as its tenant and the length of
         its prompt allow."""

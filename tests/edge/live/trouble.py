@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from outrider.client import Client, Committed, Message
+from outrider.client import Client, Committed, Event, Message
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.transport.dialing import EdgeAddress, dial
@@ -89,3 +89,12 @@ async def start(client: Client, **options: Any) -> Chat:
         if isinstance(event, Committed):
             return chat
     raise AssertionError("the chat ended before its first token")
+
+
+async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
+    """All events still to come; the reply has to be whole."""
+    events = [event async for event in chat]
+    result = await chat.result()
+    assert result.text == reply
+    assert len(result.ids) == len(reply) + 1, "a byte a token, and the end"
+    return events

@@ -19,26 +19,14 @@ from outrider.client import (
     Resumed,
     SamplingParams,
 )
-from outrider.client.chat import Chat
-from outrider.client.protocol import CloseCode
-from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from tests.edge.live.running import Mute, Running, running
-from tests.edge.live.trouble import ASK, REPLY, cut, start
+from tests.edge.live.trouble import ASK, REPLY, cut, start, whole
 
 LONG = SamplingParams(max_tokens=5000)
-
-
-async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
-    """All events still to come; the reply has to be whole."""
-    events = [event async for event in chat]
-    result = await chat.result()
-    assert result.text == reply
-    assert len(result.ids) == len(reply) + 1, "a byte a token, and the end"
-    return events
 
 
 def kinds(events: list[Event]) -> list[type]:
@@ -228,79 +216,3 @@ async def trouble(rng: random.Random, mesh: Running, client: Client) -> None:
             cut(client)
         case "router":
             mesh.region.break_streams()
-
-
-async def test_nobody_comes_back(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, resume_window_s=1.0) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
-            await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-            await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-            assert mesh.region.cancelled == [], "it goes on for a while"
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
-        assert mesh.sample("outrider_edge_detached_chats") == 0
-
-
-async def test_an_edge_that_keeps_nothing_cancels_at_once(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
-            await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
-
-
-async def test_only_so_many_go_on_alone(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, max_detached_chats=2) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
-            for _ in range(3):
-                await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-            await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-            await eventually(lambda: mesh.edge.telemetry.num_chats == 2)
-        await mesh.edge.stop()
-        await mesh.settled()
-
-
-async def test_another_client_takes_a_chat_up_by_its_token(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
-        async with mesh.client(reconnect=None) as client:
-            chat = client.chat(ASK)
-            await chat.__aenter__()
-            accepted = await anext(chat)
-            assert isinstance(accepted, Accepted)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-        async with mesh.client() as other, other.resume(accepted.resume_token) as resumed:
-            mesh.region.gate.set()
-            await whole(resumed)
-        async with mesh.client() as third:
-            async with third.resume(accepted.resume_token) as again:
-                await whole(again)
-            with pytest.raises(UnknownChatError, match="whole request"):
-                async with third.resume("no such token") as nothing:
-                    await nothing.result()
-        assert len(mesh.region.opened) == 1
-
-
-async def test_another_model_does_not_go_on_with_a_reply(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
-        chat = await start(client)
-        await mesh.restart(model="another")
-        cut(client)
-        with pytest.raises(UnknownModelError, match="small"):
-            await chat.result()
-        mesh.region.gate.set()
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -199,6 +199,23 @@ async def test_without_a_router_the_refusal_says_how_each_of_them_is() -> None:
         with pytest.raises(UnavailableError, match=f"{there.address} DOWN, {absent} DOWN"):
             it.pick()
         await there.start()
+
+
+async def test_who_needs_a_router_does_not_wait_for_a_long_pause_between_attempts() -> None:
+    router = Router("x")
+    async with leak_check(), up(router), upstream(router.address, max_backoff_s=1e4) as it:
+        await ready(it, router)
+        it.links[0]._backoff_s = 1e4
+        await router.kill()
+        await eventually(lambda: not it.ready)
+        await router.start()
+
+        def picked() -> bool:
+            with suppress(UnavailableError):
+                return it.pick().address == router.address
+            return False
+
+        await eventually(picked)
 
 
 async def test_routers_come_and_go_in_dns_and_their_sessions_end_by_themselves() -> None:

@@ -5,43 +5,21 @@ from __future__ import annotations
 import pytest
 
 from outrider.errors import UnavailableError
-from outrider.peers.health import HealthPolicy, PeerState, Signal
-from outrider.peers.quarantine import QuarantinePolicy
-from services.router.config import ReplicaConfig
 from services.router.fleet.load import Identity, Load, Model
-from services.router.fleet.registry import FleetPolicy, Registry
-
-MODEL = Model("m", b"d" * 32, 2048, (1, 2, 3))
-C, R, S, D, G, Q, T = PeerState
-POLICY = FleetPolicy(
-    HealthPolicy(3.0, 5.0, QuarantinePolicy(max_failures=2, window_s=30.0, first_s=2.0)),
-    silence_s=2.0,
+from tests.router.fleet.table import (
+    MODEL,
+    C,
+    D,
+    G,
+    Q,
+    R,
+    S,
+    T,
+    changes,
+    connected,
+    pass_time,
+    registry,
 )
-
-
-def registry(*names: str, now: float = 0.0) -> Registry:
-    replicas = [ReplicaConfig(name, "r", "h:1") for name in names or ("a",)]
-    return Registry(replicas, rtt_ms={"r": 10.0, "": 50.0}.__getitem__, policy=POLICY, now=now)
-
-
-def connected(*names: str) -> Registry:
-    """All of them are READY at 0."""
-    table = registry(*names)
-    for replica in list(table):
-        table.connected(replica.name, MODEL, 0.0)
-    table.take_transitions()
-    return table
-
-
-def changes(table: Registry) -> list[tuple[str, PeerState, PeerState]]:
-    return [(t.replica, t.before, t.after) for t in table.take_transitions()]
-
-
-def pass_time(table: Registry, since: float, until: float) -> None:
-    """Tick, as a router does that is not held up."""
-    for tenth in range(round(since * 10), round(until * 10) + 1):
-        table.expire(tenth / 10)
-
 
 # --- health ---
 
@@ -122,80 +100,6 @@ def test_a_reconnected_replica_starts_without_its_old_load() -> None:
     table.connected("a", MODEL, 3.0)
     assert table["a"].load is None
     assert table["a"].state is R
-
-
-# --- quarantine ---
-
-
-def test_a_replica_that_fails_often_is_left_alone_and_tried_with_one_session() -> None:
-    table = connected("a", "b")
-    table.failed("a", "no progress", 1.0)
-    assert changes(table) == []
-    table.failed("a", "no progress", 1.5)
-    assert changes(table) == [("a", R, Q)]
-    assert not table["a"].takes_sessions
-    table.report("a", Load(), 3.0)
-    table.expire(3.5)
-    assert table["a"].state is T
-    table.place("a", 7, 3.6)
-    assert not table["a"].takes_sessions
-    table.served("a", 6, 3.7)  # an older one
-    assert table["a"].state is T
-    table.served("a", 7, 3.8)
-    assert table["a"].state is R
-
-
-def test_connections_that_break_count_once_each_and_goodbyes_do_not() -> None:
-    table = connected("a", "b")
-    table.signal("a", Signal.NOT_SERVING, 0.5)
-    table.lost("a", "", 1.0)
-    for at in (2.0, 3.0):
-        table.connected("a", MODEL, at)
-        assert table["a"].state is R
-        table.lost("a", "reset", at + 0.5)
-        table.lost("a", "refused", at + 0.6)  # attempts in vain
-    table.connected("a", MODEL, 4.0)
-    assert table["a"].state is Q
-    assert table["a"].health.quarantine.count == 1
-
-
-def test_a_trial_that_ends_with_the_connection_has_failed() -> None:
-    table = connected("a", "b")
-    for _ in range(2):
-        table.failed("a", "", 1.0)
-    table.report("a", Load(), 3.0)
-    table.expire(3.0)
-    assert table["a"].state is T
-    table.lost("a", "reset", 4.0)
-    table.connected("a", MODEL, 4.5)
-    table.expire(7.9)
-    assert table["a"].state is not T, "the pause is twice as long"
-    table.report("a", Load(), 8.0)
-    table.expire(8.0)
-    assert table["a"].state is T
-
-
-def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
-    table = connected("a")
-    table.hung("a", "no token for 2 s", 1.0)
-    assert changes(table) == [("a", R, Q)]
-    table.report("a", Load(), 1.1)
-    table.probed("a", 1.0, serving=True, now=1.1)
-    assert table["a"].state is Q
-    table.expire(3.0)
-    assert table["a"].state is T
-
-
-def test_quarantine_leaves_half_of_a_models_replicas() -> None:
-    alone = connected("a")
-    for _ in range(5):
-        alone.failed("a", "", 1.0)
-    assert alone["a"].state is R
-    table = connected("a", "b", "c", "d")
-    for name in ("a", "b", "c", "d"):
-        for _ in range(3):
-            table.failed(name, "", 1.0)
-    assert [replica.state for replica in table] == [Q, Q, R, R]
 
 
 # --- who there is ---

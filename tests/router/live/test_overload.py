@@ -52,3 +52,27 @@ async def test_operators_see_the_queue_and_the_replicas_there_should_be(near: Re
             while not all(line in text for line in wanted):
                 text = await get(router.ports.admin, "/metrics")
         assert 'outrider_router_late_share{model="m",region="us"}' in text
+
+
+async def test_what_home_has_no_room_for_goes_to_another_region(
+    near: Replica, far: Replica
+) -> None:
+    async with running_router(near, far) as router:
+        near.report(**FULL, **COST)
+        async with asyncio.timeout(5):
+            while (await router.replicas())["near"].sessions < 16:
+                pass
+        edge = router.edge()
+        await edge.send(opening(1, priority=HIGH))
+        sent = await far.hear("open")
+        far.say(commit(sent.session))
+        await edge.hear("commit")
+        wanted = 'outrider_router_spilled_total{cause="full",home="us",region="eu"} 1.0'
+        async with asyncio.timeout(10):
+            while wanted not in await get(router.ports.admin, "/metrics"):
+                pass
+        bound = opening(2, priority=HIGH)
+        bound.open.residency.append("us")
+        await edge.send(bound)
+        near.report(max_sessions=8, **COST)
+        await near.hear("open")

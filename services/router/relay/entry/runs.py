@@ -2,7 +2,7 @@
 
 A client that turns to another edge opens its chat anew behind what it has. Where the first edge did
 not die but starves or is cut off, the old run goes on for as long as that one remembers its chats
-(`edge.resume_s`), and takes a place on a replica for nobody.
+(`edge.resume_window_s`), and takes a place on a replica for nobody.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""`outrider explain` before a real router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from typer.testing import CliRunner
+
+from outrider.cli.main import app
+from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.testing import free_tcp_port
+from outrider.v1 import router_pb2
+from tests.router.relay.mesh import opening
+from tests.router.replica import Replica, running_replicas, running_router
+
+
+async def _asked(port: int, *flags: str) -> str:
+    """What the command prints; it has an event loop of its own, so a thread."""
+    arguments = ["explain", "--router", f"127.0.0.1:{port}", *flags]
+    done = await asyncio.to_thread(CliRunner().invoke, app, arguments, catch_exceptions=False)
+    return done.stdout
+
+
+async def test_why_sessions_went_where_they_went() -> None:
+    near, far = Replica("near"), Replica("far", "eu")
+    async with running_replicas(near, far), running_router(near, far) as router:
+        for name in ("near", "far"):
+            await router.state_of(name, router_pb2.REPLICA_STATE_READY)
+        edge = router.edge()
+        chosen = {}
+        for number, name in ((1, "first"), (2, "second")):
+            await edge.send(opening(number, request_id=name))
+            hear = {asyncio.create_task(one.hear("open")): one.name for one in (near, far)}
+            done, waiting = await asyncio.wait(hear, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            chosen[name] = hear[done.pop()]
+        port = router.ports.main
+        shown = await _asked(port)
+        one = await _asked(port, "--request", "first")
+        told = json.loads(await _asked(port, "--json", "--last", "1"))
+        nothing = await _asked(port, "--request", "nobody's")
+    heads = [line for line in shown.splitlines() if "prompt tokens for m" in line]
+    assert [head.split(":")[0] for head in heads] == ["second", "first"], "newest first"
+    assert "second" not in one
+    row = next(line.split() for line in one.splitlines() if "chosen" in line)
+    assert row[1] == chosen["first"]
+    assert "runner-up" in one and "margin" in one
+    (placement,) = told["placements"]
+    assert placement["request_id"] == "second"
+    assert placement["chosen"]["replica"] == chosen["second"]
+    assert nothing.startswith("no such placement is known")
+
+
+def test_what_cannot_be_asked_is_said_plainly() -> None:
+    address = f"127.0.0.1:{free_tcp_port()}"
+    failed = CliRunner().invoke(app, ["explain", "--router", address])
+    assert isinstance(failed.exception, UnavailableError)
+    both = CliRunner().invoke(app, ["explain", "a prompt", "--request", "x", "--router", address])
+    assert isinstance(both.exception, InvalidRequestError)

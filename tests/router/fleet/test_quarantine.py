@@ -1,0 +1,85 @@
+"""Replicas that fail too often. Virtual time."""
+
+from __future__ import annotations
+
+from outrider.peers.health import Signal
+from services.router.fleet.load import Load
+from tests.router.fleet.table import (
+    MODEL,
+    Q,
+    R,
+    T,
+    changes,
+    connected,
+)
+
+
+def test_a_replica_that_fails_often_is_left_alone_and_tried_with_one_session() -> None:
+    table = connected("a", "b")
+    table.failed("a", "no progress", 1.0)
+    assert changes(table) == []
+    table.failed("a", "no progress", 1.5)
+    assert changes(table) == [("a", R, Q)]
+    assert not table["a"].takes_sessions
+    table.report("a", Load(), 3.0)
+    table.expire(3.5)
+    assert table["a"].state is T
+    table.place("a", 7, 3.6)
+    assert not table["a"].takes_sessions
+    table.served("a", 6, 3.7)  # an older one
+    assert table["a"].state is T
+    table.served("a", 7, 3.8)
+    assert table["a"].state is R
+
+
+def test_connections_that_break_count_once_each_and_goodbyes_do_not() -> None:
+    table = connected("a", "b")
+    table.signal("a", Signal.NOT_SERVING, 0.5)
+    table.lost("a", "", 1.0)
+    for at in (2.0, 3.0):
+        table.connected("a", MODEL, at)
+        assert table["a"].state is R
+        table.lost("a", "reset", at + 0.5)
+        table.lost("a", "refused", at + 0.6)  # attempts in vain
+    table.connected("a", MODEL, 4.0)
+    assert table["a"].state is Q
+    assert table["a"].health.quarantine.count == 1
+
+
+def test_a_trial_that_ends_with_the_connection_has_failed() -> None:
+    table = connected("a", "b")
+    for _ in range(2):
+        table.failed("a", "", 1.0)
+    table.report("a", Load(), 3.0)
+    table.expire(3.0)
+    assert table["a"].state is T
+    table.lost("a", "reset", 4.0)
+    table.connected("a", MODEL, 4.5)
+    table.expire(7.9)
+    assert table["a"].state is not T, "the pause is twice as long"
+    table.report("a", Load(), 8.0)
+    table.expire(8.0)
+    assert table["a"].state is T
+
+
+def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
+    table = connected("a")
+    table.hung("a", "no token for 2 s", 1.0)
+    assert changes(table) == [("a", R, Q)]
+    table.report("a", Load(), 1.1)
+    table.probed("a", 1.0, serving=True, now=1.1)
+    assert table["a"].state is Q
+    table.expire(3.0)
+    assert table["a"].state is T
+
+
+def test_quarantine_leaves_half_of_a_models_replicas() -> None:
+    alone = connected("a")
+    for _ in range(5):
+        alone.failed("a", "", 1.0)
+    assert alone["a"].state is R
+    table = connected("a", "b", "c", "d")
+    for name in ("a", "b", "c", "d"):
+        for _ in range(3):
+            table.failed(name, "", 1.0)
+    assert [replica.state for replica in table] == [Q, Q, R, R]
