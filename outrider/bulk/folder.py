@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final
 
@@ -27,6 +27,8 @@ class Folder:
         self._path = path
         self._run = run
         self._log = log
+        self._disk = ThreadPoolExecutor(1, "sync")
+        self._synced: list[Future[None]] = []
         self.finished: dict[int, ShardResult] = {}
 
     @classmethod
@@ -48,13 +50,22 @@ class Folder:
                 folder._leave()
 
     def add(self, result: ShardResult) -> None:
-        """A shard is finished: make sure that it stays. Raises OSError."""
-        sync_file(self._path / result.name)
+        """A shard is finished: note it, and have it written to the disk, for which nobody waits.
+        Raises InvalidRequestError if it is not in the folder."""
+        if not self._is_there(result):
+            raise InvalidRequestError(
+                f"a worker wrote {result.name}, but it is not in {self._path}: the folder has to "
+                "be the same one on every machine"
+            )
         self._write(journal.shard_line(result))
         self.finished[result.number] = result
+        self._synced.append(self._disk.submit(sync_file, self._path / result.name))
 
     def complete(self, settings: Settings, facts: dict[str, object]) -> list[ShardResult]:
-        """Every shard is finished: write the manifest, which takes the journal's place."""
+        """Every shard is finished: write the manifest, which takes the journal's place. Raises
+        OSError."""
+        for synced in self._synced:
+            synced.result()
         results = [self.finished[number] for number in sorted(self.finished)]
         sync_directory(self._path)
         text = journal.manifest(self._run, results, settings, facts)
@@ -98,7 +109,6 @@ class Folder:
     def _write(self, line: str) -> None:
         self._log.write(line)
         self._log.flush()
-        os.fsync(self._log.fileno())
 
     def _remove_parts(self) -> None:
         """What workers that were ended had begun."""
@@ -106,6 +116,7 @@ class Folder:
             path.unlink(missing_ok=True)
 
     def _leave(self) -> None:
+        self._disk.shutdown(cancel_futures=True)
         self._remove_parts()
         path = self._path / JOURNAL
         if path.exists() and not path.stat().st_size:
