@@ -11,7 +11,7 @@ import numpy as np
 from bench.policy.recorded import Chat
 from outrider.engines.base import EngineInfo, Rows
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import ReplyEnd
 from outrider.speculation.ngrams import NgramPrior
 from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
@@ -27,16 +27,6 @@ CHOICE_MS = {False: 0.01, True: 0.33}
 _MOST_ROWS = 1024
 _SURE = 1e4
 """A logit that no noise outweighs."""
-
-
-class Silent:
-    """A detokenizer for replies that nobody reads."""
-
-    def push(self, id: int, /) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
 
 
 @dataclass(slots=True)
@@ -79,7 +69,7 @@ class VirtualReplica:
         self._scheduler = Scheduler(
             self._info,
             SchedulerLimits(),
-            lambda params: ReplyText(params, (), Silent()),
+            lambda params: ReplyEnd(params, ()),
             self._prior,
         )
         self._drafts, self._now, self._served = drafts, 0.0, Served()

@@ -41,6 +41,9 @@ class _Characters:
     def push(self, token: int) -> str:
         return chr(64 + token)
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
+
     def finish(self) -> str:
         return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Protocol
 
 from outrider.sampling.params import SamplingParams
@@ -14,6 +14,10 @@ class Detokenizer(Protocol):
 
     def push(self, id: int, /) -> str:
         """Text completed by this id; may be empty."""
+        ...
+
+    def push_all(self, ids: Sequence[int], /) -> str:
+        """The same of several ids, joined."""
         ...
 
     def finish(self) -> str:
@@ -81,6 +85,19 @@ class ReplyText:
         elif self.num_tokens == self._max_tokens:
             self.finished = "length"
             text += self._drain()
+        return text
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """The pieces of each, joined, sooner than one by one. The reply is to go on behind them: if
+        it does not, it ended before the last of them, or there. Nothing is pushed after that."""
+        self.num_tokens += len(tokens)
+        if self.num_tokens >= self._max_tokens:
+            self.finished = "length"
+        if not self._stop_ids.isdisjoint(tokens):
+            self.finished = "stop"
+        text = self._matcher.push(self._detokenizer.push_all(tokens))
+        if self._matcher.found:
+            self.finished = "stop"
         return text
 
     def flush(self) -> str:

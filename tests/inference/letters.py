@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 
@@ -16,6 +18,9 @@ class LetterDetokenizer:
 
     def push(self, token: int) -> str:
         return _ALPHABET[token]
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def finish(self) -> str:
         return ""

@@ -1,6 +1,6 @@
 """Where a reply ends, and which text it has."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,9 @@ class Bytes:
         self._pending = b""
         return text
 
+    def push_all(self, ids: Sequence[int]) -> str:
+        return "".join(map(self.push, ids))
+
     def finish(self) -> str:
         text, self._pending = self._pending.decode(errors="replace"), b""
         return text
@@ -43,6 +46,9 @@ class Pieces:
 
     def push(self, id: int) -> str:
         return self._pieces[id - 1]
+
+    def push_all(self, ids: Sequence[int]) -> str:
+        return "".join(map(self.push, ids))
 
     def finish(self) -> str:
         return ""
@@ -93,6 +99,20 @@ def test_stop_strings_need_the_text() -> None:
     for token in (ord("a") + 1, ord("b") + 1):
         end.push(token)
     assert end.finished == "stop"
+
+
+@given(st.text("ab", min_size=1, max_size=9), st.sampled_from([(), ("ab",), ("bb", "a")]))
+def test_many_tokens_at_once_release_what_each_of_them_does(
+    text: str, stop: tuple[str, ...]
+) -> None:
+    one, all_ = (ReplyText(SamplingParams(stop=stop, max_tokens=8), {EOS}, Bytes()) for _ in "12")
+    released = run(one, ids_of(text))
+    if len(released) < len(text):
+        all_.push_all(ids_of(text))
+        assert all_.finished is not None
+    else:
+        assert all_.push_all(ids_of(text)) == "".join(released)
+        assert (all_.finished, all_.num_tokens) == (one.finished, one.num_tokens)
 
 
 def test_ignore_eos_goes_on_but_not_past_own_stop_ids() -> None:

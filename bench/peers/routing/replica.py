@@ -21,7 +21,7 @@ from outrider.config import load
 from outrider.engines.base import Meanwhile, Round, Rows, nothing
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply, ReplyEnd
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from services.inference.app import LoadedModel, Replica
@@ -45,14 +45,6 @@ class PacedEngine(FakeEngine):
         return rows
 
 
-class _Letters:
-    def push(self, id: int, /) -> str:
-        return chr(ord("A") + id)
-
-    def finish(self) -> str:
-        return ""
-
-
 def coder() -> TokenCoder:
     """Of the ids that this model speaks."""
     return TokenCoder(DIGEST, VOCABULARY_SIZE, None)
@@ -68,8 +60,8 @@ def _model(fixed_ms: float, row_ms: float, num_blocks: int) -> LoadedModel:
         row_ms=row_ms,
     )
 
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, (), _Letters())
+    def new_reply(params: SamplingParams) -> Reply:
+        return ReplyEnd(params, ())
 
     return LoadedModel(MODEL, (PacedEngine(options),), coder(), DIGEST, new_reply)
 

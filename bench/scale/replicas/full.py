@@ -14,7 +14,7 @@ from bench.scale.replicas.base import INFO, LIMITS, Hooks
 from outrider.engines.base import Rows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import ReplyEnd
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduling.events import (
     Committed,
@@ -33,21 +33,13 @@ _TOKEN = 7
 _MOST_ROWS = 64
 
 
-class _Silent:
-    def push(self, id: int, /) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-
 class FullReplica:
     """Implements base.Replica."""
 
     def __init__(self, clock: Clock, times: CallTimes, hooks: Hooks, seed: int) -> None:
         self._clock, self._times, self._hooks = clock, times, hooks
         self._random = random.Random(seed)
-        self._scheduler = Scheduler(INFO, LIMITS, lambda params: ReplyText(params, (), _Silent()))
+        self._scheduler = Scheduler(INFO, LIMITS, lambda params: ReplyEnd(params, ()))
         self._scheduler.record_blocks()
         self._asks: dict[int, Ask] = {}
         self._busy = self._dead = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Final
 
 import numpy as np
@@ -52,7 +53,7 @@ class Entries:
     def ids(self, name: bytes, value: bytes) -> array[int] | None:
         """The ids of a value that `value` made for this name; None for any other."""
         seal, body = value[:_HASH_BYTES], value[_HASH_BYTES:]
-        if len(body) < _COUNT.size or seal != self._seal(name, body):
+        if len(body) < _COUNT.size or not compare_digest(seal, self._seal(name, body)):
             return None
         (count,) = _COUNT.unpack_from(body)
         try:

@@ -104,7 +104,7 @@ class ReplyFlow:
         if not ids:
             return []
         try:
-            text, _ = self._front.commit(ids)
+            text = self._front.resume(ids)
         except MalformedFrameError as error:
             raise InvalidRequestError(
                 "the chat to resume has ids past its end; send only what was committed"

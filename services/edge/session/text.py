@@ -54,6 +54,18 @@ class ReplyFront:
             self._held = self._held[len(parts[-1]) :]
         return "".join(parts), spans
 
+    def resume(self, ids: Sequence[int]) -> str:
+        """The text of ids that another run committed: `commit`, without saying where each stands.
+        Raises MalformedFrameError for ids past the reply's end."""
+        head, last = ids[:-1], ids[-1:]
+        whole = self._decoder.decode(b"".join(map(self._token_bytes, head)))
+        text = self._reply.push_all(head) if head else ""
+        if self.finished and head:
+            raise MalformedFrameError("the tokens to resume go past the end of the reply")
+        self._num_chars += len(whole)
+        self._held = (self._held + whole)[len(text) :]
+        return text + self.commit(last)[0]
+
     def finish(self) -> str:
         """Text held back until now that is final after all; the reply has ended."""
         self._held = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
 from outrider.sampling.params import SamplingParams
@@ -50,6 +52,30 @@ def test_text_held_back_for_a_stop_string_leads_the_outlook() -> None:
 def test_the_outlook_ends_before_a_stop_string() -> None:
     outlook = front(stop=("STOP",)).outlook(0, (1, 18, 19, 2), (0.9,) * 4, False)
     assert (outlook.text, outlook.ends, outlook.final) == (" the", (4, 4, 4, 4), True)
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    st.lists(st.integers(1, 20), max_size=6),
+    st.sampled_from([(), ("STOP",), ("e c", "!")]),
+)
+def test_resumed_ids_leave_what_committed_ones_leave(
+    ids: list[int], more: list[int], stop: tuple[str, ...]
+) -> None:
+    one, other = front(stop=stop, max_tokens=10), front(stop=stop, max_tokens=10)
+    try:
+        text, _ = one.commit(ids)
+    except MalformedFrameError:
+        with pytest.raises(MalformedFrameError):
+            other.resume(ids)
+        return
+    assert (other.resume(ids), other.finished) == (text, one.finished)
+    for token in more:
+        if one.finished:
+            break
+        assert other.outlook(0, (token,), (0.9,), False) == one.outlook(0, (token,), (0.9,), False)
+        assert other.commit((token,)) == one.commit((token,))
+    assert other.finish() == one.finish()
 
 
 def test_ids_past_the_end_are_refused() -> None:

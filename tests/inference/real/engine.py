@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.codec.ranks import shipped_table
@@ -10,7 +10,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo, Ids, Meanwhile, Round, Rows, nothing
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
+from outrider.sampling.reply import Reply, ReplyText, reply_end
 from services.inference.app import LoadedModel
 
 if TYPE_CHECKING:
@@ -60,7 +60,12 @@ def coder_of(vocabulary: Vocabulary) -> TokenCoder:
 def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
     """The model around one engine."""
 
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+    def new_reply(params: SamplingParams) -> Reply:
+        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
 
     return LoadedModel("smollm2", (engine,), coder_of(vocabulary), vocabulary.digest, new_reply)
+
+
+def texts_of(vocabulary: Vocabulary) -> Callable[[SamplingParams], ReplyText]:
+    """What makes replies whose text is read."""
+    return lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())

@@ -27,7 +27,7 @@ from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate
 from services.inference.runner import ModelRunner
-from tests.inference.real.engine import Borrowed, coder_of, loaded
+from tests.inference.real.engine import Borrowed, coder_of, loaded, texts_of
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -137,7 +137,7 @@ async def test_no_failing_stream_costs_the_session_calls(
     engine, metrics = SteppedEngine(openvino_engine), Metrics("test")
     model = loaded(engine, vocabulary)
     prompt = vocabulary.encode_chat([Message("user", ASK)])
-    truth = generate(Borrowed(openvino_engine), prompt, SAMPLING, model.new_reply).ids
+    truth = generate(Borrowed(openvino_engine), prompt, SAMPLING, texts_of(vocabulary)).ids
     replica = Replica(InferenceConfig(drain_s=0.0), model, metrics)
     edge = Edge(replica, engine, vocabulary)
     async with leak_check():

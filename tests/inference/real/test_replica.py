@@ -25,7 +25,7 @@ from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
-from tests.inference.real.engine import Borrowed, coder_of, loaded
+from tests.inference.real.engine import Borrowed, coder_of, loaded, texts_of
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -129,9 +129,11 @@ def model(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> LoadedMode
 
 
 @pytest.fixture(scope="module")
-def truth(model: LoadedModel, prompts: list[list[int]]) -> list[ReferenceReply]:
+def truth(
+    model: LoadedModel, vocabulary: Vocabulary, prompts: list[list[int]]
+) -> list[ReferenceReply]:
     return [
-        generate(model.engines[0], prompt, _sampling(number), model.new_reply)
+        generate(model.engines[0], prompt, _sampling(number), texts_of(vocabulary))
         for number, prompt in enumerate(prompts)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.engines.fake import FakeOptions
@@ -50,6 +50,9 @@ class Words:
 
     def push(self, token: int) -> str:
         return word(token)
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def finish(self) -> str:
         return ""
