@@ -95,6 +95,8 @@ class DraftChain:
         self._has_ended = False
         # Where the epoch's next frame begins; None: the epoch is dead.
         self._sent_to: int | None = 0
+        # Where its frames ended at most, behind that if some go up again; and before the last one.
+        self._reach = self._last_reach = 0
         self._max_lead = limits.max_lead
         self._again = False
         self.committed = self.epoch = 0
@@ -153,6 +155,8 @@ class DraftChain:
         self._drop(len(drafts) if diverged else len(final))
         if diverged:
             self._sent_to = None
+        elif self._sent_to is not None and self.committed <= self._reach:
+            self._sent_to = max(self._sent_to, self.committed)
         return resolved
 
     def limit_lead(self, max_lead: int) -> None:
@@ -187,6 +191,8 @@ class DraftChain:
         joins = again or self._sent_to == start
         self.epoch += not joins
         self._sent_to = start + len(ids)
+        self._last_reach = self._reach if joins else 0
+        self._reach = max(self._sent_to, self._last_reach)
         # Epoch 0 begins with the reply, before anything was sent.
         return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
 
@@ -194,16 +200,18 @@ class DraftChain:
         """The frame taken last could not be sent: its drafts are to be sent once more. The epoch
         that it would have begun never was."""
         self._sent_to = frame.base if frame.continues or not frame.base else None
+        self._reach = self._last_reach
 
     def _check(self, epoch: int, base: int, accepted: int) -> None:
         if base != self.committed:
             raise MalformedFrameError(
                 f"the region committed from token {base}, not from {self.committed}"
             )
-        if accepted and (epoch != self.epoch or accepted > self.num_sent):
+        num_sent = max(0, self._reach - self.committed)
+        if accepted and (epoch != self.epoch or accepted > num_sent):
             raise MalformedFrameError(
                 f"the region accepted {accepted} drafts of epoch {epoch}; "
-                f"it was sent {self.num_sent} of epoch {self.epoch}"
+                f"it was sent {num_sent} of epoch {self.epoch}"
             )
 
     def _outcomes(self, final: Sequence[int], diverged: bool) -> tuple[Outcome, ...]:
