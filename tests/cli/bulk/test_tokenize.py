@@ -19,7 +19,7 @@ from tests.bulk.making import contents, rows
 from tests.models import corpus
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e]
-NUM_COPIES = 1200
+NUM_COPIES = 2000
 COMMAND = [sys.executable, "-m", "outrider.cli.main", "tokenize"]
 
 
