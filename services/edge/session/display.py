@@ -27,7 +27,8 @@ class DisplayPolicy:
     eager_theta: float = 0.03
     """The same for the reply's first tokens."""
     eager_tokens: int = 4
-    """How many tokens are the first."""
+    """How many tokens are the first. If so many are likely and no word ends in them, they are shown
+    as they are: in scripts that the vocabulary spells out, a token is half a letter."""
     line_theta: float = 0.7
     """Least estimated survival of a line break."""
     max_risk: float = 1.0
@@ -117,8 +118,11 @@ class Display:
         """What to show in addition now, if anything."""
         if now < self.quiet_until:
             return None
-        limit, stability = self._likely(outlook)
-        target = outlook.text[: word_end(outlook.text, limit, outlook.final)]
+        limit, stability, num_likely = self._likely(outlook)
+        end = word_end(outlook.text, limit, outlook.final)
+        if not end and not outlook.base and num_likely >= self._policy.eager_tokens > 0:
+            end = limit
+        target = outlook.text[:end]
         if len(target) not in outlook.ends:
             target = target.rstrip(" ")  # that of a word to come, which may yet be a comma
         if len(target) <= len(self._shown) or not target.startswith(self._shown):
@@ -143,8 +147,8 @@ class Display:
         )
         return Retract(kept)
 
-    def _likely(self, outlook: Outlook) -> tuple[int, float]:
-        limit, stability, risk = 0, 1.0, 0.0
+    def _likely(self, outlook: Outlook) -> tuple[int, float, int]:
+        limit, stability, risk, count = 0, 1.0, 0.0, 0
         for number, (end, survival) in enumerate(
             zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
         ):
@@ -152,8 +156,8 @@ class Display:
             risk += 1 - survival if number >= self._policy.eager_tokens else 0.0
             if survival < self._least(number, breaks_line) or risk > self._policy.max_risk:
                 break
-            limit, stability = end, survival
-        return limit, stability
+            limit, stability, count = end, survival, count + 1
+        return limit, stability, count
 
     def _least(self, number: int, breaks_line: bool) -> float:
         """Least survival of the reply's token `number`; a break that is shown already is no more

@@ -51,6 +51,17 @@ def test_shows_the_longest_likely_prefix() -> None:
     assert display.shown == " the cat"
 
 
+def test_a_reply_may_begin_inside_a_word_that_is_long_in_coming() -> None:
+    display = Display(DisplayPolicy(eager_tokens=4))
+    letters = [("", 0.9), ("Д", 0.8), ("", 0.7), ("ж", 0.6)]
+    assert display.show(outlook(*letters[:3], base=0), 0.0) is None
+    assert display.show(outlook(*letters, base=0), 0.0) == Provisional(0, 0, "Дж", 0.6)
+    more = [*letters, ("", 0.5), ("п", 0.5), (" ", 0.5)]
+    assert display.show(outlook(*more, base=0), 0.0) == Provisional(0, 2, "п", 0.5)
+    later = Display(DisplayPolicy(eager_tokens=4))
+    assert later.show(outlook(*letters, base=8), 0.0) is None, "behind the first tokens words end"
+
+
 def test_the_first_tokens_are_shown_more_eagerly() -> None:
     display = Display(DisplayPolicy(eager_tokens=2))
     pieces = ((" the", 0.4), (" cat", 0.3), (" sat", 0.29), (" on", 0.28))
