@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.bulk.making import contents, rows
 from tests.models import corpus
 
 pytestmark = [pytest.mark.model, pytest.mark.e2e]
-NUM_COPIES = 2000
+NUM_COPIES = 1200
 COMMAND = [sys.executable, "-m", "outrider.cli.main", "tokenize"]
 
 
@@ -60,7 +61,12 @@ def test_a_command_that_is_ended_can_go_on(
     file: Path, whole: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     process = subprocess.Popen(
-        command(file, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(file, tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts the tests in the background has it ignored, and that is inherited.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     asyncio.run(eventually(lambda: len(list(tmp_path.glob("shard-*.parquet"))) > 3))
     process.send_signal(number)
