@@ -60,10 +60,10 @@ class Bidding:
         bids = [Bid(p.survival, turn.num_fill) for p, turn in zip(proposals, turns, strict=True)]
         counts = award_rows(bids, rows, max_rows, self._cost)
         paid = [count - bid.num_paid for count, bid in zip(counts, bids, strict=True)]
-        looks_ = self._looking.looks(paid, rows)
+        taken = self._looking.looks(paid, rows)
         return [
             Award(proposal.ids[:count], count, look if was else None)
-            for proposal, count, look, was in zip(proposals, counts, looks_, looked, strict=True)
+            for proposal, count, look, was in zip(proposals, counts, taken, looked, strict=True)
         ]
 
     def settle(self, session: Session, look: Look, num_committed: int) -> None:
