@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 from hypothesis import settings
+from structlog.testing import capture_logs
+from structlog.types import EventDict
 from xdist.scheduler import LoadScopeScheduling
 
 from outrider.models.catalog import DEFAULT_MODEL
@@ -79,3 +82,13 @@ def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """What is logged, at any level, whatever earlier tests configured."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)

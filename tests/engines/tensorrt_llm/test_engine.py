@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
-import structlog
-from structlog.testing import capture_logs
 from structlog.types import EventDict
 
 from outrider.engines.base import Engine, Round
@@ -234,16 +230,6 @@ def test_a_gap_in_the_tokens_is_refused() -> None:
     with opened(engine, ids[:10]) as (sequence,):
         with pytest.raises(EngineError, match="10 known tokens"):
             run(engine, sequence, ids[11:], 11, blocks, 1)
-
-
-@pytest.fixture
-def logs() -> Iterator[list[EventDict]]:
-    """What is logged, at any level, whatever earlier tests configured."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    with capture_logs() as captured:
-        yield captured
-    structlog.configure(**before)
 
 
 def test_statistics_and_events_are_told(logs: list[EventDict]) -> None:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-import structlog.testing
+from structlog.types import EventDict
 
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
@@ -83,11 +83,12 @@ def guarded(reference: Reference, sample_every: int) -> Guarded:
     return Guarded(Wrong(reference), reference, why="test", sample_every=sample_every)
 
 
-def test_the_canary_turns_a_backend_off_at_the_first_difference(reference: Reference) -> None:
+def test_the_canary_turns_a_backend_off_at_the_first_difference(
+    reference: Reference, logs: list[EventDict]
+) -> None:
     encoder = guarded(reference, 1)
     assert encoder.encode("fine") == reference.encode("fine") and encoder.name == "wrong"
-    with structlog.testing.capture_logs() as logs:
-        assert encoder.encode("bad Z") == reference.encode("bad Z")
+    assert encoder.encode("bad Z") == reference.encode("bad Z")
     assert (encoder.name, encoder.epoch, encoder.canary.num_differences) == (REFERENCE, 1, 1)
     assert "wrong was turned off" in encoder.why
     assert [entry["event"] for entry in logs] == ["tokenizer backend turned off"]
@@ -145,12 +146,11 @@ def small() -> Vocabulary:
     return small_vocabulary()
 
 
-def test_what_fails_the_gate_is_not_used_and_the_log_says_so() -> None:
+def test_what_fails_the_gate_is_not_used_and_the_log_says_so(logs: list[EventDict]) -> None:
     def judge(package: str) -> Verdict:
         return Verdict(package, "1", passed=False, reason="3 ids instead of 4")
 
-    with structlog.testing.capture_logs() as logs:
-        chosen = choose(small(), judge=judge)
+    chosen = choose(small(), judge=judge)
     assert chosen.name == REFERENCE and "3 ids instead of 4" in chosen.why
     assert {entry["event"] for entry in logs} == {"tokenizer backend not used"}
 
