@@ -1,4 +1,4 @@
-"""The Gumbel-max race: argmax over ids of scaled score + noise, exactly, without all the logs.
+"""The Gumbel-max race: argmax over ids of scaled score + noise, exactly, with few ids looked at.
 
 P(argmax = id) is softmax(scaled) (Gumbel 1954; as a coupling between drafter and verifier:
 Daliri, Musco, Suresh, arXiv 2408.07978).
@@ -11,12 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.sampling.noise import Floats, Ids, Words, gumbel, words_of_ids, words_of_row
+from outrider.sampling.noise import NUM_GROUPS, Floats, Ids, Noise
 
 Scores: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_LOUD_WORD = np.uint64(63 << 58)
-_LOUD_NOISE = float(gumbel(np.array([_LOUD_WORD], dtype=np.uint64))[0])
 SLACK = 1e-9
 """Far above every rounding error of a scaled score or a total that can matter."""
 
@@ -40,40 +38,38 @@ def score_cut(
         return np.nextafter(kind.type(cut), kind.type(-np.inf))  # type: ignore[no-any-return]
 
 
-def race(values: Floats, seed: int, position: int, ids: Ids) -> int:
-    """Index of the largest `values + noise`, both [n]; `ids` ascend: the lowest wins a tie."""
-    return int((values + gumbel(words_of_ids(seed, position, ids))).argmax())
+def race(values: Floats, noise: Noise, ids: Ids) -> int:
+    """Index of the largest `values + noise`, both [n]; `ids` ascend: the lowest wins a tie.
 
-
-def race_full_row(scores: Scores, top: float, temperature: float, seed: int, position: int) -> int:
-    """`race` over `scaled(scores)` of a whole vocabulary (column j is id j), pruned.
-
-    `top` is the largest score. Why pruning never changes the result: call an id loud when its
-    word is at least LOUD_WORD (1 in 64 are), else quiet. Let L be the largest total of the
-    loud ids and the best-scored id. Noise grows with the word, so a quiet id's total is at
-    most scaled + LOUD_NOISE, and the quiet ids with scaled + LOUD_NOISE < L - SLACK lose. All
-    others are evaluated, with the same elementwise operations as in the full race, and the
-    best-scored id is among them whenever it attains L. L lies in [-3.61, 36.74] since the best
-    id's scaled score is 0, so sums near L err by less than 1e-13 and the noise's rounding
-    breaks monotony by a few ulp: SLACK is far above both. `score_cut` rounds towards
-    evaluating more ids.
+    An id whose value and group's peak together stay below the total of a holder cannot win; those
+    left are looked at. SLACK is far above the rounding of a noise that may lift it over its peak.
     """
-    words = words_of_row(seed, position, len(scores))
-    best = int(scores.argmax())
-    loud = np.flatnonzero(words >= _LOUD_WORD)
-    lead, leader = _leader(scores, words, np.append(loud, best), top, temperature)
-    cut = score_cut(scores.dtype, lead - _LOUD_NOISE, top, temperature)
-    likely = np.flatnonzero(scores >= cut)
-    if not len(likely):
-        return leader
-    rival_lead, rival = _leader(scores, words, likely, top, temperature)
-    return min((-lead, leader), (-rival_lead, rival))[1]
+    most = values + noise.peaks[ids % NUM_GROUPS]
+    held = most[noise.holders[ids % NUM_GROUPS] == ids]
+    rivals = np.flatnonzero(most >= held.max(initial=-np.inf) - SLACK)
+    return int(rivals[(values[rivals] + noise.of(ids[rivals])).argmax()])
 
 
-def _leader(
-    scores: Scores, words: Words, columns: npt.NDArray[np.intp], top: float, temperature: float
-) -> tuple[float, int]:
-    """The largest total among these columns, and the lowest column that has it."""
-    totals = scaled(scores[columns], top, temperature) + gumbel(words[columns])
-    lead = totals.max()
-    return float(lead), int(columns[totals == lead].min())
+def race_full_row(scores: Scores, top: float, temperature: float, noise: Noise) -> int:
+    """`race` over `scaled(scores)` of a whole vocabulary (column j is id j).
+
+    `top` is the largest score. Groups whose best score shows that none of theirs can win are left
+    out, most of them in text; scaling is monotonic in floating point too.
+    """
+    last = np.minimum(noise.holders, len(scores) - 1)
+    held = (scaled(scores[last], top, temperature) + noise.peaks)[last == noise.holders]
+    most = scaled(_best_of_groups(scores), top, temperature) + noise.peaks
+    groups = np.flatnonzero(most >= held.max(initial=-np.inf) - SLACK)
+    ranks = np.arange(-(-len(scores) // NUM_GROUPS))[:, None]
+    ids = (ranks * NUM_GROUPS + groups).ravel().astype(np.int32)
+    ids = ids[: np.searchsorted(ids, len(scores))]
+    return int(ids[race(scaled(scores[ids], top, temperature), noise, ids)])
+
+
+def _best_of_groups(scores: Scores) -> Scores:
+    """[NUM_GROUPS] the largest score of each; -inf for a group without an id."""
+    whole = len(scores) // NUM_GROUPS * NUM_GROUPS
+    best = scores[:whole].reshape(-1, NUM_GROUPS).max(axis=0, initial=-np.inf)
+    rest = scores[whole:]
+    np.maximum(best[: len(rest)], rest, out=best[: len(rest)])
+    return np.asarray(best)

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from outrider.errors import EngineError, InvalidSamplingError
 from outrider.sampling.filters import any_filter, kept
 from outrider.sampling.history import History
-from outrider.sampling.noise import Floats, Ids
+from outrider.sampling.noise import Floats, Ids, Noise, members_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.race import Scores, race, race_full_row
 
@@ -37,11 +37,12 @@ class Sampler:
     """Chooses the ids of one reply. `observe` every committed id, in order."""
 
     def __init__(self, params: SamplingParams, vocabulary_size: int, prompt: Sequence[int]) -> None:
-        """Raises InvalidSamplingError for ids outside the vocabulary."""
+        """Raises InvalidSamplingError for ids outside the vocabulary, or too large a one."""
         _check_ids("logit_bias", list(params.logit_bias), vocabulary_size)
         _check_ids("stop_ids", params.stop_ids, vocabulary_size)
         self.params = params
         self._vocabulary_size = vocabulary_size
+        self._members = members_of(vocabulary_size)
         self._filtered = any_filter(params)
         penalized = (
             params.repetition_penalty != 1.0
@@ -100,10 +101,11 @@ class Sampler:
         if params.temperature == 0.0:
             return best
         if ids is None and not self._filtered:
-            return race_full_row(scores, top, params.temperature, params.seed, position)
+            noise = Noise(params.seed, position, self._members)
+            return race_full_row(scores, top, params.temperature, noise)
         columns, values = kept(scores, top, params.temperature, params)
         entrants = columns.astype(np.int32) if ids is None else ids[columns]
-        return int(columns[race(values, params.seed, position, entrants)])
+        return int(columns[race(values, Noise(params.seed, position, self._members), entrants)])
 
     def _scores(
         self, logits: npt.NDArray[np.float32], ids: Ids | None

@@ -6,7 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from outrider.sampling.noise import gumbel, words_of_row
+import numpy as np
+
+from outrider.sampling.noise import Noise, members_of
 from outrider.sampling.params import SamplingParams
 
 
@@ -45,14 +47,17 @@ def distribution(scores: dict[int, float], params: SamplingParams) -> dict[int, 
     return {token: mass[token] / reached for token in nucleus}
 
 
-def choose(scores: dict[int, float], params: SamplingParams, position: int) -> int:
+def choose(
+    scores: dict[int, float], params: SamplingParams, position: int, vocabulary_size: int
+) -> int:
     """argmax of scaled score + noise over the ids kept, ties to the lowest."""
     if params.temperature == 0.0:
         return min(scores, key=lambda token: (-scores[token], token))
     top = max(scores.values())
-    noise = gumbel(words_of_row(params.seed, position, max(scores) + 1)).tolist()
+    noise = Noise(params.seed, position, members_of(vocabulary_size))
+    noises = noise.of(np.arange(vocabulary_size, dtype=np.int32)).tolist()
     totals = {
-        token: (scores[token] - top) / params.temperature + noise[token]
+        token: (scores[token] - top) / params.temperature + noises[token]
         for token in distribution(scores, params)
     }
     return min(totals, key=lambda token: (-totals[token], token))

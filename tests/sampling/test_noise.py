@@ -1,4 +1,4 @@
-"""The noise against an independent Philox4x64-10 in plain integers."""
+"""The noise against Philox4x64-10 and SplitMix64 in plain integers, and its distribution."""
 
 import math
 
@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sampling.noise import NOISE_DOMAIN, gumbel, words_of_ids, words_of_row
+from outrider.errors import InvalidSamplingError
+from outrider.sampling.noise import (
+    NOISE_DOMAIN,
+    NUM_GROUPS,
+    Noise,
+    gumbel,
+    members_of,
+    split_mix,
+    truncated,
+)
 
 MASK = (1 << 64) - 1
 U64 = st.integers(0, MASK)
+MEMBERS = st.sampled_from([1, 2, 64, 2048])
 
 
 def philox4x64_10(counter: list[int], key: list[int]) -> list[int]:
@@ -28,8 +38,30 @@ def philox4x64_10(counter: list[int], key: list[int]) -> list[int]:
     return c
 
 
-def noise_word(seed: int, position: int, token: int) -> int:
-    return philox4x64_10([token // 4, position, 0, 0], [seed, NOISE_DOMAIN])[token % 4]
+def split_mix_output(seed: int, number: int) -> int:
+    """Steele, Lea, Flood, OOPSLA 2014, figure 17's mixer, the state counted directly."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def word(seed: int, position: int, number: int) -> int:
+    return philox4x64_10([number // 4, position, 0, 0], [seed, NOISE_DOMAIN])[number % 4]
+
+
+def uniform(word: int) -> float:
+    return ((word >> 11) | 1) * 2.0**-53
+
+
+def noise_of(seed: int, position: int, members: int, token: int) -> float:
+    """The definition, for one id."""
+    of_group = word(seed, position, token % NUM_GROUPS)
+    peak = math.log(members) - math.log(-math.log(uniform(of_group)))
+    if of_group % members == token // NUM_GROUPS:
+        return peak
+    own = split_mix_output(word(seed, position, NUM_GROUPS), token)
+    return -math.log(math.exp(-peak) - math.log(uniform(own)))
 
 
 @pytest.mark.parametrize(
@@ -54,37 +86,81 @@ def test_the_reference_gives_the_random123_known_answers(
     assert philox4x64_10(counter, key) == [int(word, 16) for word in words.split()]
 
 
-@given(seed=U64, position=U64, token=st.integers(0, 300_000))
-def test_a_word_alone_is_the_reference_s(seed: int, position: int, token: int) -> None:
-    words = words_of_ids(seed, position, np.array([token], dtype=np.int32))
-    assert words.tolist() == [noise_word(seed, position, token)]
+def test_split_mix_gives_the_published_outputs() -> None:
+    """The first three for seed 1234567, as widely used to check implementations."""
+    words = split_mix(np.uint64(1234567), np.arange(3, dtype=np.int32)).tolist()
+    assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@given(seed=U64, position=U64)
-def test_a_row_is_the_reference_s(seed: int, position: int) -> None:
-    expected = [noise_word(seed, position, token) for token in range(11)]
-    assert words_of_row(seed, position, 11).tolist() == expected
+@given(seed=U64, position=U64, token=st.integers(0, 300_000), members=MEMBERS)
+def test_the_noise_of_an_id_is_the_definition_s(
+    seed: int, position: int, token: int, members: int
+) -> None:
+    noise = Noise(seed, position, members).of(np.array([token], dtype=np.int32))
+    assert noise.tolist() == pytest.approx([noise_of(seed, position, members, token)], abs=1e-12)
+
+
+@given(seed=U64, position=U64, numbers=st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
+def test_split_mix_is_the_reference_s(seed: int, position: int, numbers: list[int]) -> None:
+    words = split_mix(np.uint64(seed), np.array(numbers, dtype=np.int32)).tolist()
+    assert words == [split_mix_output(seed, number) for number in numbers]
 
 
 @given(
     seed=U64,
     position=st.integers(0, 10_000),
-    ids=st.sets(st.integers(0, 999), min_size=1, max_size=120),
+    members=MEMBERS,
+    ids=st.sets(st.integers(0, 9999), min_size=1, max_size=120),
 )
-def test_words_of_ids_are_those_of_the_row(seed: int, position: int, ids: set[int]) -> None:
-    chosen = np.array(sorted(ids), dtype=np.int32)
-    row = words_of_row(seed, position, 1000)
-    assert words_of_ids(seed, position, chosen).tolist() == row[chosen].tolist()
+def test_an_id_s_noise_does_not_depend_on_who_is_asked_with_it(
+    seed: int, position: int, members: int, ids: set[int]
+) -> None:
+    noise, chosen = Noise(seed, position, members), np.array(sorted(ids), dtype=np.int32)
+    row = noise.of(np.arange(10_000, dtype=np.int32))
+    assert noise.of(chosen).tolist() == row[chosen].tolist()
 
 
-def test_words_are_pinned_forever() -> None:
-    words = words_of_row(seed=42, position=7, count=3)
-    assert words.tolist() == [noise_word(42, 7, token) for token in range(3)]
-    assert [f"{word:016x}" for word in words.tolist()] == [
-        "40caf910d7fafe56",
-        "17651669b648fe8c",
-        "434c2e7067bb5f4b",
-    ]
+@given(seed=U64, position=st.integers(0, 10_000))
+def test_a_group_s_noise_peaks_at_its_holder(seed: int, position: int) -> None:
+    noise = Noise(seed, position, 8)
+    rows = noise.of(np.arange(8 * NUM_GROUPS, dtype=np.int32)).reshape(8, NUM_GROUPS)
+    assert (rows <= noise.peaks + 1e-12).all()
+    held = rows.ravel()[noise.holders]
+    assert held.tolist() == noise.peaks.tolist()
+
+
+def test_the_noise_is_pinned_forever() -> None:
+    noise = Noise(seed=42, position=7, members=64)
+    assert noise.holders[:3].tolist() == [22_528, 12_289, 11_266]
+    ids = np.array([0, 1, 49_151], dtype=np.int32)
+    expected = [-0.875725525025965, 0.1373897047478687, 0.692503533260159]
+    assert noise.of(ids).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("members", [1, 2, 64])
+def test_all_ids_together_have_independent_gumbel_noise(members: int) -> None:
+    """The empirical distribution of each member, and of sums over a group, which a wrong joint
+    distribution would change: the sum of k has mean k*gamma and variance k*pi^2/6."""
+    size = members * NUM_GROUPS
+    rows = np.array([Noise(5, at, members).of(np.arange(size, dtype=np.int32)) for at in range(40)])
+    ranks = np.sort(np.exp(-np.exp(-rows)).ravel())  # uniform if the noise is Gumbel's
+    steps = np.arange(1, len(ranks) + 1) / len(ranks)
+    assert abs(ranks - steps).max() * math.sqrt(len(ranks)) < 1.95  # Kolmogorov, 0.1 %
+    sums = rows.reshape(40, members, NUM_GROUPS).sum(axis=1)
+    assert sums.mean() / members == pytest.approx(np.euler_gamma, abs=0.02)
+    assert sums.var() / members == pytest.approx(math.pi**2 / 6, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("size", "members"), [(1, 1), (1024, 1), (1025, 2), (49_152, 64), (151_936, 256), (2**21, 2048)]
+)
+def test_groups_have_room_for_the_vocabulary(size: int, members: int) -> None:
+    assert members_of(size) == members
+
+
+def test_a_vocabulary_without_bits_for_its_holders_is_refused() -> None:
+    with pytest.raises(InvalidSamplingError, match="at most 2097152"):
+        members_of(2**21 + 1)
 
 
 def test_gumbel_is_finite_at_both_ends() -> None:
@@ -100,6 +176,9 @@ def test_gumbel_is_elementwise(words: list[int]) -> None:
     assert together == alone
 
 
-def test_gumbel_grows_with_the_word() -> None:
-    words = np.sort(words_of_row(1, 2, 5000))
-    assert (np.diff(gumbel(words)) > -1e-12).all()
+def test_noise_cut_off_at_a_peak_stays_below_it() -> None:
+    words = np.array([0, 1 << 63, MASK], dtype=np.uint64)
+    for peak in (-3.6, 0.0, 36.7):
+        noise = truncated(np.full(3, peak), words)
+        assert np.isfinite(noise).all()
+        assert (noise <= peak + 1e-12).all()

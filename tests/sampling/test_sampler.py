@@ -56,7 +56,7 @@ def test_choice_and_probability_are_the_naive_ones(
     chosen = sampler.choose(row(logits), position)
     expected = naive.distribution(scores, params)
     if _no_edge_in_reach(scores, params):
-        assert chosen == naive.choose(scores, params, position)
+        assert chosen == naive.choose(scores, params, position, VOCABULARY)
         for token in range(VOCABULARY):
             given_ = sampler.probability(row(logits), token)
             assert given_ == pytest.approx(expected.get(token, 0.0), abs=1e-9)
@@ -111,7 +111,7 @@ def test_candidate_lists_are_a_set(
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 4.0, 12.0, 1e30])
 @pytest.mark.parametrize("temperature", [1e-300, 0.05, 0.8, 2.0])
-@pytest.mark.parametrize("size", [3, 64, 700, 5003])
+@pytest.mark.parametrize("size", [3, 700, 1024, 5003, 9216])
 def test_pruning_never_changes_the_winner(spread: float, temperature: float, size: int) -> None:
     rng = np.random.default_rng(size)
     for seed in range(12):
@@ -120,7 +120,7 @@ def test_pruning_never_changes_the_winner(spread: float, temperature: float, siz
             logits = np.round(logits)
         params = SamplingParams(temperature=temperature, seed=seed)
         scores = dict(enumerate(logits.tolist()))
-        expected = naive.choose(scores, params, seed)
+        expected = naive.choose(scores, params, seed, size)
         assert Sampler(params, size, []).choose(logits, seed) == expected
         bias = SamplingParams(temperature=temperature, seed=seed, logit_bias={1: 0.0})
         assert Sampler(bias, size, []).choose(logits, seed) == expected
@@ -154,6 +154,24 @@ def test_many_draws_follow_softmax(extra: dict[str, Any], by: str) -> None:
     expected = naive.distribution(scores, params)
     assert counts.keys() <= expected.keys()
     assert _chi_squared_z(counts, expected, draws) < 4.0
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 30}], ids=str)
+@pytest.mark.parametrize("by", ["seed", "position"])
+def test_ids_that_share_groups_follow_softmax_too(extra: dict[str, Any], by: str) -> None:
+    """5,000 ids are 5 to a group: the likeliest here are all those of six groups, so that peaks,
+    holders and noise cut off at a peak decide among them."""
+    likely = (np.arange(5)[:, None] * 1024 + [0, 1, 2, 500, 776, 1000]).ravel()
+    likely = likely[likely < 5000]
+    logits = np.full(5000, -30.0, dtype=np.float32)
+    logits[likely] = np.random.default_rng(6).standard_normal(len(likely)) * 1.5
+    counts: Counter[int] = Counter()
+    for draw in range(6000):
+        seed, position = (draw, 17) if by == "seed" else (17, draw)
+        params = SamplingParams(temperature=0.9, seed=seed, **extra)
+        counts[Sampler(params, 5000, []).choose(logits, position)] += 1
+    expected = naive.distribution(dict(enumerate(logits.tolist())), params)
+    assert _chi_squared_z(counts, expected, 6000) < 4.0
 
 
 def _chi_squared_z(counts: Counter[int], expected: dict[int, float], draws: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from outrider.engines.base import Engine, Ids, Round, Rows
+from outrider.sampling.noise import Noise, members_of
 from outrider.sampling.race import race, scaled
 from tools.train_draft.artifact.target import Floats
 from tools.train_draft.corpus.records import Reply
@@ -23,7 +24,7 @@ def traces(engine: Engine, replies: Iterable[Reply]) -> Iterator[Trace]:
     room = min(info.max_context_tokens, info.num_blocks * info.block_tokens)
     for reply in replies:
         if len(reply.prompt) + len(reply.ids) + info.scratch_tokens <= room:
-            yield _trace(reply, _read(engine, reply))
+            yield _trace(reply, _read(engine, reply), members_of(info.vocabulary_size))
 
 
 def _read(engine: Engine, reply: Reply) -> Rows:
@@ -37,12 +38,12 @@ def _read(engine: Engine, reply: Reply) -> Rows:
     return rows
 
 
-def _trace(reply: Reply, rows: Rows) -> Trace:
+def _trace(reply: Reply, rows: Rows, members: int) -> Trace:
     logits = rows.logits
     ids = _columns(rows)
     tops = logits.max(1)
     drafted = [
-        _choice(logits[at], ids[at % len(ids)], reply, len(reply.prompt) + at)
+        _choice(logits[at], ids[at % len(ids)], reply, len(reply.prompt) + at, members)
         for at in range(len(reply.ids))
     ]
     likeliest = [int(ids[at % len(ids)][row.argmax()]) for at, row in enumerate(logits)]
@@ -63,9 +64,9 @@ def _columns(rows: Rows) -> Ids:
     return rows.ids
 
 
-def _choice(row: Floats, ids: Ids, reply: Reply, position: int) -> int:
+def _choice(row: Floats, ids: Ids, reply: Reply, position: int, members: int) -> int:
     """The draft's token, with the noise that the target's own choice has."""
     if reply.temperature == 0:
         return int(ids[row.argmax()])
     values = scaled(row, float(row.max()), reply.temperature)
-    return int(ids[race(values, reply.seed, position, ids)])
+    return int(ids[race(values, Noise(reply.seed, position, members), ids)])
