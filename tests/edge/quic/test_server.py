@@ -1,0 +1,61 @@
+"""The edge's socket, real: what waits in it is read before any of it is looked at for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from aioquic.asyncio.server import QuicServer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import NetworkAddress
+
+from services.edge.quic.server import FairServer
+
+NUM_BULK = 150
+"""More than event loops read in a turn, less than a socket holds by default."""
+
+
+async def _looked_at() -> list[bytes]:
+    """Data in the order in which they were looked at; all of it was sent before the loop ran."""
+    loop, everything = asyncio.get_running_loop(), asyncio.Event()
+    seen: list[bytes] = []
+
+    def look(self: QuicServer, data: bytes | str, addr: NetworkAddress) -> None:
+        assert isinstance(data, bytes)
+        seen.append(data)
+        if len(seen) > NUM_BULK:
+            everything.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuicServer, "datagram_received", look)
+        transport, server = await loop.create_datagram_endpoint(
+            lambda: FairServer(configuration=QuicConfiguration(is_client=False)),
+            local_addr=("127.0.0.1", 0),
+        )
+        address = transport.get_extra_info("sockname")
+        with (
+            socket.socket(type=socket.SOCK_DGRAM) as bulk,
+            socket.socket(type=socket.SOCK_DGRAM) as chat,
+        ):
+            for number in range(NUM_BULK):
+                bulk.sendto(b"%d" % number, address)
+            chat.sendto(b"hello", address)
+            await everything.wait()
+        server.close()
+        await asyncio.sleep(0)  # the loop tells the server that its socket is closed
+    assert server.num_dropped == 0
+    return seen
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+def test_a_question_behind_a_long_prompt_does_not_wait_for_it(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        seen = runner.run(_looked_at())
+    assert seen.index(b"hello") <= 2
+    seen.remove(b"hello")
+    assert seen == [b"%d" % number for number in range(NUM_BULK)]
