@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
 
 import grpc.aio
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import (
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+    VocabularyMismatchError,
+)
 from outrider.rpc import incoming
 from outrider.telemetry import names
 from outrider.telemetry.tracing import span
@@ -31,6 +36,9 @@ from services.router.upstream.tokenizers import Tokenized, TokenizerPool
 _log = structlog.get_logger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_VOCABULARIES: Final = 2
+"""Of one model while it is replaced: its replicas have the old one and the new one."""
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -169,7 +177,8 @@ class Intake:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
 
     async def tokenize(self, opening: inference_pb2.OpenSession) -> Tokenized:
-        """The ids of an open's messages. Raises what the tokenizers raise."""
+        """The ids of an open's messages, in a vocabulary that some replica has. Raises what the
+        tokenizers raise."""
         trace = (opening.trace.traceparent, opening.trace.tracestate)
         with span(names.SPAN_TOKENIZE, parent=trace) as opened:
             codecs = self._registry.codecs_of(opening.model)
@@ -180,4 +189,20 @@ class Intake:
                 cache_salt=opening.cache_salt,
             )
             request.trace.traceparent, request.trace.tracestate = opened.context
-            return await self._pool.encode(request)
+            return await self._in_one_of(request, self._registry.vocabularies_of(opening.model))
+
+    async def _in_one_of(
+        self, request: tokenizer_pb2.EncodeRequest, vocabularies: Sequence[bytes]
+    ) -> Tokenized:
+        """In the first of them that a tokenizer has; while nodes are replaced, not all have all."""
+        why: OutriderError | None = None
+        for digest in vocabularies[:_MAX_VOCABULARIES]:
+            request.vocabulary_digest = digest
+            try:
+                return await self._pool.encode(request)
+            except (VocabularyMismatchError, UnavailableError, OverloadedError) as error:
+                is_final = why is None or isinstance(why, VocabularyMismatchError)
+                why = error if is_final else why
+        if why is not None:
+            raise why
+        return await self._pool.encode(request)  # no replica is there yet: placement says so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,13 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies import Served, Vocabularies
 
 MODEL = "smollm2-135m-instruct"
+
+
+def successor(vocabulary: Vocabulary) -> Vocabulary:
+    """The same tokenizer under another contract."""
+    return Vocabulary(
+        vocabulary.tokenizer_json, replace(vocabulary.facts, digest_hex=bytes(32).hex())
+    )
 
 
 class TokenizerUnderTest:

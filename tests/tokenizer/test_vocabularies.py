@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -25,7 +24,7 @@ from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.vocabularies import Served, Vocabularies
 from services.tokenizer.vocabularies.transfer import pieces, received
-from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
+from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer, successor
 
 TEXT = "naïve café — 東京 🚄 مرحبا"
 
@@ -39,13 +38,6 @@ async def service(vocabulary: Vocabulary) -> AsyncIterator[TokenizerUnderTest]:
 def ids_of(block: common_pb2.TokenBlock, vocabulary: Vocabulary) -> list[int]:
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     return list(coder.decode(wire_tokens.from_proto(block), max_count=1 << 20))
-
-
-def successor(vocabulary: Vocabulary) -> Vocabulary:
-    """The same tokenizer under another contract."""
-    return Vocabulary(
-        vocabulary.tokenizer_json, replace(vocabulary.facts, digest_hex=bytes(32).hex())
-    )
 
 
 async def test_get_vocabulary_is_enough_to_tokenize_alike(

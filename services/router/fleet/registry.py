@@ -5,7 +5,7 @@ Every verb that may change a replica's state leaves the change in `take_transiti
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -257,6 +257,11 @@ class Registry:
         return (
             tuple(codec for codec in offers[0] if all(codec in o for o in offers)) if offers else ()
         )
+
+    def vocabularies_of(self, model: str) -> list[bytes]:
+        """Digests of the replicas of a model that take sessions, the most frequent one first."""
+        models = (r.model for r in self if r.model and r.takes_sessions and r.model.name == model)
+        return [digest for digest, _ in Counter(m.vocabulary_digest for m in models).most_common()]
 
     def longest_context(self, model: str) -> int:
         """Most tokens of prompt and reply that a reachable replica of a model takes; 0: none has

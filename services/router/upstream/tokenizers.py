@@ -11,7 +11,7 @@ from typing import Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.errors import OverloadedError, UnavailableError
+from outrider.errors import OverloadedError, UnavailableError, VocabularyMismatchError
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
@@ -183,7 +183,8 @@ class TokenizerPool:
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize one prompt. Raises UnavailableError when no tokenizer answers in time,
-        OverloadedError when too many prompts wait, and what a tokenizer says of the prompt."""
+        OverloadedError when too many prompts wait, VocabularyMismatchError when none has the
+        vocabulary, and what a tokenizer says of the prompt."""
         if self._num_waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self._num_waiting} prompts wait for a tokenizer: try again, or send token ids.",
@@ -204,6 +205,7 @@ class TokenizerPool:
     async def _first_answer(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         failures: list[str] = []
         overload: OverloadedError | None = None
+        mismatch: VocabularyMismatchError | None = None
         entries = self._ranked()
         for entry in entries:
             try:
@@ -211,6 +213,8 @@ class TokenizerPool:
                     return await entry.stream.encode(request)
             except OverloadedError as error:
                 overload = error
+            except VocabularyMismatchError as error:
+                mismatch = error
             except UnavailableError as error:
                 failures.append(f"{entry.stream.address}: {error.message}")
                 self._demote(entry)
@@ -219,6 +223,8 @@ class TokenizerPool:
                 self._demote(entry)
         if overload:
             raise overload
+        if mismatch and not failures:
+            raise mismatch
         raise UnavailableError(
             "No tokenizer answers, so messages cannot be served "
             f"({'; '.join(failures) or 'none is configured'}): send token ids, or try again.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,7 +16,7 @@ from outrider.wire import tokens as wire_tokens
 from services.router.upstream.tokenizers import TokenizerPool
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import CODECS, Replica, running_replicas, running_router
-from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
+from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer, successor
 
 
 @pytest.fixture
@@ -95,6 +96,35 @@ async def test_a_tokenizer_of_another_vocabulary_is_a_mismatch_that_names_both(
         assert refusal.reason == "VOCABULARY_MISMATCH"
         assert vocabulary.digest.hex() in refusal.message
         assert replica.digest.hex() in refusal.message
+
+
+async def test_while_a_vocabulary_is_replaced_messages_go_where_somebody_reads_their_ids(
+    tokenizer: TokenizerUnderTest, replica: Replica, vocabulary: Vocabulary
+) -> None:
+    """The fleet has the new one on two of three replicas, and of two tokenizers one is replaced."""
+    new = successor(vocabulary)
+    renewed = [Replica("b"), Replica("c")]
+    for one in renewed:
+        one.model, one.digest = MODEL, new.digest
+    async with running_replicas(*renewed), running_tokenizer(new) as next_tokenizer:
+        for addresses, digest in (
+            ((tokenizer.address, next_tokenizer.address), new.digest),
+            ((tokenizer.address,), vocabulary.digest),
+        ):
+            async with running_router(
+                *(replica, *renewed), tokenizers=addresses, default_model=MODEL
+            ) as router:
+                edge = router.edge()
+                await edge.send(chat(1, "hi"))
+                heard = [asyncio.create_task(one.received.get()) for one in (replica, *renewed)]
+                done, waiting = await asyncio.wait(
+                    heard, return_when=asyncio.FIRST_COMPLETED, timeout=5
+                )
+                for task in waiting:
+                    task.cancel()
+                (frame,) = [task.result() for task in done]
+                assert frame.open.vocabulary_digest == digest
+                assert done <= set(heard[1:] if digest == new.digest else heard[:1])
 
 
 async def test_without_a_tokenizer_ids_are_served_and_messages_refused(replica: Replica) -> None:

@@ -12,7 +12,13 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from outrider.errors import OutriderError, OverloadedError, UnavailableError, UnknownModelError
+from outrider.errors import (
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
 from outrider.rpc import bind, make_server
@@ -126,6 +132,18 @@ async def test_an_overloaded_tokenizer_is_passed_over() -> None:
         with pytest.raises(OverloadedError) as caught:
             await pool.encode(Request(text="xx"))
         assert caught.value.retry_delay_ms == 7
+
+
+async def test_a_tokenizer_without_the_vocabulary_is_passed_over() -> None:
+    async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
+        first.error = VocabularyMismatchError("the old one is served here")
+        assert (await pool.encode(Request(text="xx"))).ids.count == 2
+        second.error = first.error
+        with pytest.raises(VocabularyMismatchError, match="the old one"):
+            await pool.encode(Request(text="xx"))
+        await second.kill()
+        with pytest.raises(UnavailableError):  # who is away may have it
+            await pool.encode(Request(text="xx"))
 
 
 async def test_an_absent_tokenizer_is_passed_over_and_then_asked_last() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from outrider.errors import CancelledError, EngineError, OutriderError
+from outrider.errors import CancelledError, EngineError, OutriderError, VocabularyMismatchError
 from outrider.peers.health import PeerState, Signal
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors
@@ -113,7 +113,9 @@ class Watch:
             self._registry.failed(session.replica, error.message, now)
             ((_, event, why),) = self._die([session], error, excuses=False)
             return Said(event, None, why)
-        if detail.grpc_code not in _REFUSALS or not self._may_leave(session):
+        # A replica that came back with another vocabulary, before this router heard of it.
+        is_refusal = detail.grpc_code in _REFUSALS or isinstance(error, VocabularyMismatchError)
+        if not is_refusal or not self._may_leave(session):
             return final
         self._moves.refused(session)
         return Said(Input.LEFT, None, error)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.errors import InvalidSamplingError, OutriderError, OverloadedError, UnavailableError
+from outrider.errors import (
+    InvalidSamplingError,
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+    VocabularyMismatchError,
+)
 from outrider.v1 import inference_pb2
 from tests.router.relay.mesh import (
     Mesh,
@@ -37,7 +43,10 @@ async def test_unknown_model_and_vocabulary_are_told_apart(mesh: Mesh) -> None:
     assert reasons(await mesh.at_edge(edge)) == [(1, "UNKNOWN_MODEL"), (2, "VOCABULARY_MISMATCH")]
 
 
-@pytest.mark.parametrize("error", [OverloadedError("full"), UnavailableError("stopping")])
+@pytest.mark.parametrize(
+    "error",
+    [OverloadedError("full"), UnavailableError("stopping"), VocabularyMismatchError("replaced")],
+)
 @pytest.mark.parametrize("is_opened", [False, True])
 async def test_a_refused_session_is_placed_once_more(
     mesh: Mesh, error: OutriderError, is_opened: bool
