@@ -17,9 +17,6 @@ import uvloop
 from outrider.process import Ports, settle
 
 TICK_S: Final = 0.001
-LOAD_NICENESS: Final = 10
-"""Who sends long prompts stands for other machines, and leaves the cores to what is measured."""
-
 _spawn = multiprocessing.get_context("spawn")
 
 Serve = Callable[[Callable[[Ports], None], asyncio.Event], Awaitable[None]]
@@ -89,11 +86,16 @@ async def _watch(pipe: Connection, serve: Serve) -> None:
 
 
 @contextmanager
-def client(work: Callable[..., Any], *arguments: Any, niceness: int = 0) -> Iterator[Connection]:
+def client(
+    work: Callable[..., Any], *arguments: Any, is_elsewhere: bool = False
+) -> Iterator[Connection]:
     """`work(pipe, *arguments)` in another process, until the context is left; what it sends can be
-    received."""
+    received. `is_elsewhere`: it stands for other machines, and so has the time of this one's cores
+    that nobody else wants (SCHED_IDLE, on Linux)."""
     ours, theirs = _spawn.Pipe()
-    process = _spawn.Process(target=_client, args=(theirs, niceness, work, arguments), daemon=True)
+    process = _spawn.Process(
+        target=_client, args=(theirs, is_elsewhere, work, arguments), daemon=True
+    )
     process.start()
     theirs.close()
     try:
@@ -105,7 +107,15 @@ def client(work: Callable[..., Any], *arguments: Any, niceness: int = 0) -> Iter
 
 
 def _client(
-    pipe: Connection, niceness: int, work: Callable[..., Any], arguments: tuple[Any, ...]
+    pipe: Connection, is_elsewhere: bool, work: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    os.nice(niceness)
+    if is_elsewhere and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     uvloop.run(work(pipe, *arguments))
+
+
+async def computing(pipe: Connection) -> None:
+    """A load that asks nothing of anybody and takes what time is left."""
+    pipe.send(0)
+    while True:
+        pass

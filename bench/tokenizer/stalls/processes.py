@@ -10,9 +10,10 @@ from typing import Any
 from bench.harness.figures import Run, quantile
 from bench.harness.local_mesh import local_mesh
 from bench.tokenizer.stalls import edge, service
-from bench.tokenizer.stalls.probe import LOAD_NICENESS, Watched, client, watched
+from bench.tokenizer.stalls.probe import Watched, client, computing, watched
 
 WARM_S = 1.0
+LOADS = "none", "computation beside it", "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,13 @@ class Clients:
 
 
 def measure(run: Run, backend: str) -> None:
-    """Adds the table and figures; those without a name before them are of the worse process."""
+    """Adds the table and figures; those without a name before them are of the worse process.
+
+    The floor is what processes that compute, one for each core, and ask for nothing, do to the
+    chat by being there: the rest is the prompts'."""
     table = run.table(
-        "Event loop of a process, and a 20-token chat's answer, without load and while "
-        "100,000-token prompts saturate it (ms)",
+        "Event loop of a process, and a 20-token chat's answer, without load, while two processes "
+        "compute and ask for nothing, and while 100,000-token prompts saturate it (ms)",
         *("process", "load", "loop lag p50", "p99", "max", "chat p50", "p99", "prompts/s"),
     )
     seconds = 3.0 if run.quick else 15.0
@@ -47,13 +51,16 @@ def measure(run: Run, backend: str) -> None:
         ("tokenizer", _tokenizer(backend, seconds)),
         ("edge", _edge(backend, seconds)),
     ):
-        for load, seen in zip(("none", "full"), phases, strict=True):
+        for load, seen in zip(LOADS, phases, strict=True):
             lag, chat = seen.lag_ms, seen.chat_ms
             cells = quantile(lag, 0.5), quantile(lag, 0.99), max(lag)
             chats = quantile(chat, 0.5), quantile(chat, 0.99)
             table.add(name, load, *cells, *chats, seen.num_long / seen.seconds)
-        idle, full = phases
-        ratio = quantile(full.chat_ms, 0.99) / quantile(idle.chat_ms, 0.99)
+        idle, beside, full = phases
+        unloaded = quantile(idle.chat_ms, 0.99)
+        floor = quantile(beside.chat_ms, 0.99) / unloaded
+        run.figures[f"{name}_short_chat_p99_floor"] = round(floor, 3)
+        ratio = quantile(full.chat_ms, 0.99) / unloaded
         found = quantile(full.lag_ms, 0.99), max(full.lag_ms), ratio
         for key, value in zip(worst, found, strict=True):
             run.figures[f"{name}_{key}"] = round(value, 3)
@@ -63,7 +70,7 @@ def measure(run: Run, backend: str) -> None:
 
 def _tokenizer(backend: str, seconds: float) -> list[Seen]:
     with watched(service.serving, backend) as watching:
-        return _both(watching, Clients(service.short_chats, service.long_prompts), seconds)
+        return _all(watching, Clients(service.short_chats, service.long_prompts), seconds)
 
 
 def _edge(backend: str, seconds: float) -> list[Seen]:
@@ -71,20 +78,24 @@ def _edge(backend: str, seconds: float) -> list[Seen]:
         router = mesh.address(mesh.services("router")[0]["name"])
         with watched(edge.serving, backend, router, str(mesh.state_dir)) as watching:
             clients = Clients(edge.short_chats, edge.long_prompts, (str(mesh.ca),))
-            return _both(watching, clients, seconds)
+            return _all(watching, clients, seconds)
 
 
-def _both(watching: Watched, clients: Clients, seconds: float) -> list[Seen]:
+def _all(watching: Watched, clients: Clients, seconds: float) -> list[Seen]:
     port, more = watching.ports.main, clients.more
     _short(watching, clients, WARM_S)
     idle = _short(watching, clients, seconds)
-    with client(clients.long_prompts, port, *more[:1], niceness=LOAD_NICENESS) as load:
+    with client(computing, is_elsewhere=True) as one, client(computing, is_elsewhere=True) as other:
+        one.recv()
+        other.recv()
+        beside = _short(watching, clients, seconds)
+    with client(clients.long_prompts, port, *more[:1], is_elsewhere=True) as load:
         load.recv()
         _short(watching, clients, WARM_S)
         _drained(load)
         full = _short(watching, clients, seconds)
         num_long = _drained(load)
-    return [idle, Seen(full.lag_ms, full.chat_ms, num_long, seconds)]
+    return [idle, beside, Seen(full.lag_ms, full.chat_ms, num_long, seconds)]
 
 
 def _short(watching: Watched, clients: Clients, seconds: float) -> Seen:
