@@ -21,13 +21,13 @@ from bench.scale.study import (
 )
 
 ALONE_RATES = (7.0, 7.5, 8.0, 8.5, 9.0, 10.0)
-LOADS = {10: (6.0, 7.0, 8.0, 9.0, 10.0), 100: (5.0, 6.0, 7.0, 8.0), 1000: (4.5, 6.0)}
+LOADS = {10: (7.0, 8.0, 9.0, 10.0), 100: (7.0, 8.0, 9.0, 10.0), 1000: (8.0, 10.0)}
 """Requests a second of one replica, by replicas of the fleet."""
 TARGETS = {10: 0.85, 100: 0.75, 1000: 0.65}
 FLOOR_RATES = (1.5, 5.0)
 _SECONDS = {1: 240.0, 10: 60.0, 100: 24.0, 1000: 24.0}
 _CAUSES_REPLICAS = 100
-_CAUSES_RATE = 6.0
+_CAUSES_RATE = 8.0
 
 
 def main() -> int:

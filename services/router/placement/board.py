@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.router.fleet.load import Load
+from services.router.fleet.pace import Pace
 from services.router.fleet.replica import Replica
 from services.router.placement.estimate import CLASSES, LocalEstimate
 
@@ -86,6 +87,7 @@ class Board:
         self._free: list[int] = []
         self._estimates: list[LocalEstimate] = []
         self._loads: list[Load] = []
+        self._pace = Pace()
         self._sizes: Counter[int] = Counter()
         """Replicas by block size."""
 
@@ -113,7 +115,7 @@ class Board:
         estimate = self._estimates[row]
         if replica.reported_at > self.columns["reported_at"][row]:
             estimate.reported(replica.reported_at, replica.rtt.smoothed_ms)
-        self._loads[row] = replica.load or UNREPORTED
+        load = self._loads[row] = replica.load or UNREPORTED
         self.takes[row] = replica.takes_sessions
         self.columns["rtt_ms"][row] = replica.rtt.smoothed_ms
         self.columns["reported_at"][row] = replica.reported_at
@@ -122,6 +124,7 @@ class Board:
         self.region_names[row] = replica.region
         self.counts["region"][row] = self.regions.number(replica.region)
         self._set_size(row, replica.model.block_tokens if replica.model else 0)
+        self._pace.said(replica.name, model, (load.fixed_ms, load.row_ms))
         self._weigh(row)
         return row
 
@@ -133,6 +136,7 @@ class Board:
             self.names[row] = ""
             self._set_size(row, 0)
             self._estimates[row] = LocalEstimate()
+            self._pace.forget(name)
             self._free.append(row)
         return row
 
@@ -157,6 +161,7 @@ class Board:
     def _weigh(self, row: int) -> None:
         """The terms that depend on how many sessions and tokens are there."""
         load, estimate = self._loads[row], self._estimates[row]
+        fixed_ms, row_ms = self._pace.cost(self.names[row])
         ahead = [load.ahead_of(priority) for priority in CLASSES]
         num_sessions = [
             part.sessions + estimate.num_sessions(priority)
@@ -165,17 +170,17 @@ class Board:
         limit = load.max_sessions or NO_LIMIT
         # Instances share sessions and prompts evenly; a prompt is computed by one of them.
         num_running = -(-min(num_sessions[0], limit) // load.num_instances)
-        call_ms = load.fixed_ms + load.row_ms * ROWS_PER_SESSION * num_running
+        call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
         tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
         columns, counts = self.columns, self.counts
-        columns["row_ms"][row] = load.row_ms
-        columns["fixed_ms"][row] = load.fixed_ms
+        columns["row_ms"][row] = row_ms
+        columns["fixed_ms"][row] = fixed_ms
         columns["call_ms"][row] = call_ms
         columns["chunk_tokens"][row] = (
-            _chunk_tokens(call_ms, load.row_ms) if num_running else CHUNK_TOKENS
+            _chunk_tokens(call_ms, row_ms) if num_running else CHUNK_TOKENS
         )
         self.queue_ms[:, row] = [
-            count * load.row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
+            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
         ]
         self.drained_at[:, row] = estimate.drained_at
         self.num_sessions[:, row] = num_sessions

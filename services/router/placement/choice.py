@@ -34,14 +34,14 @@ def costs_ms(waits: Waits, able: Bools, regions: Ints, policy: PlacementPolicy) 
 
 def _busy_share(waits: Waits, among: Bools) -> float:
     """How many of these replicas, at least one, have prompts waiting, 0 to 1."""
-    num_busy = np.count_nonzero(waits.queue_ms[among] > 0.0)
+    num_busy = np.count_nonzero(among & (waits.queue_ms > 0.0))
     return num_busy / np.count_nonzero(among)
 
 
 def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:
     """The row. At least one cost has to be finite."""
     best = int(costs.argmin())
-    near = np.flatnonzero(costs <= costs[best] + policy.near_ms)
+    near = (costs <= costs[best] + policy.near_ms).nonzero()[0]
     if len(near) <= 2:
         return best
     one, other = rng.sample(range(len(near)), 2)
@@ -51,8 +51,11 @@ def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:
 def ranked(costs: Floats, count: int) -> list[int]:
     """The rows of the least finite costs, at most so many, best first."""
     if count < len(costs):
-        rows = np.argpartition(costs, count - 1)[:count]
+        rows = costs.argpartition(count - 1)[:count]
     else:
         rows = np.arange(len(costs))
-    rows = rows[np.argsort(costs[rows], kind="stable")]
-    return [int(row) for row in rows if costs[row] < np.inf]
+    found = costs[rows]
+    order = found.argsort(kind="stable")
+    num_finite = np.count_nonzero(found < np.inf)
+    ordered: list[int] = rows[order[:num_finite]].tolist()
+    return ordered

@@ -63,11 +63,12 @@ class Placement:
         message says which replicas stood where.
         """
         self._refresh()
-        able = constraints.able(self._board, request, self._policy)
-        if not able.any():
+        excess = prediction.num_excess(self._board, request.priority)
+        able = constraints.able(self._board, request, excess, self._policy)
+        if not np.count_nonzero(able):
             raise constraints.refusal(request, self._fleet, self._board)
         cached = self._cached(request, able)
-        waits = prediction.predict(self._board, request, cached, self._policy, now)
+        waits = prediction.predict(self._board, request, cached, excess, self._policy, now)
         costs = choice.costs_ms(waits, able, self._board.counts["region"], self._policy)
         return self._explained(costs, waits, cached, able)
 
@@ -96,7 +97,8 @@ class Placement:
         self._refresh()
         nothing = Request("", b"", 0, priority=LOW)
         cached = np.zeros(len(self._board), dtype=np.int64)
-        waits = prediction.predict(self._board, nothing, cached, self._policy, now)
+        excess = prediction.num_excess(self._board, nothing.priority)
+        waits = prediction.predict(self._board, nothing, cached, excess, self._policy, now)
         counts = self._board.num_sessions[0]
         return {
             name: Standing(waits.at(row), int(counts[row]))
@@ -141,17 +143,18 @@ class Placement:
     def _explained(self, costs: Floats, waits: Waits, cached: Ints, able: Bools) -> Decision:
         chosen = choice.choose(costs, self._policy, self._rng)
         best = choice.ranked(costs, MAX_CONSIDERED)
-        others = [row for row in best if row != chosen]
+        runner_up = next((row for row in best if row != chosen), None)
+        backlog_ms = waits.place_ms + waits.queue_ms
 
         def candidate(row: int) -> Candidate:
             name = self._board.names[row]
             region = self._board.region_names[row]
-            return Candidate(name, region, waits.at(row), int(cached[row]))
+            return Candidate(name, region, waits.at(row), cached.item(row))
 
         return Decision(
             chosen=candidate(chosen),
-            runner_up=candidate(others[0]) if others else None,
-            considered=tuple((self._board.names[row], float(waits.total_ms[row])) for row in best),
-            num_able=int(able.sum()),
-            least_backlog_ms=float((waits.place_ms + waits.queue_ms)[able].min()),
+            runner_up=None if runner_up is None else candidate(runner_up),
+            considered=tuple((self._board.names[row], waits.total_ms.item(row)) for row in best),
+            num_able=np.count_nonzero(able),
+            least_backlog_ms=float(np.minimum.reduce(backlog_ms[able])),
         )

@@ -32,11 +32,11 @@ class Waits:
     def at(self, row: int) -> Wait:
         """Those of one replica."""
         return Wait(
-            rtt_ms=float(self.rtt_ms[row]),
-            place_ms=float(self.place_ms[row]),
-            queue_ms=float(self.queue_ms[row]),
-            transfer_ms=float(self.transfer_ms[row]),
-            prefill_ms=float(self.prefill_ms[row]),
+            rtt_ms=self.rtt_ms.item(row),
+            place_ms=self.place_ms.item(row),
+            queue_ms=self.queue_ms.item(row),
+            transfer_ms=self.transfer_ms.item(row),
+            prefill_ms=self.prefill_ms.item(row),
         )
 
 
@@ -52,21 +52,24 @@ def predict(
     board: Board,
     request: Request,
     cached_tokens: Ints,
+    excess: Ints,
     policy: PlacementPolicy,
     now: float,
 ) -> Waits:
     """The wait on every row, were the session placed there now. [rows] `cached_tokens` are the
-    prompt tokens that each replica has."""
+    prompt tokens that each replica has, `excess` is what `num_excess` says of its class."""
     columns = board.columns
-    left_tokens = request.prompt_tokens - cached_tokens
+    left = np.maximum(request.prompt_tokens - cached_tokens, 0)
+    rows_ms = left * columns["row_ms"]
     queue_ms = _queue_ms(board, request.priority, policy, now)
-    # The prompts ahead are computed while places come free.
-    free_ms = num_excess(board, request.priority) * columns["place_ms"]
-    place_ms = np.maximum(free_ms - queue_ms, 0.0)
-    prefill_ms = _prefill_ms(board, left_tokens, columns["call_ms"], columns["chunk_tokens"])
-    # The calls that it shares are made anyway.
-    work_ms = _prefill_ms(board, left_tokens, columns["fixed_ms"], CHUNK_TOKENS)
     transfer_ms = np.zeros(len(board))
+    place_ms = transfer_ms
+    if np.count_nonzero(excess):
+        # The prompts ahead are computed while places come free.
+        place_ms = np.maximum(excess * columns["place_ms"] - queue_ms, 0.0)
+    prefill_ms = rows_ms + _num_calls(left, columns["chunk_tokens"]) * columns["call_ms"]
+    # The calls that it shares are made anyway.
+    work_ms = rows_ms + _num_calls(left, CHUNK_TOKENS) * columns["fixed_ms"]
     if request.transfer.num_tokens:
         loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
         use = loaded_ms + request.transfer.load_ms < prefill_ms
@@ -88,23 +91,19 @@ def _queue_ms(board: Board, priority: int, policy: PlacementPolicy, now: float) 
     return ahead_ms
 
 
-def _prefill_ms(
-    board: Board, num_tokens: Ints, call_ms: Floats, chunk_tokens: Floats | float
-) -> Floats:
-    """Computing so many tokens in calls of so many, which take `call_ms` without them, and in one
-    call at least."""
-    left = np.maximum(num_tokens, 0)
-    num_calls = np.maximum(np.ceil(left / chunk_tokens), 1.0)
-    prefill_ms: Floats = left * board.columns["row_ms"] + num_calls * call_ms
-    return prefill_ms
+def _num_calls(num_tokens: Ints, chunk_tokens: Floats | float) -> Floats:
+    """[rows] calls for so many tokens, at most so many in each; one call at least."""
+    num_calls: Floats = np.maximum(np.ceil(num_tokens / chunk_tokens), 1.0)
+    return num_calls
 
 
 def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> Floats:
     """Computing what is left once the transferable KV is loaded; endless where nothing of it is
     missing."""
     transfer: Transfer = request.transfer
-    left = np.full(len(board), request.prompt_tokens - transfer.num_tokens, dtype=np.int64)
-    columns = board.columns
-    left_ms = _prefill_ms(board, left, columns["call_ms"], columns["chunk_tokens"])
+    num_left = max(0, request.prompt_tokens - transfer.num_tokens)
+    left, columns = np.full(len(board), num_left, dtype=np.int64), board.columns
+    calls_ms = _num_calls(left, columns["chunk_tokens"]) * columns["call_ms"]
+    left_ms = left * columns["row_ms"] + calls_ms
     helps: Bools = cached_tokens < transfer.num_tokens
     return np.where(helps, left_ms, np.inf)

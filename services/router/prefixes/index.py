@@ -21,6 +21,9 @@ from services.router.prefixes.tree import PrefixTree
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
 
+_FEW = 8
+"""Bits of a mask that are found sooner one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -152,7 +155,19 @@ def tokens_by_owner(steps: Sequence[Step], block_tokens: int, num_owners: int) -
     """[num_owners] how many leading tokens each owner holds."""
     found = np.zeros(num_owners, dtype=np.int64)
     for step in steps:
-        found[flags(step.owners, num_owners)] = step.num_blocks * block_tokens
+        owners: Bools | list[int] = (
+            bits(step.owners) if step.owners.bit_count() <= _FEW else flags(step.owners, num_owners)
+        )
+        found[owners] = step.num_blocks * block_tokens
+    return found
+
+
+def bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set, largest first; `flags` is faster for many."""
+    found = []
+    while mask:
+        found.append(mask.bit_length() - 1)
+        mask ^= 1 << found[-1]
     return found
 
 

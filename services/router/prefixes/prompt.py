@@ -77,10 +77,11 @@ class BlockChain:
                 return
         # The first block alone: of most prompts nobody has more.
         last = min((first // PIECE_BLOCKS + 1) * PIECE_BLOCKS, self.num_blocks) if first else 1
+        ids, add = self._ids, known.append
         for begin in range(first * size, last * size, size):
-            block = self._ids[begin : begin + size]
-            parent = blake2b(parent + block, digest_size=HASH_BYTES).digest()
-            known.append(parent)
+            block = parent + ids[begin : begin + size]
+            parent = blake2b(block, digest_size=HASH_BYTES).digest()
+            add(parent)
         if last % PIECE_BLOCKS == 0:
             self._memo.put(self._piece, tuple(known[-PIECE_BLOCKS:]))
 
