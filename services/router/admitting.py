@@ -52,7 +52,7 @@ class Admitting:
         metrics: Metrics,
     ) -> None:
         self.admission = Admission(config.admission, config.tenants, config.lengths, config.prices)
-        self.scout = FleetScout(dispatch.decide, config.near_ms, config.region)
+        self.scout = FleetScout(dispatch.decide, config.region)
         self.conductor = Conductor(config.conductor)
         self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
         self._slo_ttft_ms = config.conductor.slo_ttft_ms

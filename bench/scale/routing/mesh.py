@@ -54,7 +54,7 @@ class MeshRouter:
         self._followers: dict[str, Follower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._scout = FleetScout(self._placement.decide, policy.near_ms, own.name)
+        self._scout = FleetScout(self._placement.decide, own.name)
         self._gated = gated
         self._asks: dict[int, tuple[Ask, Request]] = {}
         self._on: dict[int, str] = {}

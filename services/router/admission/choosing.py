@@ -20,16 +20,6 @@ from services.router.placement.request import Decision, Request
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
-    """Where a session may go."""
-
-    near: tuple[str, ...]
-    """The nearest regions with a replica that may serve it; empty if there is none anywhere."""
-    far: tuple[str, ...] = ()
-    """The others."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sight:
     """What placement would do."""
 
@@ -50,8 +40,10 @@ class Sight:
 class Scout(Protocol):
     """Placement and fleet, as admission sees them."""
 
-    def regions(self, request: Request) -> Regions:
-        """Where it may go."""
+    def home(self, request: Request) -> str:
+        """Where it belongs: the router's own region where that has replicas of its model, in
+        service or not, and may hold the prompt; otherwise the nearest region that could have it, ""
+        if none could."""
         ...
 
     def may_return(self, request: Request) -> bool:
@@ -59,9 +51,9 @@ class Scout(Protocol):
         silent, or on trial."""
         ...
 
-    def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
-        """The best replica in these regions; none named: in any that the request allows. Raises
-        what placement raises."""
+    def look(self, request: Request, region: str, now: float) -> Sight:
+        """The best replica in a region; "": in any that the request allows. Raises what placement
+        raises."""
         ...
 
 
@@ -71,7 +63,7 @@ class Route:
 
     sight: Sight
     home: str
-    """The nearest region that could have it."""
+    """Where it belongs (`Scout.home`), however near other regions are."""
     spilled: str = ""
     """Why it went to another, where home would not have done: `full`, `slow` or `absent`."""
 
@@ -85,7 +77,7 @@ def choose(
     and NoReplicaError only where none is about to be back.
     """
     try:
-        sight = scout.look(ticket.request, (), now)
+        sight = scout.look(ticket.request, "", now)
     except OverloadedError:
         return None
     except NoReplicaError:
@@ -96,16 +88,15 @@ def choose(
     limit_ms = policy.backlog_ms(room)
     if sight.ttft_ms > left_ms and not sight.has_room(limit_ms):
         return None
-    regions = scout.regions(ticket.request)
-    home = next(iter(regions.near), sight.region)
-    if sight.region == home or sight.region in regions.near:
+    home = scout.home(ticket.request) or sight.region
+    if sight.region == home:
         return Route(sight, home)
-    return Route(sight, home, _cause(ticket.request, regions.near, scout, (left_ms, limit_ms), now))
+    return Route(sight, home, _cause(ticket.request, home, scout, (left_ms, limit_ms), now))
 
 
 def _cause(
     request: Request,
-    near: tuple[str, ...],
+    home: str,
     scout: Scout,
     limits_ms: tuple[float, float],
     now: float,
@@ -113,7 +104,7 @@ def _cause(
     """What was wrong at home; "" if nothing was: it is only cheaper elsewhere."""
     left_ms, limit_ms = limits_ms
     try:
-        sight = scout.look(request, near, now)
+        sight = scout.look(request, home, now)
     except NoReplicaError:
         return "absent"
     except OverloadedError:

@@ -155,6 +155,6 @@ class Placement:
             chosen=candidate(chosen),
             runner_up=None if runner_up is None else candidate(runner_up),
             considered=tuple((self._board.names[row], waits.total_ms.item(row)) for row in best),
-            num_able=np.count_nonzero(able),
+            num_able=int(np.count_nonzero(able)),
             least_backlog_ms=float(np.minimum.reduce(backlog_ms[able])),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import NoReplicaError, OverloadedError
-from services.router.admission.choosing import Regions, Sight
+from services.router.admission.choosing import Sight
 from services.router.admission.policy import Lane, Priority
 from services.router.admission.ticket import Arrival, Ticket
 from services.router.placement.request import Candidate, Decision, Request, Wait
@@ -82,18 +82,18 @@ class FakeScout:
     """Placement over regions that a test describes, the first one at home."""
 
     fleet: dict[str, Region] = field(default_factory=lambda: {"us": Region()})
-    looked: list[tuple[str, ...]] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
 
-    def regions(self, request: Request) -> Regions:
-        allowed = self._allowed(request)
-        return Regions(allowed[:1], allowed[1:])
+    def home(self, request: Request) -> str:
+        return next(iter(self._allowed(request)), "")
 
     def may_return(self, request: Request) -> bool:
         return any(self.fleet[name].is_silent for name in self._allowed(request))
 
-    def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
-        self.looked.append(regions)
-        found = {name: self.fleet[name] for name in regions or self._allowed(request)}
+    def look(self, request: Request, region: str, now: float) -> Sight:
+        self.looked.append(region)
+        names = (region,) if region else self._allowed(request)
+        found = {name: self.fleet[name] for name in names}
         up = {
             name: region
             for name, region in found.items()

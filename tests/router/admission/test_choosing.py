@@ -110,7 +110,7 @@ def test_nobody_waits_who_could_be_in_time_or_keep_a_replica_busy(
     fleet = {str(number): Region(backlog_ms=ms) for number, ms in enumerate(backlogs_ms)}
     scout = FakeScout(fleet)
     route = choose(ticket(lane=lane), lane, scout, POLICY, waited_s)
-    sight = scout.look(REQUEST, (), 0.0)
+    sight = scout.look(REQUEST, "", 0.0)
     left_ms = POLICY.slo_ms(Priority(lane)) - waited_s * 1000.0
     is_in_time = sight.ttft_ms <= left_ms
     has_room = min(backlogs_ms) <= 0.5 * POLICY.slo_ms(Priority(lane)) + sight.rtt_ms
@@ -121,7 +121,14 @@ def test_home_is_looked_at_apart_only_when_another_region_is_cheaper() -> None:
     scout = FakeScout({"us": IDLE, "eu": FAR})
     route = choose(ticket(), Lane.MEDIUM, scout, POLICY, 0.0)
     assert isinstance(route, Route) and route.home == "us"
-    assert scout.looked == [()]
+    assert scout.looked == [""]
+
+
+def test_another_region_is_not_home_however_near_it_is() -> None:
+    beside = Region(rtt_ms=1.0)
+    assert taken(Region(backlog_ms=500), beside, Lane.HIGH) == "eu full"
+    assert taken(Region(is_down=True), beside) == "eu absent"
+    assert taken(Region(backlog_ms=300), beside) == "eu", "home would have done"
 
 
 def test_a_region_that_may_not_hold_the_prompt_gets_nothing() -> None:

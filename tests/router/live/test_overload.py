@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 from outrider.v1 import common_pb2
 from services.router.admission.policy import AdmissionPolicy
@@ -56,34 +54,10 @@ async def test_operators_see_the_queue_and_the_replicas_there_should_be(near: Re
         assert 'outrider_router_late_share{model="m",region="us"}' in text
 
 
-@asynccontextmanager
-async def farther(replica: Replica, delay_s: float = 0.05) -> AsyncIterator[None]:
-    """The replica behind a wire of this delay each way: on one machine two regions are as near."""
-    loop, host, port = asyncio.get_running_loop(), replica.host, replica.port
-    served: list[asyncio.Task[None] | None] = []
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                loop.call_later(delay_s, writer.write, data)
-        loop.call_later(delay_s, writer.close)
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        served.append(asyncio.current_task())
-        there = await asyncio.open_connection(host, port)
-        await asyncio.gather(carry(reader, there[1]), carry(there[0], writer))
-        await asyncio.gather(*(w.wait_closed() for w in (there[1], writer)), return_exceptions=True)
-
-    async with await asyncio.start_server(serve, host, 0) as server:
-        replica.address = f"{host}:{server.sockets[0].getsockname()[1]}"
-        yield
-        await asyncio.gather(*(task for task in served if task is not None))
-
-
 async def test_what_home_has_no_room_for_goes_to_another_region(
     near: Replica, far: Replica
 ) -> None:
-    async with farther(far), running_router(near, far) as router:
+    async with running_router(near, far) as router:
         near.report(**FULL, **COST)
         async with asyncio.timeout(5):
             while (await router.replicas())["near"].sessions < 16:

@@ -52,7 +52,6 @@ class Mesh:
         policy: AdmissionPolicy | None = None,
         tenants: tuple[TenantPolicy, ...] = (),
         max_queued: int = 0,
-        near_ms: float = 1000.0,
     ) -> None:
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
@@ -69,7 +68,7 @@ class Mesh:
         prompts = Prompts(index, IdReader())
         dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
         self.admission = Admission(policy or AdmissionPolicy(), tenants)
-        self.scout = FleetScout(dispatch.decide, near_ms, "us")
+        self.scout = FleetScout(dispatch.decide, "us")
         self.conductor = Conductor(ConductorPolicy())
         self.entry = Entry(
             self.table, dispatch, self.registry, self.admission, self.scout, self.conductor

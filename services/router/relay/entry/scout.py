@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from services.router.admission.choosing import Regions, Sight
+from services.router.admission.choosing import Sight
 from services.router.fleet.replica import Replica
 from services.router.placement.request import Decision, Request
 
@@ -13,14 +13,12 @@ from services.router.placement.request import Decision, Request
 class FleetScout:
     """Knows how far each region is, and asks placement for the best replica of some."""
 
-    def __init__(
-        self, decide: Callable[[Request, float], Decision], near_ms: float, region: str
-    ) -> None:
-        """`decide` is placement's. The nearest region is the router's own, `region`, or the one of
-        the least round trip; others at most `near_ms` farther are as near."""
+    def __init__(self, decide: Callable[[Request, float], Decision], region: str) -> None:
+        """`decide` is placement's, `region` the router's own."""
         self._decide = decide
-        self._near_ms = near_ms
         self._region = region
+        self._at_home: set[str] = set()
+        """Models with replicas in the router's own region, in service or not."""
         self._ailing: dict[str, set[str]] = {}
         """By model, the regions of replicas whose stream is up but that take no sessions now."""
         self._rtt_ms: dict[str, dict[str, float]] = {}
@@ -29,8 +27,10 @@ class FleetScout:
 
     def survey(self, replicas: Iterable[Replica]) -> None:
         """Look at the fleet anew: which regions serve which model, and how far they are."""
-        self._rtt_ms, self._ailing = {}, {}
+        self._rtt_ms, self._ailing, self._at_home = {}, {}, set()
         for replica in replicas:
+            if replica.region == self._region:
+                self._at_home.add(replica.model_name)
             if replica.is_ailing:
                 self._ailing.setdefault(replica.model_name, set()).add(replica.region)
             if replica.takes_sessions:
@@ -39,29 +39,23 @@ class FleetScout:
                 found[replica.region] = min(nearest, replica.rtt.min_ms)
 
     def home(self, request: Request) -> str:
-        """The nearest region with a replica that may serve it; "" without one."""
-        return next(iter(self.regions(request).near), "")
-
-    def regions(self, request: Request) -> Regions:
-        """Where it may go, the nearest first."""
+        """The router's own region where it has replicas of the model, in service or not, and may
+        hold the prompt; otherwise the nearest region with one in service, "" without any."""
+        if request.model in self._at_home and _allows(request, self._region):
+            return self._region
         known = self._rtt_ms.get(request.model, {})
-        allowed = [r for r in known if not request.residency or r in request.residency]
-        if not allowed:
-            return Regions(())
-        allowed.sort(key=lambda region: (region != self._region, known[region], region))
-        limit_ms = known[allowed[0]] + self._near_ms
-        near = tuple(region for region in allowed if known[region] <= limit_ms)
-        return Regions(near, tuple(region for region in allowed if region not in near))
+        allowed = [region for region in known if _allows(request, region)]
+        return min(allowed, key=lambda region: (known[region], region), default="")
 
     def may_return(self, request: Request) -> bool:
         """Whether a replica that may serve it is there, though it takes no sessions just now."""
         ailing = self._ailing.get(request.model, set())
         return bool(ailing.intersection(request.residency) if request.residency else ailing)
 
-    def look(self, request: Request, regions: tuple[str, ...], now: float) -> Sight:
-        """The best replica in these regions; none named: in any that the request allows. Raises
-        what placement raises."""
-        narrowed = replace(request, residency=regions) if regions else request
+    def look(self, request: Request, region: str, now: float) -> Sight:
+        """The best replica in a region; "": in any that the request allows. Raises what placement
+        raises."""
+        narrowed = replace(request, residency=(region,)) if region else request
         decision = self._decide(narrowed, now)
         wait = decision.wait
         return Sight(
@@ -71,3 +65,7 @@ class FleetScout:
             rtt_ms=wait.rtt_ms,
             decision=decision,
         )
+
+
+def _allows(request: Request, region: str) -> bool:
+    return not request.residency or region in request.residency

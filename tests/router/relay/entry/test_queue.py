@@ -33,7 +33,7 @@ TENANTS = (
 @pytest.fixture
 def mesh() -> Iterator[Mesh]:
     """Two regions, the near one at home; both full until a test says otherwise."""
-    mesh = Mesh(policy=AdmissionPolicy(max_waiting=4), tenants=TENANTS, near_ms=5.0)
+    mesh = Mesh(policy=AdmissionPolicy(max_waiting=4), tenants=TENANTS)
     report(mesh, "near", FULL)
     report(mesh, "far", FULL)
     yield mesh

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.peers.round_trip import RoundTrip
-from services.router.admission.choosing import Regions
 from services.router.placement.request import Candidate, Decision, Request, Wait
 from services.router.relay.entry.scout import FleetScout
 
@@ -34,33 +33,37 @@ def scout(*rows: Any, region: str = "us", asked: list[Request] | None = None) ->
             asked.append(request)
         return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5)
 
-    found = FleetScout(decide, 5.0, region)
+    found = FleetScout(decide, region)
     found.survey(rows)
     return found
 
 
-def test_the_routers_own_region_comes_first_and_those_as_near_with_it() -> None:
-    rows = [Row("eu", 90.0), Row("us", 3.0), Row("us", 9.0), Row("ca", 7.0), Row("ap", 200.0)]
-    assert scout(*rows).regions(REQUEST) == Regions(("us", "ca"), ("eu", "ap"))
+def test_home_is_the_routers_own_region_however_near_others_are() -> None:
+    rows = [Row("eu", 0.2), Row("us", 3.0), Row("ca", 0.1)]
     assert scout(*rows).home(REQUEST) == "us"
 
 
-def test_without_replicas_at_home_the_nearest_region_is_home() -> None:
-    rows = [Row("eu", 90.0), Row("ap", 200.0), Row("us", 1.0, takes_sessions=False)]
-    assert scout(*rows).regions(REQUEST) == Regions(("eu",), ("ap",))
+def test_it_stays_home_while_none_of_its_replicas_is_in_service() -> None:
+    rows = [Row("eu", 90.0), Row("us", 1.0, takes_sessions=False)]
+    assert scout(*rows).home(REQUEST) == "us"
 
 
-def test_residency_and_model_bound_where_it_may_go() -> None:
+def test_without_replicas_of_the_model_at_home_the_nearest_region_is_home() -> None:
+    rows = [Row("ap", 200.0), Row("eu", 90.0), Row("us", 1.0, model_name="x")]
+    assert scout(*rows).home(REQUEST) == "eu"
+    assert scout(*rows, Row("ca", 5.0, takes_sessions=False)).home(REQUEST) == "eu"
+
+
+def test_residency_and_model_bound_what_is_home() -> None:
     rows = [Row("us", 1.0), Row("eu", 90.0), Row("ap", 200.0), Row("sa", 1.0, model_name="x")]
     request = replace(REQUEST, residency=("ap", "eu", "sa"))
-    assert scout(*rows).regions(request) == Regions(("eu",), ("ap",))
-    assert scout(*rows).regions(replace(REQUEST, model="y")) == Regions(())
+    assert scout(*rows).home(request) == "eu"
     assert scout(*rows).home(replace(REQUEST, model="y")) == ""
 
 
 def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None:
     found = scout(Row("eu", 90.0, takes_sessions=False, is_ailing=True))
-    assert found.regions(REQUEST) == Regions(())
+    assert found.home(REQUEST) == ""
     assert found.may_return(REQUEST)
     assert found.may_return(replace(REQUEST, residency=("eu",)))
     assert not found.may_return(replace(REQUEST, residency=("us",)))
@@ -70,8 +73,8 @@ def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None
 def test_what_placement_says_is_seen_in_terms_of_admission() -> None:
     asked: list[Request] = []
     found = scout(asked=asked)
-    sight = found.look(REQUEST, ("eu", "ap"), 1.0)
+    sight = found.look(REQUEST, "eu", 1.0)
     assert (sight.region, sight.ttft_ms, sight.rtt_ms) == ("eu", 98.0, 90.0)
     assert sight.least_backlog_ms == 2.5
-    found.look(replace(REQUEST, residency=("us",)), (), 1.0)
-    assert [request.residency for request in asked] == [("eu", "ap"), ("us",)]
+    found.look(replace(REQUEST, residency=("us",)), "", 1.0)
+    assert [request.residency for request in asked] == [("eu",), ("us",)]
