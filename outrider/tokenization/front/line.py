@@ -48,11 +48,6 @@ class Line(Generic[JobT]):
         """Chats that wait; typed texts are not counted."""
         return sum(len(self._queues[kind]) for kind in _CHATS)
 
-    @property
-    def num_running(self) -> int:
-        """Jobs that workers are at."""
-        return sum(self._running.values())
-
     def enter(self, job: JobT, kind: Kind) -> None:
         """Wait. Raises OverloadedError when too many of its kind are pending."""
         kinds = _CHATS if kind in _CHATS else (kind,)
