@@ -34,7 +34,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self.serving = True
         self.answering = asyncio.Event()
         self.answering.set()
-        self.num_opened = 0
+        self.num_opened = self.num_streams = 0
         self.port = 0
         self._server: grpc.aio.Server | None = None
 
@@ -61,12 +61,16 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def Route(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[router_pb2.RouteResponse]:
-        async for request in request_iterator:
-            self.num_opened += 1
-            frame = inference_pb2.SessionDown(
-                session=request.frame.session, commit=inference_pb2.Commit(upto=1)
-            )
-            yield router_pb2.RouteResponse(frame=frame)
+        self.num_streams += 1
+        try:
+            async for request in request_iterator:
+                self.num_opened += 1
+                frame = inference_pb2.SessionDown(
+                    session=request.frame.session, commit=inference_pb2.Commit(upto=1)
+                )
+                yield router_pb2.RouteResponse(frame=frame)
+        finally:
+            self.num_streams -= 1
 
     async def ListReplicas(self, request: Any, context: Any) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
@@ -170,7 +174,10 @@ async def test_a_router_that_hangs_loses_its_sessions_and_gets_no_new_ones() -> 
         first.answering.clear()
         await eventually(lambda: states(it)[first.address] is PeerState.SUSPECT)
         assert {opened(it)[1] for _ in range(5)} == {second.address}
+        assert first.num_streams == 1
         await eventually(lambda: len(session.lost) == 1)
+        # Its stream is broken there too: a session that goes on elsewhere has no older run here.
+        await eventually(lambda: first.num_streams == 0)
         first.answering.set()
         await ready(it, first, second)
 
