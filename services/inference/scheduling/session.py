@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum, auto
 
@@ -73,7 +74,7 @@ class _Times:
     """When things first happened to a session, and how often it commits."""
 
     def __init__(self, now: float) -> None:
-        self._opened_at = now
+        self.opened_at = now
         self._admitted_at: float | None = None
         self.first_commit_at: float | None = None
         self._last_commit_at = now
@@ -105,10 +106,10 @@ class _Times:
         admitted = now if self._admitted_at is None else self._admitted_at
         first = now if self.first_commit_at is None else self.first_commit_at
         return Timings(
-            queue_ms=(admitted - self._opened_at) * 1e3,
+            queue_ms=(admitted - self.opened_at) * 1e3,
             prefill_ms=(first - admitted) * 1e3,
-            ttft_ms=(first - self._opened_at) * 1e3,
-            total_ms=(now - self._opened_at) * 1e3,
+            ttft_ms=(first - self.opened_at) * 1e3,
+            total_ms=(now - self.opened_at) * 1e3,
         )
 
 
@@ -273,6 +274,17 @@ class Session:
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
         )
+
+    @property
+    def opened_at(self) -> float:
+        """When it came."""
+        return self._times.opened_at
+
+    @property
+    def began_at(self) -> float:
+        """When its first token was committed here; until then, infinity."""
+        first = self._times.first_commit_at
+        return math.inf if first is None else first
 
     def stay_ms(self, now: float) -> float:
         """Since it first held KV."""

@@ -94,19 +94,27 @@ class Pace:
             if bounded:
                 bound_ms = limits.low_tick_ms
             else:
-                bound_ms = self._bound_ms(alone_ms, prompts, level)
-                bound_ms *= _crowding(len(prompts), len(replies))
+                bound_ms = self._bound_ms(alone_ms, prompts, replies, level)
             tokens = self._tokens_within(bound_ms - alone_ms, prompts[0].computed)
             budget = min(budget, max(least, tokens))
         return max(budget, 2 * self._min_rows - 1)
 
-    def _bound_ms(self, alone_ms: float, prompts: Sequence[Session], level: Level) -> float:
-        stretch = self._limits.prefill_stretch
+    def _bound_ms(
+        self,
+        alone_ms: float,
+        prompts: Sequence[Session],
+        replies: Sequence[Session],
+        level: Level,
+    ) -> float:
+        stretch, patience = self._limits.prefill_stretch, _crowding(len(prompts), len(replies))
         if level >= Level.SMALL_CHUNKS:
             stretch = min(stretch, _SMALL_STRETCH)
         elif any(self._is_quick(session, alone_ms) for session in prompts):
-            return self._quick_ms(alone_ms)
-        return max(min(self._limits.max_tick_ms, stretch * alone_ms), _LEAST_STRETCH * alone_ms)
+            return patience * self._quick_ms(alone_ms)
+        else:
+            patience = max(patience, 1.0 + _num_fellows(prompts, replies))
+        bound_ms = min(self._limits.max_tick_ms, stretch * alone_ms)
+        return patience * max(bound_ms, _LEAST_STRETCH * alone_ms)
 
     def _quick_ms(self, alone_ms: float) -> float:
         return max(self._limits.max_tick_ms, _QUICK_STRETCH * alone_ms)
@@ -154,3 +162,12 @@ def _crowding(num_prompts: int, num_replies: int) -> float:
     chunks would hold up every prompt behind the first for the sake of a few replies. Under overload
     too, where the stretch that it multiplies is smaller."""
     return max(1.0, _CROWD * (num_prompts - _LINE) / max(1, num_replies))
+
+
+def _num_fellows(prompts: Sequence[Session], replies: Sequence[Session]) -> int:
+    """Prompts that came before any of these replies had begun, and are in no lower class: whoever
+    stood in line with them does not make them wait twice as long to read more smoothly."""
+    began_at = min((session.began_at for session in replies), default=-math.inf)
+    highest = max((session.priority for session in replies), default=Priority.LOW)
+    fellows = (p for p in prompts if p.began_at == math.inf and p.priority >= highest)
+    return sum(prompt.opened_at <= began_at for prompt in fellows)

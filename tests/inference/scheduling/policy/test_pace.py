@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
+from outrider.engines.base import Rows
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
@@ -17,7 +19,7 @@ from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.policy.overload import Level
 from services.inference.scheduling.policy.pace import Pace
-from services.inference.scheduling.session import Input, Session
+from services.inference.scheduling.session import Session
 from tests.inference.letters import VOCABULARY_SIZE, new_reply
 from tests.inference.scheduling.driver import Driver
 
@@ -125,24 +127,33 @@ def test_low_replies_take_turns_on_an_engine_slower_than_their_calls_may_be() ->
     assert longest < 2 * limits.max_pause_ms / 1e3
 
 
+def taker(number: int, came_at: float, priority: Priority = Priority.MEDIUM) -> Session:
+    """One with a prompt of 800 tokens, none of them computed."""
+    request = OpenRequest(number, tuple(range(3, 23)) * 40, SamplingParams(), priority)
+    session = Session(
+        request,
+        rank=(0.0, number),
+        sampler=Sampler(request.sampling, VOCABULARY_SIZE, request.prompt),
+        reply=new_reply(request.sampling),
+        sources=DraftSources(None, None, Acceptance(0.5)),
+        context_limit=2048,
+        now=came_at,
+    )
+    session.admit(number, 0, came_at)
+    return session
+
+
+def replying(session: Session, since: float) -> Session:
+    """It has its first token."""
+    row = Rows(np.zeros((1, VOCABULARY_SIZE), np.float32))
+    session.commit(row, (), num_guessed=0, started_at=since, row_ms=1.0, now=since)
+    return session
+
+
 def takers(num_prompts: int, num_replies: int) -> list[Session]:
-    made = []
-    for number in range(num_prompts + num_replies):
-        request = OpenRequest(number, tuple(range(3, 23)) * 40, SamplingParams())
-        one = Session(
-            request,
-            rank=(0.0, number),
-            sampler=Sampler(request.sampling, VOCABULARY_SIZE, request.prompt),
-            reply=new_reply(request.sampling),
-            sources=DraftSources(None, None, Acceptance(0.5)),
-            context_limit=2048,
-            now=100.0,
-        )
-        one.admit(number, 0, 100.0)
-        if number >= num_prompts:
-            one.advance(Input.COMMIT)
-        made.append(one)
-    return made
+    """The replies began before the prompts came."""
+    replies = [replying(taker(number, 100.0), 100.5) for number in range(num_replies)]
+    return replies + [taker(100 + number, 101.0) for number in range(num_prompts)]
 
 
 @pytest.mark.parametrize("num_prompts", [1, 4, 6, 12])
@@ -164,3 +175,28 @@ def test_a_crowd_lengthens_calls_of_an_overloaded_replica_too() -> None:
         for n in (4, 12)
     )
     assert many > few
+
+
+def prompt_tokens(everybody: list[Session]) -> int:
+    pace = Pace(LIMITS, CostModel(LIMITS.fixed_ms, LIMITS.row_ms), min_rows=2)
+    return pace.prompt_tokens(everybody, bounded=False, level=Level.NORMAL)
+
+
+def test_who_stood_in_line_together_does_not_wait_for_smooth_reading() -> None:
+    """A prompt that came before any reply had begun lengthens the call, a later one not."""
+    replies = [replying(taker(number, 100.0), 100.5) for number in range(4)]
+    later, fellow = taker(8, 101.0), taker(9, 100.4)
+    assert prompt_tokens([*replies, fellow]) > 1.5 * prompt_tokens([*replies, later])
+    older = replying(taker(5, 99.0), 100.1)
+    assert prompt_tokens([*replies, older, fellow]) == prompt_tokens([*replies, older, later])
+    # What is computed again after a preemption is no first token to wait for.
+    again = replying(taker(6, 100.0), 100.6)
+    again.preempt()
+    again.admit(6, 0, 101.0)
+    assert prompt_tokens([*replies, again]) == prompt_tokens([*replies, later])
+
+
+def test_a_lower_class_has_no_claim_on_smooth_reading() -> None:
+    replies = [replying(taker(number, 100.0), 100.5) for number in range(4)]
+    low, later = taker(8, 100.0, Priority.LOW), taker(9, 101.0)
+    assert prompt_tokens([*replies, low]) == prompt_tokens([*replies, later])
