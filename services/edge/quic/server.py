@@ -77,7 +77,7 @@ class FairServer(QuicServer):
         for _ in range(_MAX_READ):
             try:
                 data, addr = self._socket.recvfrom(_MAX_DATAGRAM_BYTES)
-            except BlockingIOError:
+            except OSError:  # nothing left; or an error, which the loop's own read reports
                 return
             self._put(addr, data)
 
@@ -87,7 +87,11 @@ class FairServer(QuicServer):
         until = time.perf_counter() + SLICE_S
         while not self._is_closed and (taken := self._turns.take()) is not None:
             addr, data = taken
-            super().datagram_received(data, addr)
+            try:
+                super().datagram_received(data, addr)
+            except BaseException:  # the loop reports it; the others' datagrams are looked at
+                asyncio.get_running_loop().call_soon(self._go_on)
+                raise
             if time.perf_counter() >= until:
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return

@@ -3,8 +3,8 @@
 Each replica fits the cost of its calls to those it has made lately, so what it says is some percent
 off, and more while it has made few. Whoever chose the least of a thousand such figures would send
 everything, from all regions, to the replicas that err most in their own favour. Replicas of one
-model in one region mostly run on the same machines: the median of what they say is taken for each
-of them that is not clearly of another kind.
+model mostly run on the same machines: the median of what they say is taken for each of them that
+is not clearly of another kind.
 """
 
 from __future__ import annotations
