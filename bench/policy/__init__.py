@@ -1,7 +1,7 @@
 """What the scheduler's rules are worth, free of the machine's noise.
 
-Three steps. The engine is asked how long calls of each prepared size take. It answers chats, once,
-greedily and once at temperature 0.8. Then the scheduler serves these chats again in virtual time:
+Three steps. The engine is asked how long calls of each prepared size take. It answers chats, once
+greedily and once at temperature 0.8, and documents. Then the scheduler serves them in virtual time:
 an engine that knows the replies and takes as long as was measured. So drafts on and off, and any
 rule, are compared on the same chats with the same durations, to the last digit; what it leaves out
 is the noise itself, and how the durations grow with the contexts. Python between the calls counts

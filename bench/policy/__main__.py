@@ -19,6 +19,7 @@ from outrider.speculation.prior import shipped_prior
 
 TEMPERATURES = (0.0, 0.8)
 SESSIONS = (1, 2, 4, 8, 16)
+AT_ONCE = (1, 4, 8, 16)
 SHARES = (0.5, 0.8, 0.95)
 """Of what the replica serves a second with drafts off and all places taken."""
 
@@ -34,13 +35,20 @@ def main() -> int:
     try:
         durations = recorded.durations(engine)
         count = 48 if run.quick else 160
-        chats = {each: recorded.chats(engine, vocabulary, count, each) for each in TEMPERATURES}
+        chats = {
+            each: recorded.chats(engine, vocabulary, "chat", count, each) for each in TEMPERATURES
+        }
+        documents = recorded.chats(engine, vocabulary, "document", max(AT_ONCE), 0.0)
     finally:
         engine.close()
     table = run.table("Milliseconds of a call by rows", *map(str, durations))
     table.add(*durations.values())
     replica = VirtualReplica(engine.info, durations, shipped_prior(vocabulary.digest))
-    run.figures["wrong_texts"] = _closed(run, replica, chats) + _arriving(run, replica, chats[0.0])
+    run.figures["wrong_texts"] = (
+        _closed(run, replica, chats)
+        + _arriving(run, replica, chats[0.0])
+        + _at_once(run, replica, documents)
+    )
     run.finish()
     return int(bool(run.figures["wrong_texts"]))
 
@@ -72,6 +80,18 @@ def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
         for drafts in (False, True):
             served = replica.serve(chats, drafts=drafts, rate=share * most)
             table.add(f"{share:.0%}", "on" if drafts else "off", *_cells(served))
+            wrong += served.wrong
+    return wrong
+
+
+def _at_once(run: Run, replica: VirtualReplica, documents: list[Chat]) -> int:
+    """Greedy replies to documents that come in the same moment."""
+    table = run.table("So many documents at once, and no others", "documents", *_COLUMNS)
+    wrong = 0
+    for count in AT_ONCE:
+        for drafts in (False, True):
+            served = replica.serve(documents[:count], drafts=drafts, sessions=count)
+            table.add(count, "on" if drafts else "off", *_cells(served))
             wrong += served.wrong
     return wrong
 

@@ -19,7 +19,7 @@ from services.inference.scheduling.events import Committed, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.scheduler import Scheduler
 
-MAX_TOKENS = 160
+MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120
 _SESSIONS = 8
 _CALLS = 60
@@ -69,20 +69,21 @@ def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
     ]
 
 
-def chats(engine: Engine, vocabulary: Vocabulary, count: int, temperature: float) -> list[Chat]:
-    """Replies to `count` prompts that were never asked before."""
+def chats(
+    engine: Engine, vocabulary: Vocabulary, kind: str, count: int, temperature: float
+) -> list[Chat]:
+    """Replies to `count` prompts of a kind that were never asked before."""
     scheduler = Scheduler(
         engine.info,
         SchedulerLimits(max_queue=count),
         lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer()),
     )
     prompts = [
-        tuple(vocabulary.encode_chat([Message("user", text)]))
-        for text in Supply("chat").take(count)
+        tuple(vocabulary.encode_chat([Message("user", text)])) for text in Supply(kind).take(count)
     ]
     replies: list[list[int]] = [[] for _ in prompts]
     for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS)
+        sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS[kind])
         request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
     while (plan := scheduler.decide(time.monotonic())) is not None:
@@ -90,5 +91,5 @@ def chats(engine: Engine, vocabulary: Vocabulary, count: int, temperature: float
         for event in scheduler.apply(plan, rows, time.monotonic()):
             if isinstance(event, Committed):
                 replies[event.session].extend(event.ids)
-    print(f"{count} chats answered", file=sys.stderr)
+    print(f"{count} {kind} prompts answered", file=sys.stderr)
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]
