@@ -9,8 +9,10 @@ from outrider.v1 import common_pb2
 
 def put(usage: common_pb2.Usage, cost: Cost | None) -> None:
     """Say what the chat costs, in place of what is said there; None: say nothing."""
-    usage.ClearField("cost")
-    if cost is not None:
+    if cost is None:
+        if usage.HasField("cost"):  # clearing would set a `usage` that is not there
+            usage.ClearField("cost")
+    else:
         usage.cost.amount_nanos = cost.amount_nanos
         usage.cost.currency = cost.currency
 
