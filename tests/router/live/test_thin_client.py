@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,7 @@ from outrider.wire import cost as cost_wire
 from outrider.wire import tokens as wire_tokens
 from services.router.admission.counting.prices import Price
 from services.router.upstream.tokenizers import TokenizerPool
+from tests.router.live.test_app import get
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import CODECS, Replica, running_replicas, running_router
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer, successor
@@ -65,6 +67,10 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         assert (await edge.hear("commit")).session == 1
         told = cost_wire.from_proto((await edge.hear("done")).done.usage)
         assert told == Cost(1000 * (len(ids) + 10), "USD")
+        charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
+        async with asyncio.timeout(5):
+            while not re.search(charged, await get(router.ports.admin, "/metrics")):
+                pass
 
 
 async def test_bad_messages_fail_alone_with_the_tokenizers_reason(
