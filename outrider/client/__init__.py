@@ -28,6 +28,7 @@ from outrider.client.events import (
 from outrider.client.transcript import Transcript
 from outrider.client.transport.backoff import ReconnectPolicy
 from outrider.client.transport.tickets import SessionTickets
+from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
@@ -37,6 +38,7 @@ __all__ = [
     "ChatResult",
     "Client",
     "Committed",
+    "Cost",
     "Done",
     "EdgeInfo",
     "Event",

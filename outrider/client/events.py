@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from outrider.cost import Cost
+
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline"]
 
 
@@ -65,6 +67,9 @@ class Usage:
     completion_tokens: int
     draft_tokens: int
     accepted_tokens: int
+    cost: Cost | None = None
+    """By the mesh's price table, for the whole chat; None where no price applies, and where it was
+    cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

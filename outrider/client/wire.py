@@ -26,6 +26,7 @@ from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
+from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 
@@ -207,6 +208,7 @@ def _done(done: edge_pb2.ChatDone) -> Done:
             usage.completion_tokens,
             usage.draft_tokens,
             usage.accepted_tokens,
+            cost_wire.from_proto(usage),
         ),
         replica_timings=_timings(done.timings),
         edge_timings=_timings(done.edge_timings),

@@ -246,11 +246,18 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     completion_tokens: _builtins.int
     draft_tokens: _builtins.int
     accepted_tokens: _builtins.int
+    @_builtins.property
+    def cost(self) -> Global___Cost:
+        """By the router's price table, for the whole chat wherever it ran; unset where no price applies,
+        and where the end was not the region's (a chat that its edge cancelled).
+        """
+
     def __init__(
         self,
         *,
@@ -259,14 +266,41 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        cost: Global___Cost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "cost", b"cost", "draft_tokens", b"draft_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class Cost(_message.Message):
+    """Exact: no amount passes through floating point."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AMOUNT_NANOS_FIELD_NUMBER: _builtins.int
+    CURRENCY_FIELD_NUMBER: _builtins.int
+    amount_nanos: _builtins.int
+    """Billionths of the currency; at most 2^63 - 1."""
+    currency: _builtins.str
+    """As the operator names it, e.g. USD: 1 to 16 printable characters without spaces."""
+    def __init__(
+        self,
+        *,
+        amount_nanos: _builtins.int = ...,
+        currency: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount_nanos", b"amount_nanos", "currency", b"currency"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cost: _TypeAlias = Cost  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):

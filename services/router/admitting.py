@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from outrider.cost import NANOS
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
 from services.router.conductor.conductor import Conductor, Figures, Post
@@ -51,7 +52,9 @@ class Admitting:
         registry: Registry,
         metrics: Metrics,
     ) -> None:
-        self.admission = Admission(config.admission, config.tenants, config.lengths, config.prices)
+        self.admission = Admission(
+            config.admission, config.tenants, config.lengths, config.price_table()
+        )
         self.scout = FleetScout(dispatch.decide, config.region)
         self.conductor = Conductor(config.conductor)
         self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
@@ -96,7 +99,8 @@ class Admitting:
         self._count(SPILLED, tally.spilled, ("home", "region", "cause"))
         self._count(TENANT_SESSIONS, tally.sessions, ("tenant", "outcome"))
         self._count(TENANT_TOKENS, tally.tokens, ("tenant",))
-        self._count(TENANT_COST, tally.costs, ("tenant", "model"))
+        costs = {labels: nanos / NANOS for labels, nanos in tally.costs_nanos.items()}
+        self._count(TENANT_COST, costs, ("tenant", "model"))
 
     def _count(
         self, name: str, counts: Mapping[tuple[str, ...], float], labels: tuple[str, ...]

@@ -90,7 +90,7 @@ class Router:
             dispatch,
             self.journal,
             self.admitting.entry,
-            Watch(self.table, dispatch, self.registry, moves, silence),
+            Watch(self.table, dispatch, self.registry, moves, silence, self.admitting.admission),
             moves,
             default_model=self.config.default_model,
             tokenize=lambda session: self.intake.start(self.switch, session),

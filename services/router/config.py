@@ -114,6 +114,8 @@ class RouterConfig:
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
     """What tokens cost whom (docs/guides/tokens.md)."""
+    currency: str = ""
+    """Of the prices, as clients are told it, e.g. USD; prices need one."""
     conductor: ConductorPolicy = dataclasses.field(default_factory=ConductorPolicy)
     """How many replicas a region should have."""
     seed: int = 0
@@ -189,7 +191,7 @@ class RouterConfig:
         self._check_unique("replica", [replica.name for replica in self.replicas])
         self._check_unique("tenant", [tenant.name for tenant in self.tenants])
         self._check_unique("region", [region.name for region in self.regions])
-        PriceTable(self.prices)
+        self.price_table()
         for field in _POSITIVE:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
@@ -208,6 +210,10 @@ class RouterConfig:
     def discovery(self) -> DiscoveryPolicy:
         """How often targets are looked up, and what becomes of what is not found any more."""
         return DiscoveryPolicy(self.nameservers, self.lookup_interval_s, self.lookup_grace_s)
+
+    def price_table(self) -> PriceTable:
+        """What tokens cost whom. Raises ConfigError."""
+        return PriceTable(self.prices, self.currency)
 
     def _check_targets(self) -> None:
         for tokenizer in self.tokenizers:

@@ -26,10 +26,12 @@ Encode = Callable[[list[str]], object]
 WAYS: Final = (
     (REFERENCE, "encode_batch_fast of 512"),
     (Splintr.name, "batches of 64"),
+    (Splintr.name, "batches of 1024"),
     (Splintr.name, "Python threads"),
     (Fastokens.name, "batches of 64"),
 )
-"""Packages, and ways to give them all documents; in the last but one the threads are Python's."""
+"""Packages, and ways to give them all documents. The batches are spread over the package's own
+threads, of which small ones keep some waiting; "Python threads" are Python's, one batch each."""
 SAMPLES_MB: Final = {REFERENCE: 16, Fastokens.name: 96}
 """Of the slow ones."""
 

@@ -67,15 +67,16 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
 
 
 def summary(result: ChatResult) -> str:
-    """One line: times, speed, tokens, and why it ended."""
+    """One line: times, speed, tokens, what it costs, and why it ended."""
     times, ahead = result.timings, result.ahead
     early = f" · {ahead.shown_tokens} shown early" if ahead.shown_tokens else ""
     erased = f" · {ahead.erased_tokens} taken back" if ahead.erased_tokens else ""
     lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
+    cost = f" · {result.usage.cost}" if result.usage.cost is not None else ""
     return (
         f"first provisional {_ms(times.provisional_ttft_ms)} · "
         f"first committed {_ms(times.committed_ttft_ms)} · {times.tokens_per_s:.0f} tokens/s · "
-        f"{len(result.ids)} tokens{early}{erased}{lossy} · {result.finish_reason}"
+        f"{len(result.ids)} tokens{early}{erased}{lossy}{cost} · {result.finish_reason}"
     )
 
 
@@ -89,6 +90,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "ids": list(result.ids),
         "lossy": list(result.lossy),
         "finish_reason": result.finish_reason,
+        "usage": asdict(result.usage),
         "ahead": asdict(result.ahead),
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
     }

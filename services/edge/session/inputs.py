@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
+from outrider.cost import Cost
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from services.edge.session.control.pace import NO_PACE, Pace
@@ -40,6 +41,8 @@ class Usage:
     completion_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    cost: Cost | None = None
+    """None: the region named none."""
 
 
 @dataclass(frozen=True, slots=True)

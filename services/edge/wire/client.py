@@ -20,6 +20,7 @@ from outrider.errors import (
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
+from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from services.edge.session.actions import (
@@ -269,13 +270,15 @@ def _done(done: Done) -> edge_pb2.ChatDone:
 
 
 def _usage(usage: Usage) -> common_pb2.Usage:
-    return common_pb2.Usage(
+    told = common_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         draft_tokens=usage.draft_tokens,
         accepted_tokens=usage.accepted_tokens,
     )
+    cost_wire.put(told, usage.cost)
+    return told
 
 
 def _timings(timings: Timings) -> common_pb2.Timings:

@@ -8,6 +8,7 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
 from outrider.models.chat import Message
 from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
@@ -180,6 +181,7 @@ def _done(done: inference_pb2.SessionDone) -> RegionDone:
             usage.completion_tokens,
             usage.draft_tokens,
             usage.accepted_tokens,
+            cost_wire.from_proto(usage),
         ),
         timings=Timings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms),
     )

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
 from services.router.admission.choosing import Route, Scout, choose
+from services.router.admission.counting.charges import Charges
 from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.counting.prices import Price, PriceTable
+from services.router.admission.counting.prices import PriceTable
 from services.router.admission.policy import AdmissionPolicy, Lane, Priority
 from services.router.admission.queue.drain import Drain
 from services.router.admission.queue.waiting import Pool, WaitingRoom
@@ -40,12 +42,13 @@ class Admission:
         policy: AdmissionPolicy,
         tenants: Iterable[TenantPolicy] = (),
         lengths: LengthPolicy | None = None,
-        prices: Iterable[Price] = (),
+        prices: PriceTable | None = None,
     ) -> None:
         self.policy = policy
         self.tenants = Tenants(tenants)
         self._lengths = lengths or LengthPolicy()
-        self._prices = PriceTable(prices)
+        self._prices = prices or PriceTable()
+        self._charges = Charges()
         self.tally = Tally()
         self._room = WaitingRoom(policy.max_waiting, policy.ageing_s)
         self._tickets: dict[int, Ticket] = {}
@@ -97,12 +100,13 @@ class Admission:
             while (turn := self._next(pool, scout, now)) is not None:
                 yield turn
 
-    def leave(self, session: int, upto: int, now: float) -> None:
-        """A session ended, its reply having `upto` tokens. Unknown ones, which were refused, are
-        ignored."""
+    def leave(self, session: int, upto: int, now: float, *, was_taken: bool = True) -> None:
+        """A session ended, its reply having `upto` tokens; `was_taken` is whether a replica that it
+        went to took it on. Unknown ones, which were refused, are ignored."""
         ticket = self._tickets.pop(session, None)
         if ticket is None:
             return
+        ticket.is_placed &= was_taken
         if ticket.is_waiting:
             self._give_up(ticket)
         used = ticket.used_tokens(upto)
@@ -110,14 +114,23 @@ class Admission:
         self.tenants.leave(ticket.tenant, ticket.reservation, unused, stay_s, now)
         self.tally.tokens[(self.tenants.label(ticket.tenant),)] += used
         if ticket.is_placed:
-            self._charge(ticket, used)
+            self._charge(ticket, upto)
 
-    def _charge(self, ticket: Ticket, used: int) -> None:
-        price = self._prices.of(ticket.tenant, ticket.request.model)
-        prompt_tokens = ticket.request.prompt_tokens
-        cost = price.cost(prompt_tokens, used - prompt_tokens)
-        if cost:
-            self.tally.costs[self.tenants.label(ticket.tenant), ticket.request.model] += cost
+    def cost(self, session: int, upto: int) -> Cost | None:
+        """What the whole chat of a live session costs when its reply has `upto` tokens, those that
+        the session came with included; None where no price applies."""
+        return self._cost(self._tickets[session], upto)
+
+    def _cost(self, ticket: Ticket, upto: int) -> Cost | None:
+        tokens = ticket.own_prompt_tokens, max(upto, ticket.num_resumed)
+        return self._prices.cost(ticket.tenant, ticket.request.model, *tokens)
+
+    def _charge(self, ticket: Ticket, upto: int) -> None:
+        cost = self._cost(ticket, upto)
+        nanos = self._charges.add(ticket.chat, cost.amount_nanos) if cost is not None else 0
+        if nanos:
+            label = self.tenants.label(ticket.tenant)
+            self.tally.costs_nanos[label, ticket.request.model] += nanos
 
     def expire(self, now: float) -> None:
         """Refuse who has waited too long; `take_refused` tells."""
@@ -156,6 +169,7 @@ class Admission:
             deadline_at=arrival.deadline_at,
             expires_at=min(expires_at, arrival.deadline_at or expires_at),
             num_resumed=arrival.num_resumed,
+            chat=arrival.chat,
         )
         return ticket
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.router.admission.policy import Priority
@@ -14,10 +14,6 @@ MAX_WAITS: Final = 4096
 
 def _waits() -> deque[tuple[Priority, float]]:
     return deque(maxlen=MAX_WAITS)
-
-
-def _costs() -> defaultdict[tuple[str, ...], float]:
-    return defaultdict(float)
 
 
 @dataclass(slots=True)
@@ -34,14 +30,12 @@ class Tally:
     """By tenant's label and outcome: `admitted` or `refused`."""
     tokens: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """Tokens used, by tenant's label."""
-    costs: defaultdict[tuple[str, ...], float] = field(default_factory=_costs)
-    """What they cost, by tenant's label and model."""
+    costs_nanos: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Billionths of the currency charged for them, by tenant's label and model."""
 
     def take(self) -> Tally:
         """The counts; from now on they are zero."""
-        taken = Tally(
-            *(self.refused, self.spilled, self.waits_ms, self.sessions, self.tokens, self.costs)
-        )
+        taken = replace(self)
         self.refused, self.spilled, self.waits_ms = Counter(), Counter(), _waits()
-        self.sessions, self.tokens, self.costs = Counter(), Counter(), _costs()
+        self.sessions, self.tokens, self.costs_nanos = Counter(), Counter(), Counter()
         return taken

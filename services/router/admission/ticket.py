@@ -28,6 +28,8 @@ class Arrival:
     """It was let in elsewhere, and lost its replica or router."""
     num_resumed: int = 0
     """Tokens of its reply from there, which `request.prompt_tokens` includes."""
+    chat: bytes = b""
+    """Equal for runs of the same request of the same client; empty: it does not say."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +53,9 @@ class Ticket:
     expires_at: float
     """When it has waited too long."""
     num_resumed: int = 0
-    """Tokens of its reply that it came with."""
+    """Tokens of its reply that it came with, which `request.prompt_tokens` includes."""
+    chat: bytes = b""
+    """As in Arrival."""
     is_waiting: bool = False
     is_placed: bool = False
     """Whether it has, or had, a replica."""
@@ -60,6 +64,11 @@ class Ticket:
         """Computed for it, when its reply has `upto` tokens."""
         new = max(0, upto - self.num_resumed)
         return self.request.prompt_tokens + new if self.is_placed else 0
+
+    @property
+    def own_prompt_tokens(self) -> int:
+        """What the chat was asked with."""
+        return self.request.prompt_tokens - self.num_resumed
 
     @property
     def pool(self) -> Hashable:

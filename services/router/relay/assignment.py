@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from typing import Final
 
 from outrider.codec import varint
+from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.wire import cost as cost_wire
 from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Request
 from services.router.prefixes.ids import IdReader
 from services.router.prefixes.index import PrefixIndex
@@ -120,8 +124,27 @@ def renew_deadline(open_request: Up, at: float | None, now: float) -> None:
     open_request.frame.open.deadline_ms = left_ms
 
 
-def add_up(done: inference_pb2.SessionDone, session: Session[Up], now: float) -> None:
-    """The end of a session that moved, as one whole: its last replica knows of its own part."""
+def chat_of(frame: inference_pb2.OpenSession) -> bytes:
+    """The same for all runs of one chat, which give the same text: tenant, request id, prompt and
+    sampling; b"" for an open without a request id. The prompt has to be ids."""
+    if not frame.request_id:
+        return b""
+    prompt = frame.ids
+    checksum = struct.pack("<III", prompt.prefix_tokens, prompt.tail.count, prompt.tail.checksum)
+    sampling = frame.sampling.SerializeToString(deterministic=True)
+    named = (frame.tenant.encode(), frame.request_id.encode(), frame.model.encode(), sampling)
+    digest = hashlib.blake2b(checksum, digest_size=16)
+    for part in (*named, frame.vocabulary_digest, prompt.prefix_hash):
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def add_up(
+    done: inference_pb2.SessionDone, session: Session[Up], cost: Cost | None, now: float
+) -> None:
+    """The end of a session as one whole: what it costs, which replicas have no say in; and of one
+    that moved all of its time, for its last replica knows of its own part."""
+    cost_wire.put(done.usage, cost)
     if session.num_moves and session.began_at is not None:
         done.timings.ttft_ms = (session.began_at - session.opened_at) * 1e3
         done.timings.total_ms = (now - session.opened_at) * 1e3

@@ -12,6 +12,7 @@ from outrider.cli.prompting.painter import Painter
 from outrider.client import (
     ChatResult,
     Committed,
+    Cost,
     Interrupted,
     Provisional,
     Resumed,
@@ -70,6 +71,16 @@ def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     ahead = RidingAhead(shown_tokens=7, erased_tokens=2)
     report("why?", replace(RESULT, ahead=ahead), as_json=False, shown=True)
     assert "2 tokens · 7 shown early · 2 taken back · stop" in capsys.readouterr().err
+
+
+def test_what_it_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    usage = replace(RESULT.usage, cost=Cost(420_000, "USD"))
+    report("why?", replace(RESULT, usage=usage), as_json=False, shown=True)
+    assert "2 tokens · 0.00042 USD · stop" in capsys.readouterr().err
+    report("why?", replace(RESULT, usage=usage), as_json=True, shown=False)
+    told = json.loads(capsys.readouterr().out)["usage"]
+    assert told["cost"] == {"amount_nanos": 420_000, "currency": "USD"}
+    assert told["prompt_tokens"] == 3
 
 
 def test_a_reply_stopped_before_its_first_token_has_no_times(

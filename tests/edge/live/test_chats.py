@@ -10,6 +10,7 @@ import pytest
 from outrider.client import (
     Accepted,
     Committed,
+    Cost,
     Done,
     Message,
     Provisional,
@@ -19,6 +20,7 @@ from outrider.client import (
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
+from outrider.wire import cost as cost_wire
 from services.edge.routers.link import RouterLink
 from services.edge.wire.identity import Identities
 from tests.edge.live.running import running
@@ -72,6 +74,22 @@ async def test_the_text_is_the_regions(words: Vocabulary, tmp_path: Path) -> Non
         timings = result.timings
         assert timings.committed_ttft_ms is not None
         assert 0 < timings.committed_ttft_ms <= timings.total_ms
+        await mesh.settled()
+
+
+async def test_the_client_is_told_what_the_region_says_that_it_costs(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    def say(frame: inference_pb2.SessionDown) -> None:
+        if frame.HasField("done"):
+            cost_wire.put(frame.done.usage, Cost(420_000, "USD"))
+
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).usage.cost is None
+        mesh.region.mangle = say
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).usage.cost == Cost(420_000, "USD")
         await mesh.settled()
 
 

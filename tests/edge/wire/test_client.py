@@ -18,6 +18,7 @@ from outrider.client.wire import (
 )
 from outrider.client.wire import read as read_edge_frame
 from outrider.codec.frames import FrameDecoder
+from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
     MalformedFrameError,
@@ -40,6 +41,7 @@ from services.edge.session.inputs import (
 from services.edge.wire import client as wire
 
 OFFER = wire.Offer("m", 100, 64)
+USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 
 def payload(messages: list[Message], **options: object) -> bytes:
@@ -114,9 +116,7 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         actions.Retract(4),
         actions.Commit("text", (1, 2), 2),
         actions.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
-        actions.Done(
-            FinishReason.LENGTH, 2, Usage(1, 2, 3, 4, 5), Timings(1, 2, 3, 4), Timings(), "r", "p"
-        ),
+        actions.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -129,7 +129,7 @@ def test_events_arrive_at_the_client(event: actions.ClientEvent) -> None:
         if isinstance(value, str | int | float | tuple):
             assert value == ("length" if name == "finish_reason" else mine[name])
     usage = getattr(arrived, "usage", None)
-    assert usage is None or usage.accepted_tokens == 5
+    assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
 
 
 def asked(progress: Progress | None = None, **options: object) -> ChatRequest:

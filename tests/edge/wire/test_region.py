@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
@@ -135,15 +136,22 @@ def test_done_and_error() -> None:
     done = inference_pb2.SessionDone(
         finish_reason=common_pb2.FINISH_REASON_LENGTH,
         upto=3,
-        usage=common_pb2.Usage(prompt_tokens=1, accepted_tokens=2),
+        usage=common_pb2.Usage(
+            prompt_tokens=1,
+            accepted_tokens=2,
+            cost=common_pb2.Cost(amount_nanos=3, currency="USD"),
+        ),
         timings=common_pb2.Timings(queue_ms=1.5, total_ms=9),
     )
     assert fresh().read(inference_pb2.SessionDown(done=done)) == RegionDone(
         FinishReason.LENGTH,
         3,
-        Usage(prompt_tokens=1, accepted_tokens=2),
+        Usage(prompt_tokens=1, accepted_tokens=2, cost=Cost(3, "USD")),
         Timings(queue_ms=1.5, total_ms=9),
     )
+    done.usage.cost.currency = ""
+    with pytest.raises(MalformedFrameError, match="costs"):
+        fresh().read(inference_pb2.SessionDown(done=done))
     detail = error_wire.to_detail(OverloadedError("full", retry_delay_ms=5))
     failed = fresh().read(inference_pb2.SessionDown(error=detail))
     assert isinstance(failed, RegionFailed)

@@ -17,7 +17,6 @@ from outrider.errors import (
 from services.router.admission.admission import Admission
 from services.router.admission.choosing import Route
 from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.counting.prices import Price
 from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.admission.tenants.accounts import TenantPolicy
 from tests.router.admission.people import FakeScout, Region, arrival
@@ -34,22 +33,6 @@ def test_a_long_prompt_steps_back_and_a_resumed_one_counts_without_its_reply() -
     one = replace(arrival(1), num_resumed=5)
     admission.open(replace(one, request=replace(one.request, prompt_tokens=34)), full(), 0.0)
     assert admission.waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
-
-
-def test_what_was_used_is_charged_by_tenant_and_model() -> None:
-    prices = [Price(1.0, 10.0), Price(2.0, 20.0, tenant="acme")]
-    admission = Admission(AdmissionPolicy(), [TenantPolicy("acme")], prices=prices)
-    for number, tenant in enumerate(("acme", "other", "another")):
-        assert admission.open(arrival(number, tenant=tenant), FakeScout(), 0.0)
-        admission.leave(number, 50, 1.0)
-    assert admission.open(arrival(9, tenant="acme"), full(), 2.0) is None
-    admission.leave(9, 0, 3.0)  # it never had a replica
-    prompt = arrival(0).request.prompt_tokens
-    assert admission.tally.take().costs == {
-        ("acme", "m"): pytest.approx((2 * prompt + 20 * 50) / 1e6),
-        ("*", "m"): pytest.approx(2 * (prompt + 10 * 50) / 1e6),
-    }
-    assert not admission.tally.take().costs
 
 
 def full() -> FakeScout:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import cost as cost_wire
 from outrider.wire import tokens as wire_tokens
+from services.router.admission.counting.prices import Price
 from services.router.upstream.tokenizers import TokenizerPool
+from tests.router.live.test_app import get
 from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import CODECS, Replica, running_replicas, running_router
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer, successor
@@ -45,8 +50,9 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
     tokenizer: TokenizerUnderTest, replica: Replica, vocabulary: Vocabulary
 ) -> None:
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    prices = {"prices": (Price(1.0, 10.0, model=MODEL),), "currency": "USD"}
     async with running_router(
-        replica, tokenizers=(tokenizer.address,), default_model=MODEL
+        replica, tokenizers=(tokenizer.address,), default_model=MODEL, **prices
     ) as router:
         edge = router.edge()
         await edge.send(chat(1, "Why is the sky blue?"))
@@ -59,7 +65,12 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         replica.say(commit(sent.session))
         replica.say(done(sent.session))
         assert (await edge.hear("commit")).session == 1
-        await edge.hear("done")
+        told = cost_wire.from_proto((await edge.hear("done")).done.usage)
+        assert told == Cost(1000 * (len(ids) + 10), "USD")
+        charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
+        async with asyncio.timeout(5):
+            while not re.search(charged, await get(router.ports.admin, "/metrics")):
+                pass
 
 
 async def test_bad_messages_fail_alone_with_the_tokenizers_reason(

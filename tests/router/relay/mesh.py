@@ -11,6 +11,7 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.admission.admission import Admission
+from services.router.admission.counting.prices import PriceTable
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.conductor.conductor import Conductor
@@ -52,6 +53,7 @@ class Mesh:
         policy: AdmissionPolicy | None = None,
         tenants: tuple[TenantPolicy, ...] = (),
         max_queued: int = 0,
+        prices: PriceTable | None = None,
     ) -> None:
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
@@ -67,20 +69,22 @@ class Mesh:
         )
         prompts = Prompts(index, IdReader())
         dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
-        self.admission = Admission(policy or AdmissionPolicy(), tenants)
+        self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
         self.scout = FleetScout(dispatch.decide, "us")
         self.conductor = Conductor(ConductorPolicy())
         self.entry = Entry(
             self.table, dispatch, self.registry, self.admission, self.scout, self.conductor
         )
         moves = Moves(self.table, dispatch, self.journal)
+        silence = Silence(SilencePolicy())
+        watch = Watch(self.table, dispatch, self.registry, moves, silence, self.admission)
         self.num_hurries = 0
         self.switch = Switch(
             self.table,
             dispatch,
             self.journal,
             self.entry,
-            Watch(self.table, dispatch, self.registry, moves, Silence(SilencePolicy())),
+            watch,
             moves,
             default_model="m",
             tokenize=self.texts.append,

@@ -1,21 +1,25 @@
-"""What sessions cost their tenants. Pure."""
+"""What sessions cost their tenants, exactly. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
+from outrider.cost import MAX_AMOUNT_NANOS, MAX_CURRENCY_CHARS, Cost, is_currency
 from outrider.errors import ConfigError
 
 ANY: Final = "*"
+MAX_PER_MILLION: Final = 1e9
+"""Beyond what anybody asks, in any currency; nine million tokens at it are an amount's most."""
+DECIMALS: Final = 6
+"""Of a price for a million tokens, so that one token's is a whole number of 10^-12 units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One row of the table (`[[router.prices]]`), in the operator's currency. Raises
-    ConfigError."""
+    """One row of the table (`[[router.prices]]`), in `router.currency`. Raises ConfigError."""
 
     prompt_per_million: float
     """For a million tokens of prompts."""
@@ -29,27 +33,28 @@ class Price:
     def __post_init__(self) -> None:
         for name in ("prompt_per_million", "reply_per_million"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                where = f"of tenant {self.tenant} and model {self.model}"
-                raise ConfigError(f"{name} {where} is {value}: it cannot be negative.")
+            what = f"{name} of tenant {self.tenant} and model {self.model} is {value}"
+            if not 0 <= value <= MAX_PER_MILLION:
+                raise ConfigError(f"{what}: use 0 to {MAX_PER_MILLION:g}.")
+            if not _is_whole(_per_token(value)):
+                raise ConfigError(f"{what}: use {DECIMALS} decimals at most.")
 
-    def cost(self, prompt_tokens: int, reply_tokens: int) -> float:
-        """Of so many tokens."""
-        return (
-            prompt_tokens * self.prompt_per_million + reply_tokens * self.reply_per_million
-        ) / 1e6
-
-
-FREE: Final = Price(0.0, 0.0)
+    def nanos(self, prompt_tokens: int, reply_tokens: int) -> int:
+        """Of so many tokens, in billionths of a unit: the exact sum, rounded once to the nearest,
+        halves up."""
+        prompt, reply = _per_token(self.prompt_per_million), _per_token(self.reply_per_million)
+        trillionths = prompt_tokens * int(prompt) + reply_tokens * int(reply)
+        return (trillionths + 500) // 1000
 
 
 class PriceTable:
     """The price of every tenant and model: the row for both, else the tenant's, else the model's,
-    else that of all; without any nothing costs anything."""
+    else that of all."""
 
-    def __init__(self, prices: Iterable[Price] = ()) -> None:
-        """Raises ConfigError for two rows of the same."""
+    def __init__(self, prices: Iterable[Price] = (), currency: str = "") -> None:
+        """Raises ConfigError for two rows of the same, and for rows in no currency."""
         self._rows: dict[tuple[str, str], Price] = {}
+        self._currency = currency
         for price in prices:
             key = price.tenant, price.model
             if key in self._rows:
@@ -57,10 +62,33 @@ class PriceTable:
                     f"Two prices are for tenant {price.tenant} and model {price.model}: keep one."
                 )
             self._rows[key] = price
+        if (self._rows or currency) and not is_currency(currency):
+            raise ConfigError(
+                f"The currency of the prices is {currency!r}: set router.currency to a word of at "
+                f'most {MAX_CURRENCY_CHARS} characters, e.g. "USD".'
+            )
 
-    def of(self, tenant: str, model: str) -> Price:
-        """The row that applies."""
+    def of(self, tenant: str, model: str) -> Price | None:
+        """The row that applies; None where none does."""
         for key in ((tenant, model), (tenant, ANY), (ANY, model), (ANY, ANY)):
             if (price := self._rows.get(key)) is not None:
                 return price
-        return FREE
+        return None
+
+    def cost(self, tenant: str, model: str, prompt_tokens: int, reply_tokens: int) -> Cost | None:
+        """Of so many tokens; None where no row applies. Counts that peers made up come to the most
+        that an amount can hold."""
+        price = self.of(tenant, model)
+        if price is None:
+            return None
+        nanos = price.nanos(prompt_tokens, reply_tokens)
+        return Cost(min(nanos, MAX_AMOUNT_NANOS), self._currency)
+
+
+def _per_token(per_million: float) -> Decimal:
+    """The price of a token in 10^-12 units, by the decimals that the operator wrote."""
+    return Decimal(repr(per_million)).scaleb(DECIMALS)
+
+
+def _is_whole(value: Decimal) -> bool:
+    return value == value.to_integral_value()

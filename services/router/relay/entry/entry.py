@@ -138,7 +138,8 @@ class Entry:
         """A session ended."""
         self._waiting.pop(session.relayed, None)
         self.runs.ended(session)
-        self._admission.leave(session.relayed, session.upto, now)
+        was_taken = session.is_announced or session.began_at is not None
+        self._admission.leave(session.relayed, session.upto, now, was_taken=was_taken)
 
     def _arrival(self, session: Session[Up]) -> Arrival:
         """Raises EmptyPromptError, PromptTooLongError."""
@@ -159,6 +160,7 @@ class Entry:
             deadline_at=session.deadline_at,
             has_started=session.is_under_way,
             num_resumed=session.upto,
+            chat=assignment.chat_of(frame),
         )
 
     def _check_window(self, model: str, num_prompt: int) -> None:

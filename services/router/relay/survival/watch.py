@@ -9,6 +9,7 @@ from outrider.errors import CancelledError, EngineError, OutriderError, Vocabula
 from outrider.peers.health import PeerState, Signal
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors
+from services.router.admission.admission import Admission
 from services.router.fleet.load import Load
 from services.router.fleet.registry import Registry
 from services.router.relay import assignment
@@ -62,12 +63,14 @@ class Watch:
         registry: Registry,
         moves: Moves,
         silence: Silence,
+        admission: Admission,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
         self._moves = moves
         self._silence = silence
+        self._admission = admission
         self._stalls_at = 0.0
 
     def detached(self, replica: str, stream: int, now: float) -> list[Leaving]:
@@ -93,7 +96,8 @@ class Watch:
         if event is Input.COMMIT:
             self._committed(session, frame.commit, now)
         elif event is Input.DONE:
-            assignment.add_up(frame.done, session, now)
+            cost = self._admission.cost(session.relayed, session.upto)
+            assignment.add_up(frame.done, session, cost, now)
         else:
             self._registry.opened(session.replica, session.relayed, frame.opened.held_ms, now)
             if not self._table.announce(session):

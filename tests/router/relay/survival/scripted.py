@@ -12,6 +12,7 @@ from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
 from outrider.wire.errors import from_detail
+from services.router.admission.counting.prices import PriceTable
 from services.router.fleet.load import Load
 from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, failed, opening
 
@@ -66,9 +67,9 @@ class Chat:
 class World:
     """One edge and two replicas."""
 
-    def __init__(self, seed: int, *, poison: int = -1) -> None:
+    def __init__(self, seed: int, *, poison: int = -1, prices: PriceTable | None = None) -> None:
         """The request of seed `poison` kills a replica whenever it is computed."""
-        self.mesh = Mesh()
+        self.mesh = Mesh(prices=prices)
         self.edge = self.mesh.edge()
         self.random = Random(seed)
         self.poison = poison

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.cost import Cost
 from outrider.errors import PoisonousRequestError, ReplicaLostError, UnavailableError
+from outrider.wire import cost as cost_wire
+from services.router.admission.counting.prices import Price, PriceTable
 from tests.router.relay.survival.scripted import NAMES, World
 
 
@@ -43,6 +46,19 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
     await finish(world)
     assert [len(chat.reply) for chat in world.chats.values()] == [40] * 3
     assert world.lost_replicas[1] == [0, 0], "nothing speaks against who had tokens"
+
+
+async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once() -> None:
+    world = World(1, prices=PriceTable([Price(1.0, 10.0)], "USD"))
+    await streaming(world, 1)
+    world.kill("near")
+    await world.tick("far")
+    world.kill("far")
+    await finish(world)
+    ended = world.chats[1].done
+    assert ended is not None
+    assert cost_wire.from_proto(ended.usage) == Cost(1000 * (10 + 10 * 40), "USD")
+    assert world.mesh.admission.tally.take().costs_nanos["*", "m"] == 1000 * (10 + 10 * 40)
 
 
 async def test_accepted_drafts_are_among_the_tokens_that_move() -> None:
