@@ -41,6 +41,8 @@ TOKENIZATION_BACKEND: Final = "outrider_tokenization_backend"
 SHARED_TEXTS: Final = "outrider_tokenization_shared_texts"
 SHARED_FAILURES: Final = "outrider_tokenization_shared_failures"
 SHARED_UP: Final = "outrider_tokenization_shared_up"
+TOKENIZATION_SHORTENED: Final = "outrider_tokenization_shortened_chats"
+TOKENIZATION_LEFT_OUT: Final = "outrider_tokenization_left_out_tokens"
 TOKENIZATION_CHECKED: Final = "outrider_tokenization_canary_texts"
 TOKENIZATION_DIFFERENCES: Final = "outrider_tokenization_canary_differences"
 

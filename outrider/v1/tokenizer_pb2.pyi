@@ -31,6 +31,7 @@ class EncodeRequest(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     model: _builtins.str
     """Empty: the default model."""
@@ -40,6 +41,10 @@ class EncodeRequest(_message.Message):
     """Texts are found again by requests of the same salt; empty: by none, and none is kept."""
     vocabulary_digest: _builtins.bytes
     """Empty: the model's current one. While a vocabulary is replaced, services serve both."""
+    max_prompt_tokens: _builtins.int
+    """Most tokens that the prompt of a conversation may have. A longer one is made shorter, or refused
+    as PROMPT_TOO_LONG, as the tokenizer is set up; 0: nobody knows, it stays as it is.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation: the chat template is applied and its control tokens are real."""
@@ -61,10 +66,11 @@ class EncodeRequest(_message.Message):
         trace: _common_pb2.TraceContext | None = ...,
         cache_salt: _builtins.bytes = ...,
         vocabulary_digest: _builtins.bytes = ...,
+        max_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "text", b"text", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "conversation", b"conversation", "input", b"input", "model", b"model", "number", b"number", "text", b"text", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "conversation", b"conversation", "input", b"input", "max_prompt_tokens", b"max_prompt_tokens", "model", b"model", "number", b"number", "text", b"text", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -77,16 +83,20 @@ class Conversation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    PREFIXED_FIELD_NUMBER: _builtins.int
+    prefixed: _builtins.bool
+    """As in PromptMessages."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
+        prefixed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prefixed", b"prefixed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,7 @@ class Edge:
             telemetry=self.telemetry,
             reception=Reception(config.resume_limits(), self.telemetry),
             prefill=config.prefill_policy(),
+            rewriter=Rewriter(config.rewriting),
         )
 
     def _tools(self, vocabulary: Vocabulary) -> ReplyTools:
@@ -201,24 +202,29 @@ def _encoder(config: EdgeConfig, vocabulary: Vocabulary, backend: Guarded | None
 def _front(
     config: EdgeConfig, vocabulary: Vocabulary, encoder: CachingEncoder, counted: FrontMetrics
 ) -> Front:
-    spill = None
-    # Another process keeps what it is told: not where no chat may tell of another.
-    if config.tokenizer_processes and not config.isolate_chats:
-        spill = Siblings(
-            vocabulary,
-            encoder.backend.name,
-            num_processes=config.tokenizer_processes,
-            cache_bytes=config.tokenizer_cache_bytes,
-        )
     policy = FrontPolicy(
         num_workers=config.tokenizer_workers,
         max_queued=config.tokenizer_queue,
         max_tokens=config.max_context_tokens - 1,
     )
-    scope = None if config.isolate_chats else ANYONE
-    rewriter = Rewriter(config.rewriting)
     return Front(
-        *(encoder, policy), scope=scope, rewriter=rewriter, record=counted.record, spill=spill
+        *(encoder, policy),
+        scope=None if config.isolate_chats else ANYONE,
+        rewriter=Rewriter(config.rewriting),
+        record=counted.record,
+        shortened=counted.shortened,
+        spill=_siblings(config, vocabulary, encoder.backend.name),
+    )
+
+
+def _siblings(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> Siblings | None:
+    # Another process keeps what it is told: not where no chat may tell of another.
+    if not config.tokenizer_processes or config.isolate_chats:
+        return None
+    return Siblings(
+        *(vocabulary, backend),
+        num_processes=config.tokenizer_processes,
+        cache_bytes=config.tokenizer_cache_bytes,
     )
 
 

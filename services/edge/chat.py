@@ -64,9 +64,8 @@ class Chat:
         self._provisional = False
         self._identity = parts.identity()
         self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
-        self._wire = RegionWire(
-            parts.coder, parts.policy.vocabulary_digest, parts.region, self._identity
-        )
+        digest = parts.policy.vocabulary_digest
+        self._wire = RegionWire(parts.coder, digest, parts.region, self._identity, parts.rewriter)
         self._inbox: deque[Input] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.codec.tokens import TokenCoder
 from outrider.tokenization.front.front import Front
+from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.reception import Reception
@@ -37,3 +38,5 @@ class EdgeParts:
     telemetry: EdgeTelemetry
     reception: Reception
     prefill: PrefillPolicy
+    rewriter: Rewriter
+    """For messages that a region tokenizes; `tokenization` has one of the same policy."""

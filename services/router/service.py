@@ -177,16 +177,20 @@ class Intake:
             switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
 
     async def tokenize(self, opening: inference_pb2.OpenSession) -> Tokenized:
-        """The ids of an open's messages, in a vocabulary that some replica has. Raises what the
-        tokenizers raise."""
+        """The ids of an open's messages, in a vocabulary that some replica has. The tokenizer is
+        told how many fit some replica. Raises what the tokenizers raise."""
         trace = (opening.trace.traceparent, opening.trace.tracestate)
         with span(names.SPAN_TOKENIZE, parent=trace) as opened:
             codecs = self._registry.codecs_of(opening.model)
             request = tokenizer_pb2.EncodeRequest(
                 model=opening.model,
-                conversation=tokenizer_pb2.Conversation(messages=opening.messages.messages),
+                conversation=tokenizer_pb2.Conversation(
+                    messages=opening.messages.messages, prefixed=opening.messages.prefixed
+                ),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
                 cache_salt=opening.cache_salt,
+                # A token of the context is the reply's; 0: no replica has said how long it is.
+                max_prompt_tokens=max(0, self._registry.longest_context(opening.model) - 1),
             )
             request.trace.traceparent, request.trace.tracestate = opened.context
             return await self._in_one_of(request, self._registry.vocabularies_of(opening.model))

@@ -19,6 +19,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tokenization.front.cache import CachePolicy
 from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.parts.assembly import long_texts
@@ -97,7 +98,11 @@ def _service(
     metrics: Metrics,
     counted: FrontMetrics,
 ) -> TokenizerService:
-    answering = Answering(vocabularies, config.max_text_bytes, config.max_decode_ids)
+    answering = Answering(
+        *(vocabularies, config.max_text_bytes, config.max_decode_ids),
+        rewriter=Rewriter(config.rewriting),
+        shortened=counted.shortened,
+    )
     detokenizing = Detokenizing(vocabularies, workers, config.max_decode_ids)
     return TokenizerService(
         answering,

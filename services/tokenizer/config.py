@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.tokenization.backends.choice import AUTO
+from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 _POSITIVE = (
     "threads",
@@ -60,6 +61,8 @@ class TokenizerConfig:
     replaced: tuple[str, ...] = ()
     """Vocabularies that models had before, as MODEL=FOLDER, served beside the current ones to those
     who ask for their digest, while nodes are replaced one after another."""
+    rewriting: RewritingPolicy = AS_IT_IS
+    """What is done to conversations before they are tokenized (docs/guides/tokens.md)."""
     threads: int = 2
     """Threads that tokenize; they release the GIL while they do."""
     max_text_bytes: int = 1 << 20

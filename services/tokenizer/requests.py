@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from outrider.codec.tokens import negotiate
@@ -16,7 +18,10 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.tokenization.front.content import Content
+from outrider.tokenization.front.encoder import Scope
+from outrider.tokenization.front.front import Shortened
 from outrider.tokenization.front.line import LONG_CHARS, Kind
+from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.vocabularies import Served, Vocabularies
@@ -33,12 +38,16 @@ class Answering:
     vocabularies: Vocabularies
     max_text_bytes: int
     max_decode_ids: int
+    rewriter: Rewriter = field(default_factory=Rewriter)
+    """What is done to conversations; texts stay as they are."""
+    shortened: Shortened = lambda before, after: None
 
     def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         """Text or a conversation to ids.
 
         Raises UnknownModelError, VocabularyMismatchError, FrameTooLargeError, EmptyPromptError,
-        InvalidRequestError, and BadTokenBlockError when the caller reads none of our codecs.
+        PromptTooLongError, InvalidRequestError, and BadTokenBlockError when the caller reads none
+        of our codecs.
         """
         served = self.vocabularies.find(request.model, request.vocabulary_digest)
         codec = negotiate(request.codecs, served.coder.supported)
@@ -59,11 +68,26 @@ class Answering:
         kind = request.WhichOneof("input")
         scope = request.cache_salt or None
         if kind == "conversation":
-            turns = request.conversation.messages
-            return served.encoder.encode_chat([Message(t.role, t.content) for t in turns], scope)
+            return self._prompt(request, served, scope)
         if kind == "text":
             return served.encoder.encode(request.text, Content.DOCUMENT, scope)
         raise EmptyPromptError("There is nothing to tokenize: send text or a conversation.")
+
+    def _prompt(
+        self, request: tokenizer_pb2.EncodeRequest, served: Served, scope: Scope
+    ) -> array[int]:
+        """A conversation's, with one prefix, its own or ours, and no longer than it may be."""
+        asked = request.conversation
+        messages: Sequence[Message] = [Message(t.role, t.content) for t in asked.messages]
+        if not asked.prefixed:
+            messages = self.rewriter.prepare(messages)
+        encode = partial(served.encoder.encode_chat, scope=scope)
+        ids, longest = encode(messages), request.max_prompt_tokens
+        if not longest or len(ids) <= longest:
+            return ids
+        fitted = self.rewriter.fitted(messages, len(ids), longest, encode)
+        self.shortened(len(ids), len(fitted))
+        return fitted
 
     def decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
         """Ids to text.

@@ -27,6 +27,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self, name: str, region: str = "us") -> None:
         self.name, self.region = name, region
         self.model, self.digest = "m", DIGEST
+        self.max_context_tokens = 0
         self.address = ""
         self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
         self.num_streams = 0
@@ -104,6 +105,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.GetModelResponse(
             model=self.model,
             vocabulary_digest=self.digest,
+            max_context_tokens=self.max_context_tokens,
             codecs=CODECS,
             replica=self.name,
             region=self.region,

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
+from outrider.errors import OutriderError, OverloadedError
 from outrider.models.chat import Message
 from outrider.tokenization.front.encoder import ANYONE, CachingEncoder, Scope
 from outrider.tokenization.front.job import Job, Layer, Outcome
@@ -69,6 +69,8 @@ class Spill(Protocol):
 
 Record = Callable[[Layer, float], None]
 """A chat was tokenized there, in so many milliseconds from submission; from any thread."""
+Shortened = Callable[[int, int], None]
+"""A chat of so many tokens was made one of so many; from any thread."""
 
 
 class Front:
@@ -82,6 +84,7 @@ class Front:
         scope: Scope = ANYONE,
         rewriter: Rewriter | None = None,
         record: Record = lambda layer, ms: None,
+        shortened: Shortened = lambda before, after: None,
         spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -91,6 +94,7 @@ class Front:
         self._scope = scope
         self._rewriter = rewriter or Rewriter()
         self._record = record
+        self._shortened = shortened
         self._spill = spill
         self._clock = clock
         self._has_permit = True
@@ -194,30 +198,40 @@ class Front:
             job.loop.call_soon_threadsafe(job.deliver, outcome)
 
     def _encode(self, job: Job, *, may_wait: bool) -> Outcome:
-        try:
-            draft = job.draft or self.encoder.begin(job.messages, self._scope)
-            ids = self.encoder.finish(draft, may_wait=may_wait)
-            if len(ids) > self._policy.max_tokens:
-                return self._made_shorter(job, len(ids), may_wait=may_wait)
-            return as_tuple(ids)
-        except OutriderError as error:
-            return error
-        except Exception as failure:
-            return _defect(failure)
+        return _outcome(lambda: self._ids(job, may_wait=may_wait))
+
+    def _ids(self, job: Job, *, may_wait: bool) -> array[int]:
+        draft = job.draft or self.encoder.begin(job.messages, self._scope)
+        ids = self.encoder.finish(draft, may_wait=may_wait)
+        if len(ids) <= self._policy.max_tokens:
+            return ids
+        return self._fitted(job, len(ids), may_wait=may_wait)
 
     def _fit(self, job: Job, outcome: Outcome) -> Outcome:
-        """What another process found, if it is not too long."""
+        """What another process found, made shorter where it is too long."""
         if isinstance(outcome, OutriderError) or len(outcome) <= self._policy.max_tokens:
             return outcome
-        return self._made_shorter(job, len(outcome), may_wait=True)
+        num_tokens = len(outcome)
+        return _outcome(lambda: self._fitted(job, num_tokens, may_wait=True))
 
-    def _made_shorter(self, job: Job, num_tokens: int, *, may_wait: bool) -> Outcome:
+    def _fitted(self, job: Job, num_tokens: int, *, may_wait: bool) -> array[int]:
+        def encode(messages: Sequence[Message]) -> array[int]:
+            draft = self.encoder.begin(messages, self._scope)
+            return self.encoder.finish(draft, may_wait=may_wait)
+
         longest = self._policy.max_tokens
-        shorter = self._rewriter.shorter(job.messages, num_tokens, longest)
-        if shorter is None:
-            return PromptTooLongError.of(num_tokens, longest)
-        job.messages, job.draft = shorter, None
-        return self._encode(job, may_wait=may_wait)
+        ids = self._rewriter.fitted(job.messages, num_tokens, longest, encode)
+        self._shortened(num_tokens, len(ids))
+        return ids
+
+
+def _outcome(work: Callable[[], array[int]]) -> Outcome:
+    try:
+        return as_tuple(work())
+    except OutriderError as error:
+        return error
+    except Exception as failure:
+        return _defect(failure)
 
 
 def _defect(failure: Exception) -> OutriderError:

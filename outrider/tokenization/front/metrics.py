@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -36,6 +36,12 @@ class FrontMetrics(Collector):
             registry=registry,
         )
         self._layers = {layer: self._ms.labels(layer) for layer in Layer}
+        self._shortened = Counter(
+            names.TOKENIZATION_SHORTENED, "chats made shorter to fit", registry=registry
+        )
+        self._left_out = Counter(
+            names.TOKENIZATION_LEFT_OUT, "tokens by which they were made shorter", registry=registry
+        )
         self._ended_at = {IN_LOOP: 0.0, IN_THREADS: 0.0}
         registry.register(self)
         self._registry: CollectorRegistry | None = registry
@@ -44,13 +50,18 @@ class FrontMetrics(Collector):
         """Another front may count in the same registry from now on. May be called twice."""
         registry, self._registry = self._registry, None
         if registry is not None:
-            registry.unregister(self._ms)
-            registry.unregister(self)
+            for collector in (self._ms, self._shortened, self._left_out, self):
+                registry.unregister(collector)
 
     def record(self, layer: Layer, ms: float) -> None:
         """A chat was tokenized there; from any thread."""
         self._layers[layer].observe(ms)
         self._ended_at[IN_LOOP if layer in _LOOP_LAYERS else IN_THREADS] = time.monotonic()
+
+    def shortened(self, before: int, after: int) -> None:
+        """A chat of so many tokens was made one of so many; from any thread."""
+        self._shortened.inc()
+        self._left_out.inc(before - after)
 
     def cause(self, since: float) -> str:
         """Whether chats were tokenized since then (the loop's clock, time.monotonic), and where."""

@@ -7,13 +7,14 @@ counted, never estimated.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from outrider.errors import PromptTooLongError
 from outrider.models.chat import Message
-from outrider.tokenization.rewriting.policy import AS_IT_IS, RewritingPolicy, TooLong
+from outrider.tokenization.rewriting.policy import AS_IT_IS, TURNS, RewritingPolicy, TooLong
 
 _MARGIN: Final = 1.02
 _SYSTEM: Final = "system"
@@ -25,32 +26,55 @@ class Rewriter:
     def __init__(self, policy: RewritingPolicy = AS_IT_IS) -> None:
         self._policy = policy
 
+    @property
+    def has_prefix(self) -> bool:
+        """Whether `prepare` puts anything before chats."""
+        return bool(self._policy.system_prefix)
+
     def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The chat with the operator's prefix."""
+        """The chat with the operator's prefix. One without any text stays so, and is refused."""
         prefix = self._policy.system_prefix
-        if not prefix or not messages:
+        if not prefix or not any(message.content for message in messages):
             return messages
         first, *rest = messages
         if first.role != _SYSTEM:
             return [Message(_SYSTEM, prefix), *messages]
         return [Message(_SYSTEM, f"{prefix}\n\n{first.content}"), *rest]
 
-    def shorter(
-        self, messages: Sequence[Message], num_tokens: int, max_tokens: int
-    ) -> Sequence[Message] | None:
-        """A chat with fewer characters, of about `max_tokens` less what a reply needs, for one
-        that has `num_tokens`; None where the policy has none."""
+    def fitted(
+        self,
+        messages: Sequence[Message],
+        num_tokens: int,
+        max_tokens: int,
+        encode: Callable[[Sequence[Message]], array[int]],
+    ) -> array[int]:
+        """The ids of a chat that has `num_tokens`, which are more than `max_tokens`, made so short
+        that it leaves room for a reply too.
+
+        `encode` is asked for the ids of shorter and shorter chats. Raises PromptTooLongError where
+        the policy has none that fits, and what `encode` raises.
+        """
+        room = max_tokens + 1 - self._policy.min_reply_tokens
+        num_chars, count = _num_chars(messages), num_tokens
+        # Less than before every time, for `count` is above `room`.
+        while (max_chars := int(num_chars * room / (count * _MARGIN))) > 0:
+            found = self._shorter(messages, max_chars)
+            if found is None:
+                break
+            ids = encode(found)
+            if len(ids) <= room:
+                return ids
+            num_chars, count = _num_chars(found), len(ids)
+        raise PromptTooLongError.of(num_tokens, max_tokens)
+
+    def _shorter(self, messages: Sequence[Message], max_chars: int) -> Sequence[Message] | None:
+        """Of at most so many characters; None where the policy has none."""
         policy = self._policy
-        num_chars = _num_chars(messages)
-        room = max_tokens + 1 - policy.min_reply_tokens
-        if policy.too_long == TooLong.REFUSE or room < 1 or not num_chars:
+        if policy.too_long == TooLong.REFUSE:
             return None
-        excess = math.ceil(num_chars * (1 - room / (num_tokens * _MARGIN)))
         if policy.too_long == TooLong.KEEP_TURNS:
-            found = _last_turns(messages, num_chars - excess, policy.keep_turns)
-        else:
-            found = _cut(messages, max(1, excess), policy)
-        return found if found is not None and _num_chars(found) < num_chars else None
+            return _last_turns(messages, max_chars, policy)
+        return _cut(messages, _num_chars(messages) - max_chars, policy)
 
 
 def _num_chars(messages: Sequence[Message]) -> int:
@@ -58,19 +82,30 @@ def _num_chars(messages: Sequence[Message]) -> int:
 
 
 def _last_turns(
-    messages: Sequence[Message], max_chars: int, keep_turns: int
+    messages: Sequence[Message], max_chars: int, policy: RewritingPolicy
 ) -> Sequence[Message] | None:
     """Leading system messages, the first message after them, and as many of the last ones as
     `max_chars` allow, the very last in any case; None if even those are too long."""
     num_system = next((n for n, m in enumerate(messages) if m.role != _SYSTEM), len(messages))
-    head, turns = list(messages[: num_system + 1]), messages[num_system + 1 :]
-    if not turns:
-        return None
-    for count in range(min(keep_turns, len(turns)), 0, -1):
-        found = [*head, *turns[-count:]]
+    head, turns = messages[: num_system + 1], messages[num_system + 1 :]
+    for count in _counts_left_out(len(turns), policy):
+        told = head[-1].content + policy.omitted.replace(TURNS, str(count))
+        found = [*head[:-1], replace(head[-1], content=told), *turns[count:]]
         if _num_chars(found) <= max_chars:
             return found
     return None
+
+
+def _counts_left_out(num_turns: int, policy: RewritingPolicy) -> Iterator[int]:
+    """How many turns may be left out, the least first: multiples of a step, so that a chat that
+    grows has the same ones left out for a while; at last all but one."""
+    step = policy.drop_turns
+    while step > 1 and (step > policy.keep_turns or 2 * step > num_turns):
+        step //= 2
+    least = max(1, num_turns - policy.keep_turns)
+    yield from range(-(-least // step) * step, num_turns - 1, step)
+    if num_turns > 1:
+        yield num_turns - 1
 
 
 def _cut(messages: Sequence[Message], excess: int, policy: RewritingPolicy) -> list[Message] | None:

@@ -161,6 +161,7 @@ class ChatSession:
                 f"the region's vocabulary is {item.vocabulary_digest.hex()}, this edge's is "
                 f"{ours.hex()}; both have to serve the same model"
             )
+        self._reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
         is_first, self._opened = self._opened is None, item
         self.state = State.STREAMING
         request = self._request

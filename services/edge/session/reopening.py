@@ -35,6 +35,7 @@ class Reopening:
         self._lost_at: float | None = None
         self._pause_s = 0.0
         self._num_lost_replicas = 0
+        self._num_prompt_tokens: int | None = None
         self.again_at: float | None = None
         """When the region is asked again; None while it was asked."""
 
@@ -56,6 +57,16 @@ class Reopening:
         self.again_at = None
         resumed = replace(request, resume=replace(request.resume, ids=final_ids))
         return OpenRegion(resumed, prompt, left_ms, number, self._num_lost_replicas)
+
+    def opened(self, num_prompt_tokens: int, *, has_tokens: bool) -> None:
+        """The region took it. Raises OutriderError where its final tokens were to follow another
+        prompt than before: messages may be made shorter in another way in another place."""
+        before, self._num_prompt_tokens = self._num_prompt_tokens, num_prompt_tokens
+        if has_tokens and before not in (None, num_prompt_tokens):
+            raise OutriderError(
+                f"the region's prompt had {before} tokens, but has {num_prompt_tokens} where the "
+                "chat was to go on: send it again"
+            )
 
     def failed(self, loss: RegionFailed, now: float, *, has_tokens: bool) -> bool:
         """The way to the region broke, or the region said no: whether it is asked again, at

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
 from outrider.models.chat import Message
+from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
@@ -40,11 +41,15 @@ class RegionWire:
         vocabulary_digest: bytes,
         origin_region: str,
         identity: Identity = NOBODY,
+        rewriter: Rewriter | None = None,
     ) -> None:
+        """`rewriter`: puts the operator's prefix before messages; what is too long, who tokenizes
+        them finds out."""
         self._coder = coder
         self._digest = vocabulary_digest
         self._origin_region = origin_region
         self._identity = identity
+        self._rewriter = rewriter or Rewriter()
         self._codec = TokenCodec.VARINT
 
     def open(self, action: OpenRegion, trace: tuple[str, str]) -> inference_pb2.SessionUp:
@@ -72,7 +77,8 @@ class RegionWire:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
         else:
-            opening.messages.messages.extend(_turns(request.messages))
+            opening.messages.messages.extend(_turns(self._rewriter.prepare(request.messages)))
+            opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
 
     def draft(self, action: SendDraft) -> inference_pb2.SessionUp:

@@ -19,6 +19,7 @@ from outrider.client import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import inference_pb2
 from outrider.wire import cost as cost_wire
 from services.edge.routers.link import RouterLink
@@ -196,6 +197,19 @@ async def test_a_thin_client_leaves_tokenization_to_the_region(
         assert isinstance(accepted, Accepted)
         assert (accepted.request_id, accepted.edge) == (opened.request_id, "edge")
         assert (accepted.model, accepted.prompt_tokens) == ("small", len(ASK[0].content))
+        await mesh.settled()
+
+
+async def test_a_thin_client_does_not_get_around_the_operators_prefix(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    rules = RewritingPolicy(system_prefix="House rules.")
+    async with running(words, tmp_path, REPLY, rewriting=rules) as mesh, mesh.client() as client:
+        async with client.chat(ASK, thin=True) as chat:
+            await chat.result()
+        messages = mesh.region.opened[0].messages
+        found = [(m.role, m.content) for m in messages.messages]
+        assert found == [("system", "House rules."), ("user", ASK[0].content)] and messages.prefixed
         await mesh.settled()
 
 

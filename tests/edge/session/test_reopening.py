@@ -70,6 +70,21 @@ def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
     assert chat.num_resumed == 0, "no other client had any of it"
 
 
+def test_final_tokens_never_follow_another_prompt_than_before() -> None:
+    """Messages that a region tokenizes may be made shorter there by other limits."""
+    for has_tokens in (False, True):
+        chat = session()
+        chat.handle(ChatAsked(request(thin=True)), 0.0)
+        chat.handle(OPENED, 0.0)
+        if has_tokens:
+            chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
+        opened(chat, LOST, 1.5)
+        actions = chat.handle(replace(OPENED, prompt_tokens=2), 1.6)
+        failed = [action.error.message for action in actions if isinstance(action, Failed)]
+        assert len(failed) == has_tokens
+        assert all("had 3 tokens, but has 2 where" in message for message in failed)
+
+
 def test_before_the_first_token_too_where_the_region_did_not_say_no() -> None:
     assert opened(in_state(State.OPENING), LOST, 0.5).request.resume.ids == ()
     stopping = RegionFailed(DrainingError("this router stops"))

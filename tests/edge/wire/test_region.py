@@ -9,6 +9,7 @@ import pytest
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
+from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
@@ -68,7 +69,17 @@ def test_a_session_is_opened_in_its_tenants_name() -> None:
 def test_a_thin_prompt_goes_up_as_messages() -> None:
     opening = fresh().open(OpenRegion(request(thin=True), None, 0), ("", "")).open
     assert [(m.role, m.content) for m in opening.messages.messages] == [("user", "hello")]
-    assert opening.vocabulary_digest == b""
+    assert opening.vocabulary_digest == b"" and not opening.messages.prefixed
+
+
+def test_a_thin_prompt_goes_up_with_the_operators_prefix_which_is_told() -> None:
+    rewriter = Rewriter(RewritingPolicy(system_prefix="House rules."))
+    wire = RegionWire(CODER, DIGEST, "here", rewriter=rewriter)
+    for _ in range(2):  # opened again after a loss, the same goes up
+        messages = wire.open(OpenRegion(request(thin=True), None, 0), ("", "")).open.messages
+        found = [(m.role, m.content) for m in messages.messages]
+        assert found == [("system", "House rules."), ("user", "hello")]
+        assert messages.prefixed
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -13,6 +13,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import cost as cost_wire
 from outrider.wire import tokens as wire_tokens
@@ -38,18 +39,30 @@ async def replica(vocabulary: Vocabulary) -> AsyncIterator[Replica]:
         yield replica
 
 
-def chat(number: int, content: str, role: str = "user") -> inference_pb2.SessionUp:
-    turn = common_pb2.ChatMessage(role=role, content=content)
-    messages = inference_pb2.PromptMessages(messages=[turn])
+def conversation(
+    number: int, turns: Sequence[Message], *, prefixed: bool = False
+) -> inference_pb2.SessionUp:
+    messages = inference_pb2.PromptMessages(
+        messages=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in turns],
+        prefixed=prefixed,
+    )
     return inference_pb2.SessionUp(
         session=number, open=inference_pb2.OpenSession(messages=messages)
     )
 
 
+def chat(number: int, content: str, role: str = "user") -> inference_pb2.SessionUp:
+    return conversation(number, [Message(role, content)])
+
+
+def prompt_of(opening: inference_pb2.OpenSession, vocabulary: Vocabulary) -> list[int]:
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    return list(coder.decode(wire_tokens.from_proto(opening.ids.tail), max_count=1000))
+
+
 async def test_messages_reach_the_replica_as_the_templates_ids(
     tokenizer: TokenizerUnderTest, replica: Replica, vocabulary: Vocabulary
 ) -> None:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     prices = {"prices": (Price(1.0, 10.0, model=MODEL),), "currency": "USD"}
     async with running_router(
         replica, tokenizers=(tokenizer.address,), default_model=MODEL, **prices
@@ -60,17 +73,66 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         assert sent.open.WhichOneof("prompt") == "ids"
         assert sent.open.vocabulary_digest == vocabulary.digest
         assert sent.open.ids.tail.codec == CODECS[0], "a codec that the replica reads"
-        ids = coder.decode(wire_tokens.from_proto(sent.open.ids.tail), max_count=1000)
-        assert list(ids) == vocabulary.encode_chat([Message("user", "Why is the sky blue?")])
+        expected = vocabulary.encode_chat([Message("user", "Why is the sky blue?")])
+        assert prompt_of(sent.open, vocabulary) == expected
         replica.say(commit(sent.session))
         replica.say(done(sent.session))
         assert (await edge.hear("commit")).session == 1
         told = cost_wire.from_proto((await edge.hear("done")).done.usage)
-        assert told == Cost(1000 * (len(ids) + 10), "USD")
+        assert told == Cost(1000 * (len(expected) + 10), "USD")
         charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
         async with asyncio.timeout(5):
             while not re.search(charged, await get(router.ports.admin, "/metrics")):
                 pass
+
+
+ASK = Message("user", "Why is the sky blue?")
+TALK = [Message(("user", "assistant")[n % 2], f"{n} of many words, " * 5) for n in range(20)]
+POLICY = RewritingPolicy(
+    system_prefix="Be Acme.",
+    too_long="keep_turns",
+    min_reply_tokens=64,
+    omitted=" [{turns} omitted]",
+)
+
+
+async def test_who_makes_ids_of_messages_rewrites_them_as_its_operator_wants(
+    replica: Replica, vocabulary: Vocabulary
+) -> None:
+    """The tokenizer's prefix, or that of the edge before it, never both; and what does not fit the
+    replica's context is made shorter in either case. Ids are left alone."""
+    replica.max_context_tokens = 256
+    ours, theirs = Message("system", "Be Acme."), Message("system", "Be the edge's.")
+    async with (
+        running_tokenizer(vocabulary, rewriting=POLICY) as tokenizer,
+        running_router(replica, tokenizers=(tokenizer.address,), default_model=MODEL) as router,
+    ):
+        edge = router.edge()
+        for number, (turns, prefixed, prefix) in enumerate(
+            (
+                ([ASK], False, ours),
+                ([theirs, ASK], True, theirs),
+                ([*TALK, ASK], False, ours),
+                ([theirs, *TALK, ASK], True, theirs),
+            ),
+            start=1,
+        ):
+            await edge.send(conversation(number, turns, prefixed=prefixed))
+            sent = await replica.hear("open")
+            prompt = prompt_of(sent.open, vocabulary)
+            if len(turns) > 2:
+                told = Message("user", TALK[0].content + " [16 omitted]")
+                expected = [prefix, told, *TALK[17:], ASK]
+                assert len(prompt) <= 256 - 64
+            else:
+                expected = [prefix, ASK]
+            assert prompt == vocabulary.encode_chat(expected)
+            replica.say(done(sent.session))
+            await edge.hear("done")
+        metrics = await tokenizer.admin("/metrics")
+        assert "outrider_tokenization_shortened_chats_total 2.0" in metrics
+        await edge.send(opening(9, model=MODEL, vocabulary_digest=replica.digest, tokens=255))
+        assert (await replica.hear("open")).open.ids.tail.count == 255
 
 
 async def test_bad_messages_fail_alone_with_the_tokenizers_reason(

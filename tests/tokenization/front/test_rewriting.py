@@ -11,7 +11,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.front.encoder import CachingEncoder
-from outrider.tokenization.front.front import Front, FrontPolicy
+from outrider.tokenization.front.front import Front, FrontPolicy, Shortened
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from tests.edge.live.region import small_vocabulary
@@ -34,7 +34,11 @@ class Elsewhere:
 
 
 async def outcome(
-    chat: list[Message], policy: RewritingPolicy, *, elsewhere: bool = False
+    chat: list[Message],
+    policy: RewritingPolicy,
+    *,
+    elsewhere: bool = False,
+    shortened: Shortened = lambda before, after: None,
 ) -> tuple[Outcome, Vocabulary]:
     vocabulary = small_vocabulary()
     encoder = CachingEncoder(vocabulary, choose(vocabulary, REFERENCE))
@@ -43,6 +47,7 @@ async def outcome(
         # Without threads all of them are saturated.
         FrontPolicy(num_workers=0 if elsewhere else 1, max_inline_chars=0, max_tokens=200),
         rewriter=Rewriter(policy),
+        shortened=shortened,
         spill=Elsewhere(vocabulary) if elsewhere else None,
     )
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -63,8 +68,14 @@ async def test_what_does_not_fit_is_refused_by_default() -> None:
 async def test_what_does_not_fit_is_made_shorter_in_a_thread_and_elsewhere() -> None:
     policy = RewritingPolicy(too_long="cut_middle", min_reply_tokens=20)
     for elsewhere in (False, True):
-        found, vocabulary = await outcome(LONG, policy, elsewhere=elsewhere)
-        assert isinstance(found, tuple) and 120 < len(found) <= 200
+        counted: list[tuple[int, int]] = []
+        found, vocabulary = await outcome(
+            *(LONG, policy),
+            elsewhere=elsewhere,
+            shortened=lambda before, after, counted=counted: counted.append((before, after)),  # type: ignore[misc]
+        )
+        assert isinstance(found, tuple) and 120 < len(found) <= 181, "a reply has its room"
+        assert counted == [(len(vocabulary.encode_chat(LONG)), len(found))]
         text = vocabulary.decode(found)
         assert "rules" in text and "xxx\n[...]\nxxx" in text and "why?" in text
 

@@ -1,0 +1,90 @@
+"""What one request is answered with: what is rewritten, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import EmptyPromptError, PromptTooLongError
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
+from outrider.v1 import common_pb2, tokenizer_pb2
+from outrider.wire import tokens as wire_tokens
+from services.tokenizer.requests import Answering
+from services.tokenizer.vocabularies import Served, Vocabularies
+from tests.edge.live.region import small_vocabulary
+
+RULES = "House rules."
+LONG = "x" * 500
+
+
+class Bench:
+    """What answers by one policy, and what it says of chats made shorter."""
+
+    def __init__(self, **policy: object) -> None:
+        self.vocabulary: Vocabulary = small_vocabulary()
+        self.shortened: list[tuple[int, int]] = []
+        self._answering = Answering(
+            Vocabularies([Served.of("small", self.vocabulary)]),
+            *(1 << 20, 1000),
+            rewriter=Rewriter(RewritingPolicy(**policy)),  # type: ignore[arg-type]
+            shortened=lambda before, after: self.shortened.append((before, after)),
+        )
+        self._served = self._answering.vocabularies.find("small")
+
+    def ids(self, request: tokenizer_pb2.EncodeRequest) -> list[int]:
+        """What the request is answered with."""
+        block = wire_tokens.from_proto(self._answering.encode(request).ids)
+        return list(self._served.coder.decode(block, max_count=1000))
+
+
+def asking(
+    *contents: str, prefixed: bool = False, max_prompt_tokens: int = 0
+) -> tokenizer_pb2.EncodeRequest:
+    turns = [common_pb2.ChatMessage(role="user", content=content) for content in contents]
+    conversation = tokenizer_pb2.Conversation(messages=turns, prefixed=prefixed)
+    return tokenizer_pb2.EncodeRequest(
+        conversation=conversation, max_prompt_tokens=max_prompt_tokens
+    )
+
+
+def test_a_conversation_gets_the_prefix_unless_it_has_one() -> None:
+    bench = Bench(system_prefix=RULES)
+    plain = [Message("user", "hi")]
+    assert bench.ids(asking("hi", prefixed=True)) == bench.vocabulary.encode_chat(plain)
+    with_rules = [Message("system", RULES), *plain]
+    assert bench.ids(asking("hi")) == bench.vocabulary.encode_chat(with_rules)
+    with pytest.raises(EmptyPromptError):
+        bench.ids(asking(""))
+    with pytest.raises(EmptyPromptError):
+        bench.ids(asking())
+
+
+def test_a_conversation_that_does_not_fit_is_made_shorter_by_the_callers_limit() -> None:
+    bench = Bench(system_prefix=RULES, too_long="cut_middle", min_reply_tokens=20)
+    whole = bench.ids(asking("hi", LONG, "why?"))
+    assert bench.ids(asking("hi", LONG, "why?", max_prompt_tokens=len(whole))) == whole
+    assert not bench.shortened
+    found = []
+    for prefixed in (False, True):
+        ids = bench.ids(asking("hi", LONG, "why?", prefixed=prefixed, max_prompt_tokens=200))
+        found.append(ids)
+        assert 120 < len(ids) <= 181, "a reply has its room"
+        text = bench.vocabulary.decode(ids)
+        assert "xxx\n[...]\nxxx" in text and "why?" in text and (RULES in text) is not prefixed
+    assert [after for _, after in bench.shortened] == [len(ids) for ids in found]
+    assert bench.shortened[0][0] == len(whole)
+
+
+def test_a_conversation_that_cannot_be_made_shorter_is_refused_with_both_numbers() -> None:
+    bench = Bench()
+    num_tokens = len(bench.ids(asking(LONG)))
+    with pytest.raises(PromptTooLongError, match=f"has {num_tokens} tokens, at most 99 fit"):
+        bench.ids(asking(LONG, max_prompt_tokens=99))
+    assert not bench.shortened
+
+
+def test_texts_stay_as_they_are() -> None:
+    bench = Bench(system_prefix=RULES, too_long="cut_tail", min_reply_tokens=1)
+    request = tokenizer_pb2.EncodeRequest(text=LONG, max_prompt_tokens=10)
+    assert bench.ids(request) == bench.vocabulary.encode(LONG)
