@@ -133,8 +133,7 @@ async def _listening(
     port = bind(server, config.host, config.port)
     texts.processes.address = f"{_reachable(config.host)}:{port}"
     admin = AdminServer(
-        config.admin_host,
-        config.admin_port,
+        *(config.admin_host, config.admin_port),
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
         registry=metrics.registry,
         cause=counted.cause,
