@@ -161,33 +161,37 @@ class Board:
     def _weigh(self, row: int) -> None:
         """The terms that depend on how many sessions and tokens are there."""
         load, estimate = self._loads[row], self._estimates[row]
-        fixed_ms, row_ms = self._pace.cost(self.names[row])
         ahead = [load.ahead_of(priority) for priority in CLASSES]
-        num_sessions = [
+        self.num_sessions[:, row] = [
             part.sessions + estimate.num_sessions(priority)
             for priority, part in zip(CLASSES, ahead, strict=True)
         ]
-        limit = load.max_sessions or NO_LIMIT
-        # Instances share sessions and prompts evenly; a prompt is computed by one of them.
-        num_running = -(-min(num_sessions[0], limit) // load.num_instances)
-        call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
-        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
+        self.drained_at[:, row] = estimate.drained_at
         columns, counts = self.columns, self.counts
+        counts["overload"][row] = load.overload_level
+        limit = counts["max_sessions"][row] = load.max_sessions or NO_LIMIT
+        row_ms, call_ms = self._weigh_calls(row, load, limit)
+        # Places come free one by one, over the time that a session stays for all of them.
+        columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
+        # Instances share prompts evenly; each is computed by one of them.
+        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
+        self.queue_ms[:, row] = [
+            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
+        ]
+
+    def _weigh_calls(self, row: int, load: Load, limit: int) -> tuple[float, float]:
+        """What a row of a call costs and a call of all sessions, which instances share evenly."""
+        fixed_ms, row_ms = self._pace.cost(self.names[row])
+        num_running = -(-min(int(self.num_sessions[0, row]), limit) // load.num_instances)
+        call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
+        columns = self.columns
         columns["row_ms"][row] = row_ms
         columns["fixed_ms"][row] = fixed_ms
         columns["call_ms"][row] = call_ms
         columns["chunk_tokens"][row] = (
             _chunk_tokens(call_ms, row_ms) if num_running else CHUNK_TOKENS
         )
-        self.queue_ms[:, row] = [
-            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
-        ]
-        self.drained_at[:, row] = estimate.drained_at
-        self.num_sessions[:, row] = num_sessions
-        # Places come free one by one, over the time that a session stays for all of them.
-        columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
-        counts["max_sessions"][row] = limit
-        counts["overload"][row] = load.overload_level
+        return row_ms, call_ms
 
     def _add(self, name: str) -> int:
         if not self._free:

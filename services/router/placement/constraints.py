@@ -54,18 +54,14 @@ def refusal(request: Request, replicas: Iterable[Replica], board: Board) -> Outr
     found = [replica for replica in known if replica.model_name in ("", request.model)]
     if not found:
         return _unknown_model(request, known)
-    fitting = [
-        replica
-        for replica in found
-        if replica.model is None or replica.model.vocabulary_digest == request.vocabulary_digest
-    ]
+    digests = (None, request.vocabulary_digest)
+    fitting = [r for r in found if (r.model and r.model.vocabulary_digest) in digests]
     if not fitting:
         return _wrong_vocabulary(request, found)
     allowed = [r for r in fitting if not request.residency or r.region in request.residency]
     if not allowed:
         return _not_there(request, fitting)
-    if in_reach(board, request).any():
-        rows = np.flatnonzero(in_reach(board, request)).tolist()
+    if rows := np.flatnonzero(in_reach(board, request)).tolist():
         return OverloadedError(
             f"Every replica of model {request.model} is full ({_fill(board, rows)}): "
             "try again later.",

@@ -60,16 +60,15 @@ def predict(
     prompt tokens that each replica has, `excess` is what `num_excess` says of its class."""
     columns = board.columns
     left = np.maximum(request.prompt_tokens - cached_tokens, 0)
-    rows_ms = left * columns["row_ms"]
     queue_ms = _queue_ms(board, request.priority, policy, now)
     transfer_ms = np.zeros(len(board))
     place_ms = transfer_ms
     if np.count_nonzero(excess):
         # The prompts ahead are computed while places come free.
         place_ms = np.maximum(excess * columns["place_ms"] - queue_ms, 0.0)
-    prefill_ms = rows_ms + _num_calls(left, columns["chunk_tokens"]) * columns["call_ms"]
+    prefill_ms = _prefill_ms(board, left)
     # The calls that it shares are made anyway.
-    work_ms = rows_ms + _num_calls(left, CHUNK_TOKENS) * columns["fixed_ms"]
+    work_ms = left * columns["row_ms"] + _num_calls(left, CHUNK_TOKENS) * columns["fixed_ms"]
     if request.transfer.num_tokens:
         loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
         use = loaded_ms + request.transfer.load_ms < prefill_ms
@@ -97,13 +96,19 @@ def _num_calls(num_tokens: Ints, chunk_tokens: Floats | float) -> Floats:
     return num_calls
 
 
+def _prefill_ms(board: Board, num_tokens: Ints) -> Floats:
+    """[rows] computing so many prompt tokens beside the sessions that are there."""
+    columns = board.columns
+    calls_ms = _num_calls(num_tokens, columns["chunk_tokens"]) * columns["call_ms"]
+    prefill_ms: Floats = num_tokens * columns["row_ms"] + calls_ms
+    return prefill_ms
+
+
 def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> Floats:
     """Computing what is left once the transferable KV is loaded; endless where nothing of it is
     missing."""
     transfer: Transfer = request.transfer
     num_left = max(0, request.prompt_tokens - transfer.num_tokens)
-    left, columns = np.full(len(board), num_left, dtype=np.int64), board.columns
-    calls_ms = _num_calls(left, columns["chunk_tokens"]) * columns["call_ms"]
-    left_ms = left * columns["row_ms"] + calls_ms
+    left_ms = _prefill_ms(board, np.full(len(board), num_left, dtype=np.int64))
     helps: Bools = cached_tokens < transfer.num_tokens
     return np.where(helps, left_ms, np.inf)

@@ -217,7 +217,7 @@ class Switch:
         action = self._table.advance(session, event, now)
         if stream is not None and session.stream is None:
             self._dispatch.release(session)
-        has_ended = session.state is State.ENDED
+        has_ended = session.state is State.ENDED  # by this input, not by what is done about it
         if down is not None and action is Action.SEND_DOWN:
             self._send_down(session, down, now)
         elif up is not None and action in _UPWARD:
@@ -225,12 +225,15 @@ class Switch:
         elif error is not None:
             self._resolve(session, (stream, leg), action, error, now)
         if has_ended:
-            self._moves.forget(session)
-            self._entry.left(session, now)
-            self._journal.ended(session.relayed, error, now)
-            self._settle(session.edge)
-            if self._entry.num_waiting:
-                self._hurry()
+            self._ended(session, error, now)
+
+    def _ended(self, session: RelayedSession, error: OutriderError | None, now: float) -> None:
+        self._moves.forget(session)
+        self._entry.left(session, now)
+        self._journal.ended(session.relayed, error, now)
+        self._settle(session.edge)
+        if self._entry.num_waiting:
+            self._hurry()
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
         self._journal.frames_down += 1

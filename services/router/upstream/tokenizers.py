@@ -11,7 +11,12 @@ from typing import Final
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.errors import OverloadedError, UnavailableError, VocabularyMismatchError
+from outrider.errors import (
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+    VocabularyMismatchError,
+)
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
@@ -204,32 +209,25 @@ class TokenizerPool:
 
     async def _first_answer(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         failures: list[str] = []
-        overload: OverloadedError | None = None
-        mismatch: VocabularyMismatchError | None = None
+        refusals: dict[type[OutriderError], OutriderError] = {}
         entries = self._ranked()
         for entry in entries:
             try:
                 async with asyncio.timeout(self._timeout_s / len(entries)):
                     return await entry.stream.encode(request)
-            except OverloadedError as error:
-                overload = error
-            except VocabularyMismatchError as error:
-                mismatch = error
+            except (OverloadedError, VocabularyMismatchError) as error:
+                refusals[type(error)] = error
             except UnavailableError as error:
                 failures.append(f"{entry.stream.address}: {error.message}")
                 self._demote(entry)
             except TimeoutError:
                 failures.append(f"{entry.stream.address}: no answer in time")
                 self._demote(entry)
-        if overload:
+        if overload := refusals.get(OverloadedError):
             raise overload
-        if mismatch and not failures:
+        if (mismatch := refusals.get(VocabularyMismatchError)) and not failures:
             raise mismatch
-        raise UnavailableError(
-            "No tokenizer answers, so messages cannot be served "
-            f"({'; '.join(failures) or 'none is configured'}): send token ids, or try again.",
-            retry_delay_ms=500,
-        )
+        raise _none_answers(failures)
 
     def _ranked(self) -> list[_Ranked]:
         """At most a few of many: each gets its share of the time."""
@@ -239,3 +237,11 @@ class TokenizerPool:
     def _demote(self, entry: _Ranked) -> None:
         """Ask it last from now on, so that not every prompt waits for it first."""
         entry.rank = 1 + max(other.rank for other in self._streams.values())
+
+
+def _none_answers(failures: Sequence[str]) -> UnavailableError:
+    return UnavailableError(
+        "No tokenizer answers, so messages cannot be served "
+        f"({'; '.join(failures) or 'none is configured'}): send token ids, or try again.",
+        retry_delay_ms=500,
+    )
