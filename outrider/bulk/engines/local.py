@@ -40,7 +40,7 @@ class LocalEngine:
 
     def run(self, shards: list[Shard]) -> Generator[Outcome, None, None]:
         """What comes of each, in any order. Raises OutriderError when a worker cannot go on."""
-        assignments = Assignments(shards)
+        assignments = Assignments(shards, self._num_workers)
         try:
             while not assignments.is_over:
                 self._employ(assignments)

@@ -9,7 +9,8 @@ from typing import Final
 from outrider.bulk.plan.shards import Shard
 
 PLACES: Final = 2
-"""Shards a worker holds: one at work, and one that is there when it is done."""
+"""Shards a worker holds: one at work, and one that is there when it is done. The last ones go one
+by one, or a worker would end the run alone with the one that it holds."""
 MAX_DEATHS: Final = 3
 """A shard at which so many workers died is given up."""
 
@@ -17,8 +18,9 @@ MAX_DEATHS: Final = 3
 class Assignments:
     """The shards of a run, in order."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
+    def __init__(self, shards: Iterable[Shard], num_workers: int) -> None:
         self._waiting = deque(shards)
+        self._num_workers = num_workers
         self._held: dict[int, deque[Shard]] = {}
         self._deaths: Counter[int] = Counter()
 
@@ -35,7 +37,8 @@ class Assignments:
     def take(self, worker: int) -> Shard | None:
         """The next shard for a worker; None if it has enough, or there is none."""
         held = self._held.setdefault(worker, deque())
-        if len(held) >= PLACES or not self._waiting:
+        least = PLACES * self._num_workers if held else 1
+        if len(held) >= PLACES or len(self._waiting) < least:
             return None
         shard = self._waiting.popleft()
         held.append(shard)

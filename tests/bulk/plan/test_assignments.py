@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from outrider.bulk.plan.assignments import MAX_DEATHS, PLACES, Assignments
 from outrider.bulk.plan.shards import Shard
 
-COUNT = 7
+COUNT = 9
 WORKERS = st.integers(0, 2)
 
 
@@ -17,16 +17,18 @@ class Workers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.assignments = Assignments([Shard(number, (), 1) for number in range(COUNT)])
+        self.assignments = Assignments([Shard(number, (), 1) for number in range(COUNT)], 3)
         self.held: dict[int, list[int]] = {0: [], 1: [], 2: []}
         self.settled: list[int] = []
         self.deaths = [0] * COUNT
 
     @rule(worker=WORKERS)
     def take(self, worker: int) -> None:
-        has_waiting, mine = self.assignments.has_waiting, self.held[worker]
+        mine = self.held[worker]
+        num_waiting = COUNT - len(self.settled) - sum(map(len, self.held.values()))
         shard = self.assignments.take(worker)
-        assert (shard is not None) == (has_waiting and len(mine) < PLACES)
+        least = 3 * PLACES if mine else 1
+        assert (shard is not None) == (num_waiting >= least and len(mine) < PLACES)
         if shard is not None:
             mine.append(shard.number)
 
@@ -70,7 +72,15 @@ TestWorkers = Workers.TestCase
 
 
 def test_what_a_worker_had_goes_first_and_in_order() -> None:
-    assignments = Assignments([Shard(number, (), 1) for number in range(4)])
+    assignments = Assignments([Shard(number, (), 1) for number in range(4)], 1)
     assert [assignments.take(0), assignments.take(0)] == [Shard(0, (), 1), Shard(1, (), 1)]
     assert assignments.died(0) is None
     assert assignments.take(1) == Shard(0, (), 1)
+
+
+def test_the_last_shards_go_one_by_one() -> None:
+    assignments = Assignments([Shard(number, (), 1) for number in range(5)], 2)
+    assert [assignments.take(0), assignments.take(0)] == [Shard(0, (), 1), Shard(1, (), 1)]
+    assert [assignments.take(1), assignments.take(1)] == [Shard(2, (), 1), None]
+    assert assignments.done(1) == Shard(2, (), 1)
+    assert [assignments.take(1), assignments.take(1)] == [Shard(3, (), 1), None]
