@@ -14,6 +14,9 @@ so no scheme gains by what another one asked before it. The schemes:
     edge are one, ==RTT== a region that verifies what it is sent (`waiting`). They draft with what
     (c) and (f) draft with.
 (f) Outrider: client - edge ==RTT== region.
+(g) as (f), but the edge's drafts never go up. Of the region it wants what (b) does, so what it has
+    less than (b) is what a drafter costs that computes beside the region, on the same memory and
+    caches, as it does on one machine; what (f) has less than (g), what sending drafts costs.
 
 Committed TTFT is the time from the ask to the first final token; visible TTFT to the first text on
 screen, provisional or final; stable TTFT the time since which the reply's first character has

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,8 @@ from outrider.sampling.params import SamplingParams
 class Connections:
     """The ways to ask, all of them up."""
 
-    near: Client
-    far: Client
+    gateways: Mapping[str, Client]
+    """By the schemes' names for them."""
     waiting: RegionClient
     sources: Sources
     """Of the bench's drafts, where it is the edge."""
@@ -60,9 +60,8 @@ class Asker:
         return lambda prompt, sampling: self._as_client(scheme, prompt, sampling)
 
     async def _as_client(self, scheme: Scheme, prompt: Prompt, sampling: SamplingParams) -> Sample:
-        client = self.connections.near if scheme.gateway == "near" else self.connections.far
         return await ask_client(
-            client,
+            self.connections.gateways[scheme.gateway],
             messages_of(prompt),
             sampling,
             provisional=scheme.provisional,

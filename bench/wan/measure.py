@@ -180,9 +180,11 @@ async def _connections(bed: Bed, coder: TokenCoder, sources: Sources) -> AsyncIt
     async with (
         _client(bed.near) as near,
         _client(bed.far) as far,
+        _client(bed.quiet) as quiet,
         RegionClient(coder, bed.waiting_address, via_router=False) as waiting,
     ):
-        yield Connections(near, far, waiting, sources)
+        gateways = {"near": near, "far": far, "quiet": quiet}
+        yield Connections(gateways, waiting, sources)
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ class Scheme:
     """One way to answer."""
 
     name: str
-    gateway: Literal["far", "near", ""]
+    gateway: Literal["far", "near", "quiet", ""]
     """Which edge the client talks to; "": the bench is the edge."""
     speculation: Literal["on", "off", "region_only"] = "on"
     provisional: bool = False
@@ -28,7 +28,9 @@ class Scheme:
     @property
     def long_link(self) -> str:
         """The relay's link that has the RTT."""
-        return {"far": "far client", "near": "near region", "": "waiting region"}[self.gateway]
+        if self.gateway == "far":
+            return "far client"
+        return f"{self.gateway or 'waiting'} region"
 
 
 PLAIN = Scheme("(a) plain streaming", "far", "off")
@@ -37,7 +39,8 @@ REGION_DRAFTER = Scheme("(c) region runs the drafter", "far", drafts_in_region=T
 ROUNDS = Scheme(f"(d) stop-and-wait edge, k={STOP_AND_WAIT.frame_drafts}", "", policy=STOP_AND_WAIT)
 STREAM = Scheme("(e) asynchronous chain", "", policy=CHAIN)
 OURS = Scheme("(f) Outrider", "near", provisional=True)
-SCHEMES = (PLAIN, REGION_SUFFIX, REGION_DRAFTER, ROUNDS, STREAM, OURS)
+QUIET = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
+SCHEMES = (PLAIN, REGION_SUFFIX, REGION_DRAFTER, ROUNDS, STREAM, OURS, QUIET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,10 @@ class Size:
         return max(part.num_prompts for part in self.parts if turn < part.rounds)
 
     def prompts(self, turn: int) -> tuple[Prompt, ...]:
-        """Those of a round. Raises ValueError when there are not so many."""
+        """Those of a round: where the last one's end, and from the first on again after all."""
         all_ = interleaved(load_prompts(*KINDS))
         first = sum(self.num_prompts(earlier) for earlier in range(turn))
-        wanted = all_[first : first + self.num_prompts(turn)]
-        if len(wanted) < self.num_prompts(turn):
-            raise ValueError(f"there are {len(all_)} prompts: ask for fewer rounds")
-        return wanted
+        return tuple(all_[(first + n) % len(all_)] for n in range(self.num_prompts(turn)))
 
 
 def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
@@ -110,6 +110,7 @@ def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
 _OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
 _MAIN = (PLAIN, REGION_SUFFIX, OURS)
 """Most of the time goes to those that are hardest to tell apart."""
+_CROWD = (*_MAIN, QUIET)
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=9,
@@ -119,11 +120,11 @@ FULL = Size(
         Part(1, 0.8, (50.0, 250.0), _each(2, *_MAIN)),
         Part(1, 0.8, (50.0, 250.0), _each(1, *_OTHERS), rounds=4),
         Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
-        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_MAIN), rounds=5),
-        Part(4, 0.8, (50.0,), _each(4, *_MAIN), rounds=5),
+        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=5),
+        Part(4, 0.8, (50.0,), _each(4, *_CROWD), rounds=5),
         Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
-        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_MAIN), rounds=3),
-        Part(16, 0.8, (50.0,), _each(16, *_MAIN), rounds=3),
+        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD), rounds=5),
+        Part(16, 0.8, (50.0,), _each(16, *_CROWD), rounds=5),
     ),
     max_tokens=40,
 )
@@ -133,7 +134,7 @@ QUICK = Size(
         Part(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
         Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
         Part(1, 0.8, (50.0,), _each(1, *_MAIN)),
-        Part(4, 0.0, (0.0,), _each(4, *_MAIN, REGION_DRAFTER)),
+        Part(4, 0.0, (0.0,), _each(4, *_CROWD, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,

@@ -1,4 +1,4 @@
-"""The processes of a run: a region, two edges, the waiting verifier, and the relay between them."""
+"""The processes of a run: a region, edges, the waiting verifier, and the relay between them."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ class Bed:
     """Beside the clients, far from the region."""
     far: Edge
     """At the region, far from the clients."""
+    quiet: Edge
+    """As the near one, but its drafts are for its clients alone."""
     others: Mapping[str, Edge]
     """Further ones beside the clients, by name."""
     verifier: asyncio.subprocess.Process
@@ -95,13 +97,15 @@ async def running_bed(
         near = await start.edge("near", link, direct, edge)
         # Where it drafts it is not the lesser process of its core.
         far = await start.edge("far", link, direct, edge, {"draft_niceness": 0})
+        quiet = await start.edge("quiet", link, direct, edge, {"uploads": "never"})
         more = {
             name: await start.edge(name, link, direct, edge, values)
             for name, values in (others or {}).items()
         }
         waiting = await link.add("waiting region", "tcp", (HOST, port), seed=11)
         waiting_address = f"{HOST}:{waiting}"
-        yield Bed(link, replica, router, near, far, more, verifier, waiting_address, region, edge)
+        edges = (near, far, quiet, more)
+        yield Bed(link, replica, router, *edges, verifier, waiting_address, region, edge)
 
 
 class _Starter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.harness.figures import Figure, median, quantile
+from bench.harness.figures import Figure, mean_ratio, median, quantile
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
 from bench.wan.report import theory
 from bench.wan.report.capacity import capacities
 from bench.wan.report.results import Results, Where
@@ -115,6 +115,7 @@ def figures_of(
     chars = max(1, sum(sample.num_chars for sample in ours))
     return {
         **_by_rtt(results),
+        **_with_crowds(results),
         "erasure": round(sum(sample.erased_chars for sample in ours) / chars, 4),
         "shown_early": round(sum(sample.early_chars for sample in ours) / chars, 4),
         **_costs(results),
@@ -210,6 +211,19 @@ def _paces(results: Results) -> dict[str, Figure]:
         }
         for scheme in SCHEMES
     }
+
+
+def _with_crowds(results: Results) -> dict[str, Figure]:
+    """Of chats at once, all RTTs and temperatures together: ours over plain streaming, and over an
+    edge that sends no draft; geometric means with the ends of their 95 % intervals."""
+    found: dict[str, dict[str, Figure]] = {"crowd_pace_ratio": {}, "crowd_pace_of_sending": {}}
+    for sessions in results.crowds():
+        where = Where(sessions=sessions)
+        for name, over in zip(found, (PLAIN, QUIET), strict=True):
+            ratios = results.pace_ratios(OURS, where, over)
+            if len(ratios) > 1 and sessions > 1:
+                found[name][str(sessions)] = [round(value, 3) for value in mean_ratio(ratios)]
+    return dict(found)
 
 
 def _middle(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.harness.figures import Cell, Run, mean_ratio, quantile, show
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
 from bench.wan.report.capacity import capacities
 from bench.wan.report.figures import Model
 from bench.wan.report.results import Results, Where
@@ -21,6 +21,7 @@ def add_tables(
     """All of them, the one of most interest first."""
     first_tokens(run, results)
     paces(run, results)
+    crowds(run, results)
     capacity(run, results)
     costs(run, results, exact)
     provisional(run, results)
@@ -63,6 +64,19 @@ def paces(run: Run, results: Results) -> None:
             ratios = [results.pace_ratios(scheme, where[rtt_ms]) for rtt_ms in rtts_ms]
             if any(ratios):
                 table.add(scheme.name, *map(_ranged, ratios))
+
+
+def crowds(run: Run, results: Results) -> None:
+    """What a pace with many chats is made of, all RTTs and temperatures together."""
+    steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
+    title = f"Pace of final tokens, one scheme over another, {_MEAN.format('rounds')}"
+    names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)
+    table = run.table(title, "chats at once", *names)
+    for sessions in results.crowds():
+        where = Where(sessions=sessions)
+        if results.batches(QUIET, where):
+            ratios = (results.pace_ratios(scheme, where, over) for scheme, over in steps)
+            table.add(sessions, *map(_ranged, ratios))
 
 
 def capacity(run: Run, results: Results) -> None:

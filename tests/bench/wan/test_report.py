@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.figures import Run
+from bench.harness.prompts import load_prompts
 from bench.harness.readme import regenerated
 from bench.wan.measure import Measured
-from bench.wan.plan import FULL, OURS, PLAIN, QUICK, ROUNDS, SCHEMES, STREAM, Cell, Scheme, Size
+from bench.wan.plan import (
+    FULL,
+    KINDS,
+    OURS,
+    PLAIN,
+    QUICK,
+    ROUNDS,
+    SCHEMES,
+    STREAM,
+    Cell,
+    Scheme,
+    Size,
+)
 from bench.wan.relay.lane import Traffic
 from bench.wan.report import theory
 from bench.wan.report.figures import figures_of, model_of
@@ -131,6 +145,8 @@ def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert figures["visible_ttft_ms"] == {"0": 12.0, "100": 12.0}
     assert figures["plain_ttft_ms"] == {"0": 50.0, "100": 150.0}
     assert figures["committed_pace_ratio"] == {"0": 1.25, "100": 1.25}
+    assert figures["crowd_pace_ratio"] == {"4": [1.25] * 3}
+    assert figures["crowd_pace_of_sending"] == {"4": [1.25] * 3}
     assert (figures["erasure"], figures["shown_early"]) == (0.1, 0.4)
     # 8 drafts in 11 commits, 1 s for the 32 drafts of four chats, 1 s for 44 tokens of (a)
     assert figures["capacity_gain"] == 2.0
@@ -187,11 +203,13 @@ def test_a_crossing_lies_within_what_was_measured(ratios: list[float]) -> None:
 
 @pytest.mark.parametrize("size", [FULL, QUICK], ids=["full", "quick"])
 def test_there_are_prompts_for_every_round(size: Size) -> None:
-    seen = [prompt.id for turn in range(size.rounds) for prompt in size.prompts(turn)]
-    assert len(seen) == len(set(seen)) == sum(map(size.num_prompts, range(size.rounds)))
+    """None is asked twice in a round, nor again before all were asked."""
+    rounds = [[prompt.id for prompt in size.prompts(turn)] for turn in range(size.rounds)]
+    assert all(len(set(ids)) == len(ids) == size.num_prompts(n) for n, ids in enumerate(rounds))
+    counts = Counter(itertools.chain.from_iterable(rounds))
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert len(counts) == min(counts.total(), len(load_prompts(*KINDS)))
     assert {part.sessions for part in size.parts} >= {1, 4}
-    with pytest.raises(ValueError, match="fewer rounds"):
-        size.prompts(99)
 
 
 def planned(size: Size, at_once: bool) -> list[Batch]:
