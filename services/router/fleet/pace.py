@@ -65,8 +65,10 @@ class Pace:
             if not peers.said:
                 del self._groups[group]
 
-    def cost(self, name: str) -> CallCost:
-        """What a call takes on a replica that has said something."""
+    def cost(self, name: str, unsaid: CallCost) -> CallCost:
+        """What a call takes on a replica; `unsaid` if it has said nothing."""
+        if name not in self._group_of:
+            return unsaid
         peers = self._groups[self._group_of[name]]
         own = peers.said[name]
         return peers.middle if _is_one_kind(own, peers.middle) else own

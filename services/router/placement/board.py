@@ -124,7 +124,10 @@ class Board:
         self.region_names[row] = replica.region
         self.counts["region"][row] = self.regions.number(replica.region)
         self._set_size(row, replica.model.block_tokens if replica.model else 0)
-        self._pace.said(replica.name, model, (load.fixed_ms, load.row_ms))
+        if replica.load:
+            self._pace.said(replica.name, model, (load.fixed_ms, load.row_ms))
+        else:  # it only might be there, and has no say in what calls take
+            self._pace.forget(replica.name)
         self._weigh(row)
         return row
 
@@ -181,7 +184,7 @@ class Board:
 
     def _weigh_calls(self, row: int, load: Load, limit: int) -> tuple[float, float]:
         """What a row of a call costs and a call of all sessions, which instances share evenly."""
-        fixed_ms, row_ms = self._pace.cost(self.names[row])
+        fixed_ms, row_ms = self._pace.cost(self.names[row], (load.fixed_ms, load.row_ms))
         num_running = -(-min(int(self.num_sessions[0, row]), limit) // load.num_instances)
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
         columns = self.columns

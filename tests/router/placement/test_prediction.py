@@ -48,6 +48,13 @@ def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
     assert wait(None, 50, rtt_ms=0.0).total_ms == 60.0
 
 
+def test_who_has_not_reported_has_no_say_in_what_calls_take() -> None:
+    quick = Load(fixed_ms=8.0, row_ms=0.8)
+    silent = [replica(name, load=None, rtt_ms=50.0) for name in ("b", "c", "d")]
+    town = Town(replica("a", load=quick, rtt_ms=0.0), *silent, max_queued=1000)
+    assert town.decide().wait.total_ms == 8.0 + 0.8 * 100
+
+
 def test_a_place_is_waited_for_where_all_are_taken() -> None:
     full = Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
     # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
