@@ -26,7 +26,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 
 WARM_UP_S = 60.0
-PACE = Pace(100.0, 0.0)
+PACE = Pace(700.0, 0.0)
 """Slow enough that two cores carry a token of each stream in every call."""
 _NUM_BLOCKS = 8192
 _PATIENT = (

@@ -123,8 +123,9 @@ class InferenceConfig:
     """Edge drafts of one session kept ahead of its commits."""
     max_message_bytes: int = 4 << 20
     """Largest frame read from a peer."""
-    max_outbox_frames: int = 2048
-    """Frames waiting for one peer; beyond it the peer's sessions end as OVERLOADED."""
+    max_outbox_frames: int = 16_384
+    """Frames waiting for one peer, sixteen for each session of a full stream; beyond it the peer's
+    sessions end as OVERLOADED."""
     max_stream_sessions: int = 1024
     """Sessions open at once on one stream."""
     drain_s: float = 10.0
