@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 
 class FakeClock:
@@ -50,6 +51,12 @@ async def eventually(condition: Callable[[], bool], *, timeout_s: float = 30.0) 
         await asyncio.sleep(0.005)
 
 
+def _told(task: asyncio.Task[Any]) -> str:
+    """What a task runs; the coroutines of extension modules say no more than their address."""
+    coroutine = task.get_coro()
+    return f"{getattr(coroutine, '__qualname__', '')} {coroutine!r}"
+
+
 @asynccontextmanager
 async def leak_check(*, settle_s: float = 10.0) -> AsyncIterator[None]:
     """Fail when the block leaves asyncio tasks behind that were not there before.
@@ -61,6 +68,6 @@ async def leak_check(*, settle_s: float = 10.0) -> AsyncIterator[None]:
     deadline = asyncio.get_running_loop().time() + settle_s
     while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         if asyncio.get_running_loop().time() > deadline:
-            names = ", ".join(sorted(repr(task.get_coro()) for task in left))
+            names = ", ".join(sorted(_told(task) for task in left))
             raise AssertionError(f"{len(left)} task(s) left behind: {names}")
         await asyncio.sleep(0.005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NoReturn, Protocol
@@ -150,14 +150,17 @@ class RouterLink:
             stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
                 channel
             )
-            async with asyncio.timeout(self._policy.connect_s):
-                said, rtt_ms = await self._ask(stub, self._policy.connect_s)
-                outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
-                call = stub.Route(outbox)
-                await call.wait_for_connection()
-            self._table.connected(self.address, self._clock())
-            self._heard(said, rtt_ms)
-            await self._serve(stub, call, outbox)
+            with ExitStack() as ending:
+                async with asyncio.timeout(self._policy.connect_s):
+                    said, rtt_ms = await self._ask(stub, self._policy.connect_s)
+                    outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
+                    call = stub.Route(outbox)
+                    # Closing the channel does not end every call (grpc/grpc issue 42125).
+                    ending.callback(call.cancel)
+                    await call.wait_for_connection()
+                self._table.connected(self.address, self._clock())
+                self._heard(said, rtt_ms)
+                await self._serve(stub, call, outbox)
 
     async def _serve(
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
 from typing import Final, NoReturn
 
@@ -73,24 +74,21 @@ class ReplicaLink:
         """One connection, from greeting to loss. Raises the reason of the loss."""
         limit = self._config.max_message_bytes
         async with make_channel(self._replica.address, max_message_bytes=limit) as channel:
-            async with asyncio.timeout(self._config.connect_timeout_s):
-                said = await self._greet(channel)
-                rtt_ms, is_serving = await watches.probe(channel, self._config.connect_timeout_s)
-                # GenerateRequest and RouteRequest are the same bytes, as are the responses: the
-                # stream carries the edge's own messages, renumbered, never copied.
-                generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
-                    _GENERATE,
-                    request_serializer=router_pb2.RouteRequest.SerializeToString,
-                    response_deserializer=router_pb2.RouteResponse.FromString,
-                )
-                call = generate()
-                await call.wait_for_connection()
-            if self._replica.source:
-                self._registry.introduce(self._name, said)
-            self._registry.connected(self._name, said.model, self._clock())
-            self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
-            self._backoff_s = _FIRST_BACKOFF_S
-            await self._serve(channel, call, said.model)
+            with ExitStack() as ending:
+                async with asyncio.timeout(self._config.connect_timeout_s):
+                    said = await self._greet(channel)
+                    limit_s = self._config.connect_timeout_s
+                    rtt_ms, is_serving = await watches.probe(channel, limit_s)
+                    call = _generate(channel)
+                    # Closing the channel does not end every call (grpc/grpc issue 42125).
+                    ending.callback(call.cancel)
+                    await call.wait_for_connection()
+                if self._replica.source:
+                    self._registry.introduce(self._name, said)
+                self._registry.connected(self._name, said.model, self._clock())
+                self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
+                self._backoff_s = _FIRST_BACKOFF_S
+                await self._serve(channel, call, said.model)
 
     async def _serve(
         self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down], model: Model
@@ -174,6 +172,17 @@ class ReplicaLink:
 
     def _lose(self, why: str) -> None:
         self._registry.lost(self._name, why, self._clock())
+
+
+def _generate(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Up, Down]:
+    """GenerateRequest and RouteRequest are the same bytes, as are the responses: the stream carries
+    the edge's own messages, renumbered, never copied."""
+    generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
+        _GENERATE,
+        request_serializer=router_pb2.RouteRequest.SerializeToString,
+        response_deserializer=router_pb2.RouteResponse.FromString,
+    )
+    return generate()
 
 
 def _reason(error: Exception) -> str:
