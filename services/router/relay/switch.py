@@ -217,7 +217,7 @@ class Switch:
         action = self._table.advance(session, event, now)
         if stream is not None and session.stream is None:
             self._dispatch.release(session)
-        has_ended = session.state is State.ENDED  # by this input, not by what is done about it
+        has_ended = session.state is State.ENDED
         if down is not None and action is Action.SEND_DOWN:
             self._send_down(session, down, now)
         elif up is not None and action in _UPWARD:
@@ -274,11 +274,9 @@ class Switch:
         else:
             self._place(session, now, error)
 
-    def _place(
-        self, session: RelayedSession, now: float, refusal: OutriderError | None = None
-    ) -> None:
+    def _place(self, session: RelayedSession, now: float, why: OutriderError | None = None) -> None:
         try:
-            self._dispatch.place(session, now, refusal)
+            self._dispatch.place(session, now, why)
         except OutriderError as error:
             self._advance(session, Input.ABORT, now, error=error)
 
