@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,25 @@ UNREPORTED = Load(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT = 1 << 40
 """Places of a replica that states no limit."""
 
-_FLOATS = ("rtt_ms", "reported_at", "row_ms", "fixed_ms", "call_ms", "place_ms", "chunk_tokens")
+_FLOATS = ("rtt_ms", "reported_ms", "row_ms", "fixed_ms", "call_ms", "place_ms", "chunk_tokens")
 _INTS = ("max_sessions", "model", "region", "overload", "block_tokens")
+
+
+class _Said(NamedTuple):
+    """A report, and what it means to each class."""
+
+    load: Load
+    num_sessions: list[int]
+    """That a new one of the class finds before it."""
+    num_tokens: list[int]
+    """Of their prompts, for one instance: instances share prompts evenly, and each is computed by
+    one of them."""
+
+    @classmethod
+    def of(cls, load: Load) -> _Said:
+        ahead = [load.ahead_of(priority) for priority in CLASSES]
+        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
+        return cls(load, [part.sessions for part in ahead], tokens)
 
 
 class Names:
@@ -79,14 +97,18 @@ class Board:
         self.queue_ms: Floats = np.zeros((len(CLASSES), 0))
         """[classes, rows] of the prompts reported, those that a new session of the class finds
         before it."""
-        self.drained_at: Floats = np.zeros((len(CLASSES), 0))
-        """[classes, rows] when those sent since are predicted to be computed."""
+        self.drained_ms: Floats = np.zeros((len(CLASSES), 0))
+        """[classes, rows] when those sent since are predicted to be computed; like `reported_ms`
+        on the clock of `now`."""
         self.num_sessions: Ints = np.zeros((len(CLASSES), 0), dtype=np.int64)
         """[classes, rows] that keep places from a new session of the class."""
+        self.num_excess: Ints = np.zeros((len(CLASSES), 0), dtype=np.int64)
+        """[classes, rows] of them that have to end before one more of the class could start, 0 with
+        a place free. Lower classes give theirs up."""
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._estimates: list[LocalEstimate] = []
-        self._loads: list[Load] = []
+        self._loads: list[_Said] = []
         self._pace = Pace()
         self._sizes: Counter[int] = Counter()
         """Replicas by block size."""
@@ -113,12 +135,14 @@ class Board:
         if row < 0:
             row = self._add(replica.name)
         estimate = self._estimates[row]
-        if replica.reported_at > self.columns["reported_at"][row]:
+        reported_ms = replica.reported_at * 1000.0
+        if reported_ms > self.columns["reported_ms"][row]:
             estimate.reported(replica.reported_at, replica.rtt.smoothed_ms)
-        load = self._loads[row] = replica.load or UNREPORTED
+        load = replica.load or UNREPORTED
+        self._loads[row] = _Said.of(load)
         self.takes[row] = replica.takes_sessions
         self.columns["rtt_ms"][row] = replica.rtt.smoothed_ms
-        self.columns["reported_at"][row] = replica.reported_at
+        self.columns["reported_ms"][row] = reported_ms
         model = (replica.model_name, replica.model.vocabulary_digest if replica.model else b"")
         self.counts["model"][row] = self.models.number(model)
         self.region_names[row] = replica.region
@@ -145,7 +169,7 @@ class Board:
 
     def put(self, row: int, session: int, work_ms: float, priority: int, now: float) -> None:
         """A session of a class was sent there with so much work."""
-        share_ms = work_ms / self._loads[row].num_instances
+        share_ms = work_ms / self._loads[row].load.num_instances
         self._estimates[row].put(session, share_ms, priority, now)
         self._weigh(row)
 
@@ -163,29 +187,29 @@ class Board:
 
     def _weigh(self, row: int) -> None:
         """The terms that depend on how many sessions and tokens are there."""
-        load, estimate = self._loads[row], self._estimates[row]
-        ahead = [load.ahead_of(priority) for priority in CLASSES]
-        self.num_sessions[:, row] = [
-            part.sessions + estimate.num_sessions(priority)
-            for priority, part in zip(CLASSES, ahead, strict=True)
+        said, estimate = self._loads[row], self._estimates[row]
+        load = said.load
+        limit = load.max_sessions or NO_LIMIT
+        self.counts["overload"][row] = load.overload_level
+        self.counts["max_sessions"][row] = limit
+        num_sessions = [
+            count + estimate.num_sessions(priority)
+            for priority, count in zip(CLASSES, said.num_sessions, strict=True)
         ]
-        self.drained_at[:, row] = estimate.drained_at
-        columns, counts = self.columns, self.counts
-        counts["overload"][row] = load.overload_level
-        limit = counts["max_sessions"][row] = load.max_sessions or NO_LIMIT
-        row_ms, call_ms = self._weigh_calls(row, load, limit)
+        self.num_sessions[:, row] = num_sessions
+        self.num_excess[:, row] = [max(0, count + 1 - limit) for count in num_sessions]
+        self.drained_ms[:, row] = [at * 1000.0 for at in estimate.drained_at]
+        row_ms, call_ms = self._weigh_calls(row, load, min(num_sessions[0], limit))
         # Places come free one by one, over the time that a session stays for all of them.
-        columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
-        # Instances share prompts evenly; each is computed by one of them.
-        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
+        self.columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
         self.queue_ms[:, row] = [
-            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in tokens
+            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in said.num_tokens
         ]
 
-    def _weigh_calls(self, row: int, load: Load, limit: int) -> tuple[float, float]:
+    def _weigh_calls(self, row: int, load: Load, num_sessions: int) -> tuple[float, float]:
         """What a row of a call costs and a call of all sessions, which instances share evenly."""
         fixed_ms, row_ms = self._pace.cost(self.names[row], (load.fixed_ms, load.row_ms))
-        num_running = -(-min(int(self.num_sessions[0, row]), limit) // load.num_instances)
+        num_running = -(-num_sessions // load.num_instances)
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
         columns = self.columns
         columns["row_ms"][row] = row_ms
@@ -202,7 +226,7 @@ class Board:
         row = self._free.pop()
         self.names[row] = name
         self._rows[name] = row
-        self.columns["reported_at"][row] = 0.0
+        self.columns["reported_ms"][row] = 0.0
         return row
 
     def _grow(self) -> None:
@@ -217,13 +241,14 @@ class Board:
         self.columns["chunk_tokens"][-more:] = CHUNK_TOKENS
         empty = np.zeros((len(CLASSES), more))
         self.queue_ms = np.concatenate([self.queue_ms, empty], axis=1)
-        self.drained_at = np.concatenate([self.drained_at, empty], axis=1)
+        self.drained_ms = np.concatenate([self.drained_ms, empty], axis=1)
         nobody = empty.astype(np.int64)
         self.num_sessions = np.concatenate([self.num_sessions, nobody], axis=1)
+        self.num_excess = np.concatenate([self.num_excess, nobody], axis=1)
         self.names += [""] * more
         self.region_names += [""] * more
         self._estimates += [LocalEstimate() for _ in range(more)]
-        self._loads += [UNREPORTED] * more
+        self._loads += [_Said.of(UNREPORTED)] * more
 
 
 def _chunk_tokens(call_ms: float, row_ms: float) -> float:

@@ -14,7 +14,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from services.router.fleet.replica import Replica
-from services.router.placement.board import Board, Bools, Ints
+from services.router.placement.board import Board, Bools
 from services.router.placement.request import LOW, RETRY_DELAY_MS, PlacementPolicy, Request
 
 LOW_WAITS = 3
@@ -23,13 +23,12 @@ NOBODY_ENTERS = 4
 """Overload level from which a replica refuses new sessions."""
 
 
-def able(board: Board, request: Request, excess: Ints, policy: PlacementPolicy) -> Bools:
-    """[rows] whether a replica meets every constraint. [rows] `excess` is that of the request's
-    class (`prediction.num_excess`)."""
+def able(board: Board, request: Request, policy: PlacementPolicy) -> Bools:
+    """[rows] whether a replica meets every constraint."""
     found = in_reach(board, request)
     limit = LOW_WAITS if request.priority == LOW else NOBODY_ENTERS
     found &= board.counts["overload"] < limit
-    found &= excess <= policy.max_queued
+    found &= board.num_excess[request.priority - 1] <= policy.max_queued
     return found
 
 

@@ -63,14 +63,15 @@ class Placement:
         message says which replicas stood where.
         """
         self._refresh()
-        excess = prediction.num_excess(self._board, request.priority)
-        able = constraints.able(self._board, request, excess, self._policy)
-        if not np.count_nonzero(able):
+        able = constraints.able(self._board, request, self._policy)
+        num_able = int(np.count_nonzero(able))
+        if not num_able:
             raise constraints.refusal(request, self._fleet, self._board)
         cached = self._cached(request, able)
-        waits = prediction.predict(self._board, request, cached, excess, self._policy, now)
+        waits = prediction.predict(self._board, request, cached, self._policy, now)
         costs = choice.costs_ms(waits, able, self._board.counts["region"], self._policy)
-        return self._explained(costs, waits, cached, able)
+        backlog_ms = np.minimum.reduce((waits.place_ms + waits.queue_ms)[able])
+        return self._explained(costs, waits, cached, num_able, float(backlog_ms))
 
     def put(self, session: int, request: Request, decision: Decision, now: float) -> None:
         """A session was sent where it was decided. `session` is any number of the caller's, not
@@ -97,8 +98,7 @@ class Placement:
         self._refresh()
         nothing = Request("", b"", 0, priority=LOW)
         cached = np.zeros(len(self._board), dtype=np.int64)
-        excess = prediction.num_excess(self._board, nothing.priority)
-        waits = prediction.predict(self._board, nothing, cached, excess, self._policy, now)
+        waits = prediction.predict(self._board, nothing, cached, self._policy, now)
         counts = self._board.num_sessions[0]
         return {
             name: Standing(waits.at(row), int(counts[row]))
@@ -140,11 +140,12 @@ class Placement:
                 cached += tokens_by_owner(steps, size, len(self._board))
         return cached
 
-    def _explained(self, costs: Floats, waits: Waits, cached: Ints, able: Bools) -> Decision:
+    def _explained(
+        self, costs: Floats, waits: Waits, cached: Ints, num_able: int, backlog_ms: float
+    ) -> Decision:
         chosen = choice.choose(costs, self._policy, self._rng)
         best = choice.ranked(costs, MAX_CONSIDERED)
         runner_up = next((row for row in best if row != chosen), None)
-        backlog_ms = waits.place_ms + waits.queue_ms
 
         def candidate(row: int) -> Candidate:
             name = self._board.names[row]
@@ -155,6 +156,6 @@ class Placement:
             chosen=candidate(chosen),
             runner_up=None if runner_up is None else candidate(runner_up),
             considered=tuple((self._board.names[row], waits.total_ms.item(row)) for row in best),
-            num_able=int(np.count_nonzero(able)),
-            least_backlog_ms=float(np.minimum.reduce(backlog_ms[able])),
+            num_able=num_able,
+            least_backlog_ms=backlog_ms,
         )

@@ -86,7 +86,7 @@ def test_what_is_cached_is_not_computed() -> None:
 def test_a_prompt_cached_in_full_still_costs_a_call() -> None:
     town = Town(replica("a"))
     town.hold("a", IDS)
-    assert town.decide(town.asking(IDS)).wait.prefill_ms == 10.0
+    assert town.decide(town.asking(IDS)).wait.prefill_ms == 11.0
 
 
 def test_kv_is_loaded_where_that_is_cheaper() -> None:
@@ -130,5 +130,5 @@ def test_more_load_never_predicts_a_shorter_wait(
 
 def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
     town = Town(replica("a", rtt_ms=3.0), replica("b"))
-    assert town.placement.standings(town.now)["a"].wait == Wait(3.0, 0.0, 0.0, 0.0, 10.0)
+    assert town.placement.standings(town.now)["a"].wait == Wait(3.0, 0.0, 0.0, 0.0, 11.0)
     assert Request("m", DIGEST, 0).prompt is None
