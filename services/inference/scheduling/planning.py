@@ -128,11 +128,6 @@ class Planner:
         rounds = tuple(self._round(part) for part in parts)
         return Plan(rounds, opened, closed, self._pool.take_copies(), tuple(parts), now)
 
-    def settle(self, part: Part, num_committed: int) -> None:
-        """The call committed this many tokens of the part's session."""
-        if part.look is not None:
-            self._bidding.settle(part.session, part.look, num_committed)
-
     def _chunks(self, takers: list[Session], guest: Session | None, budget: int) -> dict[int, int]:
         """Prompt tokens of this call by sequence, after what others have computed meanwhile."""
         prompts = [session for session in takers if session.state is State.PREFILLING]
@@ -174,10 +169,11 @@ class Planner:
         ]
 
     def _teach(self, turns: list[Turn]) -> None:
-        """Those who lack least come first: replies go on drafting while a prompt is read."""
+        """Replies go on drafting while a prompt is read; of prompts the one comes first that lacks
+        least."""
         left = _TAUGHT_TOKENS
-        sessions = [turn.session for turn in turns]
-        for session in sorted(sessions, key=lambda one: one.sources.num_untaught(one.ids)):
+        behind = [one for one, *_ in turns if not one.sources.keeps_up(one.ids)]
+        for session in sorted(behind, key=lambda one: one.sources.num_untaught(one.ids)):
             left -= session.sources.teach(session.ids, left)
 
     def _part(self, turn: Turn, award: Award) -> Part:

@@ -276,7 +276,9 @@ class Scheduler:
             )
         except OutriderError as error:
             return [self._fail(session, error)]
-        self._planner.settle(part, len(committed.accepted_ids) + len(committed.ids))
+        if part.look is not None:
+            num_committed = len(committed.accepted_ids) + len(committed.ids)
+            session.watch.observe(part.look, num_committed)
         self._pool.commit(session.sequence, session.ids, session.computed)
         self._pool.truncate(session.sequence, session.computed + self._min_rows)
         return [committed, *self._finish_if_over(session, now)]

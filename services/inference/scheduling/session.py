@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
@@ -25,8 +25,9 @@ from services.inference.scheduling.events import (
 _SMOOTHING = 0.25
 
 
-class State(Enum):
-    """Where a session stands. All but WAITING and ENDED ones hold KV."""
+class State(IntEnum):
+    """Where a session stands. All but WAITING and ENDED ones hold KV. Whole numbers, whose hashes
+    cost nothing."""
 
     WAITING = auto()
     PREFILLING = auto()
@@ -36,7 +37,7 @@ class State(Enum):
     ENDED = auto()
 
 
-class Input(Enum):
+class Input(IntEnum):
     """What can happen to a session."""
 
     ADMIT = auto()
@@ -130,6 +131,7 @@ class Session:
         """Least `rank` first. Raises InvalidRequestError if resume goes past the reply's end."""
         self.request = request
         self.number, self.rank = request.session, rank
+        self.is_sampled = request.sampling.temperature > 0.0
         self.state = State.WAITING
         self.sequence = 0
         """The engine's number of this stay in the pool; new after every preemption."""

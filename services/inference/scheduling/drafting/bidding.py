@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from services.inference.scheduling.drafting.awards import Bid, award_rows
-from services.inference.scheduling.drafting.looking import Look, Looking
+from services.inference.scheduling.drafting.looking import Account, Look, Looking
 from services.inference.scheduling.drafting.sources import NO_PROPOSAL, Proposal
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.decode_cost import DecodeCost
@@ -51,31 +51,26 @@ class Bidding:
         """
         ends_prompt = any(turn.num_tokens > 1 for turn in turns)
         least = self._cost.least_survival(len(turns))
+        accounts = self._accounts(turns)
         proposals, looked = list[Proposal](), list[bool]()
-        for turn in turns:
-            asked = turn.num_tokens > 1 or not ends_prompt
-            looks = asked and self._is_due(turn.session, len(turns))
+        for turn, account in zip(turns, accounts, strict=True):
+            session, asked = turn.session, turn.num_tokens > 1 or not ends_prompt
+            looks = asked and session.sources.can_look and session.watch.is_due(account)
             looked.append(looks)
-            proposals.append(self._proposal(turn.session, least, looks) if asked else NO_PROPOSAL)
+            proposals.append(self._proposal(session, least, looks) if asked else NO_PROPOSAL)
         bids = [Bid(p.survival, turn.num_fill) for p, turn in zip(proposals, turns, strict=True)]
         counts = award_rows(bids, rows, max_rows, self._cost)
         paid = [count - bid.num_paid for count, bid in zip(counts, bids, strict=True)]
-        taken = self._looking.looks(paid, rows)
+        taken = self._looking.looks(accounts, paid, rows)
         return [
             Award(proposal.ids[:count], count, look if was else None)
             for proposal, count, look, was in zip(proposals, counts, taken, looked, strict=True)
         ]
 
-    def settle(self, session: Session, look: Look, num_committed: int) -> None:
-        """The call with the session's look committed this many of its tokens."""
-        sampled = session.request.sampling.temperature > 0.0
-        self._looking.observe(session.watch, look, num_committed, sampled=sampled)
-
-    def _is_due(self, session: Session, num_sessions: int) -> bool:
-        if not session.sources.can_look:
-            return False
-        sampled = session.request.sampling.temperature > 0.0
-        return self._looking.is_due(session.watch, num_sessions, sampled=sampled)
+    def _accounts(self, turns: Sequence[Turn]) -> list[Account]:
+        """Where looks of these sessions are booked."""
+        greedy, sampled = (self._looking.account(len(turns), sampled=on) for on in (False, True))
+        return [sampled if turn.session.is_sampled else greedy for turn in turns]
 
     def _proposal(self, session: Session, least: float, looks: bool) -> Proposal:
         wanted = min(self._max_drafts, session.max_drafts)

@@ -17,6 +17,30 @@ _MAX_PAUSE = 15
 
 
 @dataclass(slots=True)
+class Account:
+    """What looks of one kind brought, in tokens."""
+
+    profit: float = _FIRST_PROFIT * _FIRST_WEIGHT
+    weight: float = _FIRST_WEIGHT
+
+    def add(self, profit: float) -> None:
+        """One more look."""
+        self.profit = self.profit * _FORGETTING + profit
+        self.weight = self.weight * _FORGETTING + 1.0
+
+
+class Look(NamedTuple):
+    """One session's in one call."""
+
+    account: Account
+    """Where it is booked."""
+    bill: float
+    """Tokens that all of them would have had in the time that the look and its drafts take."""
+    found: bool
+    """Whether drafts were worth their rows."""
+
+
+@dataclass(slots=True)
 class Watch:
     """One session's place in the order of looks."""
 
@@ -25,26 +49,23 @@ class Watch:
     left: int = 0
     """...and those still to be left out before the next one."""
 
+    def is_due(self, account: Account) -> bool:
+        """Whether the session is to look in a call of this account; asked once per call."""
+        if account.profit >= 0.0:
+            self.pause = self.left = 0
+            return True
+        if self.left == 0:
+            return True
+        self.left -= 1
+        return False
 
-class Look(NamedTuple):
-    """One session's in one call."""
-
-    num_sessions: int
-    """In the call."""
-    bill: float
-    """Tokens that all of them would have had in the time that the look and its drafts take."""
-    found: bool
-    """Whether drafts were worth their rows."""
-
-
-@dataclass(slots=True)
-class _Account:
-    profit: float = _FIRST_PROFIT * _FIRST_WEIGHT
-    weight: float = _FIRST_WEIGHT
-
-    def add(self, profit: float) -> None:
-        self.profit = self.profit * _FORGETTING + profit
-        self.weight = self.weight * _FORGETTING + 1.0
+    def observe(self, look: Look, num_committed: int) -> None:
+        """What came of the session's look."""
+        # What follows a find is likelier to be one: only the others tell of looks in general.
+        if look.account.profit >= 0.0 or self.pause:
+            look.account.add(num_committed - 1 - look.bill)
+        self.pause = 0 if look.found else min(_MAX_PAUSE, 2 * self.pause + 1)
+        self.left = self.pause
 
 
 class Looking:
@@ -62,40 +83,22 @@ class Looking:
         """A look takes look_ms."""
         self._cost = cost
         self._look_ms = look_ms
-        self._accounts: dict[tuple[bool, int], _Account] = {}
+        self._accounts: dict[tuple[bool, int], Account] = {}
 
-    def is_due(self, watch: Watch, num_sessions: int, *, sampled: bool) -> bool:
-        """Whether the session is to look in a call of so many; asked once per call."""
-        if self._account(num_sessions, sampled).profit >= 0.0:
-            watch.pause = watch.left = 0
-            return True
-        if watch.left == 0:
-            return True
-        watch.left -= 1
-        return False
-
-    def looks(self, counts: Sequence[int], rows: int) -> list[Look]:
-        """The looks behind `counts` drafts of each session, beside `rows` rows without them."""
-        num_sessions, base_ms = len(counts), self._cost.price_ms(rows)
-        draft_ms = (self._cost.price_ms(rows + sum(counts)) - base_ms) / max(1, sum(counts))
-        tokens_per_ms = num_sessions / base_ms
-        return [
-            Look(num_sessions, (draft_ms * count + self._look_ms) * tokens_per_ms, count > 0)
-            for count in counts
-        ]
-
-    def observe(self, watch: Watch, look: Look, num_committed: int, *, sampled: bool) -> None:
-        """What came of a session's look."""
-        account = self._account(look.num_sessions, sampled)
-        # What follows a find is likelier to be one: only the others tell of looks in general.
-        if account.profit >= 0.0 or watch.pause:
-            account.add(num_committed - 1 - look.bill)
-        watch.pause = 0 if look.found else min(_MAX_PAUSE, 2 * watch.pause + 1)
-        watch.left = watch.pause
-
-    def _account(self, num_sessions: int, sampled: bool) -> _Account:
+    def account(self, num_sessions: int, *, sampled: bool) -> Account:
+        """That of greedy or sampled replies in calls of so many sessions."""
         key = sampled, num_sessions.bit_length()
         account = self._accounts.get(key)
         if account is None:
-            account = self._accounts[key] = _Account()
+            account = self._accounts[key] = Account()
         return account
+
+    def looks(self, accounts: Sequence[Account], counts: Sequence[int], rows: int) -> list[Look]:
+        """The looks behind `counts` drafts of each session, beside `rows` rows without them."""
+        base_ms = self._cost.price_ms(rows)
+        draft_ms = (self._cost.price_ms(rows + sum(counts)) - base_ms) / max(1, sum(counts))
+        tokens_per_ms = len(counts) / base_ms
+        return [
+            Look(account, (draft_ms * count + self._look_ms) * tokens_per_ms, count > 0)
+            for account, count in zip(accounts, counts, strict=True)
+        ]

@@ -136,16 +136,22 @@ class DraftSources:
         """How many of the session's `ids` the suffix drafter has yet to see."""
         return 0 if self._drafter is None else len(ids) - self._num_taught
 
-    def teach(self, ids: Sequence[int], max_tokens: int) -> int:
+    def keeps_up(self, ids: Sequence[int]) -> bool:
         """Show the session's `ids`, all so far. The last few wait for study(): guesses look past
-        them. Of more, a prompt, the suffix drafter learns at most max_tokens now, and makes no
-        guess before it is that far. Returns how many it learned."""
-        if self._drafter is None:
+        them. False where they are more than that, a prompt."""
+        taught = self._num_taught
+        self._ready = self._drafter is None or 0 < taught >= len(ids) - MAX_TAIL
+        self._tail = ids[taught:] if self._ready and self._drafter is not None else ()
+        return self._ready
+
+    def teach(self, ids: Sequence[int], max_tokens: int) -> int:
+        """The same, and if they are more the suffix drafter learns at most max_tokens of them; it
+        makes no guess before it keeps up. Returns how many it learned."""
+        if self.keeps_up(ids):
             return 0
-        count = 0 if self._is_tail(ids) else min(self.num_untaught(ids), max_tokens)
+        count = min(self.num_untaught(ids), max_tokens)
         self._learn(ids[self._num_taught : self._num_taught + count])
-        self._ready = self._is_tail(ids)
-        self._tail = ids[self._num_taught :] if self._ready else ()
+        self.keeps_up(ids)
         return count
 
     def study(self) -> None:
@@ -155,9 +161,6 @@ class DraftSources:
             self._learn(self._tail)
             self._tail = ()
             self._drafter.study()
-
-    def _is_tail(self, ids: Sequence[int]) -> bool:
-        return self._num_taught > 0 and self.num_untaught(ids) <= MAX_TAIL
 
     def _learn(self, ids: Sequence[int]) -> None:
         if ids and self._drafter is not None:
@@ -191,7 +194,7 @@ class DraftSources:
         believed of the edge is learned from all that it had offered by then, verified or not."""
         offered, drafted = self._offered, self._drafted
         self._offered, self._drafted = (), False  # the next round may go without a proposal
-        if self._drafter is not None and drafted:
+        if self._drafter is not None and drafted and num_guessed:
             self._drafter.observe(num_guessed, verdict.accepted)
         tried = right = 0
         for guess, token in zip(offered, verdict.ids, strict=False):
