@@ -21,7 +21,8 @@ HIGH_BEGIN_S = 3.0
 
 @dataclass(slots=True)
 class Mixed:
-    """What was measured; TTFT in ms, one list per round."""
+    """What was measured; TTFT in ms, one list per run. Those alone are before and after each run
+    under load: a shared machine is not as fast all the time."""
 
     alone_ms: list[list[float]] = field(default_factory=list)
     loaded_ms: list[list[float]] = field(default_factory=list)
@@ -44,16 +45,22 @@ async def measure(
         if not due_s:
             raise RuntimeError("the LOW requests were over before the first HIGH one: ask for more")
         texts = asks.texts(len(due_s))
-        alone = asks.requests(texts, [0.0] * len(due_s), HIGH_TOKENS, HIGH)
-        done = await contender.run(Work(alone, concurrency=1))
-        mixed.alone_ms.append([answer.ttft_ms for answer in done.answers])
+        mixed.alone_ms.append(await _alone(contender, asks, texts))
         low = asks.requests(asks.texts(num_low), low_due_s, LOW_TOKENS, LOW)
         high = asks.requests(texts, due_s, HIGH_TOKENS, HIGH)
         done = await contender.run(Work((*low, *high)))
         mixed.loaded_ms.append([answer.ttft_ms for answer in done.answers[num_low:]])
         mixed.low += zip(low, done.answers[:num_low], strict=True)
+        mixed.alone_ms.append(await _alone(contender, asks, texts))
         print(f"round {turn + 1} of {rounds}: priorities", file=sys.stderr)
     return mixed
+
+
+async def _alone(contender: Contender, asks: Asks, texts: list[str]) -> list[float]:
+    """TTFT of HIGH requests one after the other."""
+    requests = asks.requests(texts, [0.0] * len(texts), HIGH_TOKENS, HIGH)
+    done = await contender.run(Work(requests, concurrency=1))
+    return [answer.ttft_ms for answer in done.answers]
 
 
 def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
