@@ -54,7 +54,7 @@ async def _measure(
             contenders[OURS_SPEC],
             asks,
             under_load.capacity[OURS_SPEC],
-            rounds=1 if run.quick else 6,
+            rounds=1 if run.quick else 4,
             num_low=40 if run.quick else 160,
         )
 

@@ -14,7 +14,7 @@ LOW_SHARE = 0.95
 """Of the replica's capacity; the HIGH requests come on top."""
 LOW_TOKENS = 48
 HIGH_TOKENS = 8
-HIGH_INTERVAL_S = 1.5
+HIGH_INTERVAL_S = 1.0
 HIGH_BEGIN_S = 3.0
 """By then the LOW sessions have filled the replica."""
 
