@@ -1,4 +1,8 @@
-"""Microseconds to choose one token, by kind of sampling and shape of the row."""
+"""Microseconds to choose one token, by kind of sampling and shape of the row.
+
+Replicas draw the noise of sampled tokens while the engine computes their rows: "noise drawn before"
+is what is left then.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ CASES = {
     "T=0.8, repetition penalty 1.1": SamplingParams(temperature=0.8, repetition_penalty=1.1),
     "greedy, frequency penalty 0.5": SamplingParams(frequency_penalty=0.5),
 }
+DRAWN_BEFORE = ("T=0.8", "T=0.8, top_p 0.95")
 SPREADS = {"flat": 1.0, "usual": 3.0, "peaked": 6.0}
 """Standard deviation of the row's logits."""
 
@@ -40,6 +45,10 @@ def main() -> int:
             table.add(name, shape, times.p50, times.p95)
             if shape == "usual":
                 run.figures[f"{name} us"] = round(times.p50, 1)
+    for name in DRAWN_BEFORE:
+        drawn = _measure(CASES[name], rows["usual"], repeats, prepared=True)
+        table.add(f"{name}, noise drawn before", "usual", drawn.p50, drawn.p95)
+        run.figures[f"{name}, noise drawn before us"] = round(drawn.p50, 1)
     candidates = _measure(CASES["T=0.8"], rows["usual"], repeats, num_candidates=64)
     table.add("T=0.8, 64 candidates", "usual", candidates.p50, candidates.p95)
     run.finish()
@@ -59,6 +68,8 @@ def _measure(
     row: npt.NDArray[np.float32],
     repeats: int,
     num_candidates: int | None = None,
+    *,
+    prepared: bool = False,
 ) -> Spread:
     """A session with a prompt of 500 tokens, each choice at another position."""
     prompt: Sequence[int] = range(0, 20_000, 40)
@@ -68,6 +79,8 @@ def _measure(
         ids = np.argsort(-row)[:num_candidates].astype(np.int32)
         row = row[ids]
     positions = iter(range(500, 500 + repeats + 1))
+    if prepared:
+        sampler.prepare(500, repeats + 1)
     return spread(time_us(lambda: sampler.choose(row, next(positions), ids), repeats=repeats))
 
 

@@ -50,15 +50,18 @@ def race(values: Floats, noise: Noise, ids: Ids) -> int:
     return int(rivals[(values[rivals] + noise.of(ids[rivals])).argmax()])
 
 
-def race_full_row(scores: Scores, top: float, temperature: float, noise: Noise) -> int:
+def race_full_row(
+    scores: Scores, best: Scores, top: float, temperature: float, noise: Noise
+) -> int:
     """`race` over `scaled(scores)` of a whole vocabulary (column j is id j).
 
-    `top` is the largest score. Groups whose best score shows that none of theirs can win are left
-    out, most of them in text; scaling is monotonic in floating point too.
+    `best` are its `best_of_groups`, `top` is the largest of them. Groups whose best score shows
+    that none of theirs can win are left out, most of them in text; scaling is monotonic in floating
+    point too.
     """
     last = np.minimum(noise.holders, len(scores) - 1)
     held = (scaled(scores[last], top, temperature) + noise.peaks)[last == noise.holders]
-    most = scaled(_best_of_groups(scores), top, temperature) + noise.peaks
+    most = scaled(best, top, temperature) + noise.peaks
     groups = np.flatnonzero(most >= held.max(initial=-np.inf) - SLACK)
     ranks = np.arange(-(-len(scores) // NUM_GROUPS))[:, None]
     ids = (ranks * NUM_GROUPS + groups).ravel().astype(np.int32)
@@ -66,8 +69,9 @@ def race_full_row(scores: Scores, top: float, temperature: float, noise: Noise) 
     return int(ids[race(scaled(scores[ids], top, temperature), noise, ids)])
 
 
-def _best_of_groups(scores: Scores) -> Scores:
-    """[NUM_GROUPS] the largest score of each; -inf for a group without an id."""
+def best_of_groups(scores: Scores) -> Scores:
+    """[NUM_GROUPS] the largest score of each group of a whole vocabulary; -inf for one without an
+    id, NaN for one with a NaN."""
     whole = len(scores) // NUM_GROUPS * NUM_GROUPS
     best = scores[:whole].reshape(-1, NUM_GROUPS).max(axis=0, initial=-np.inf)
     rest = scores[whole:]

@@ -30,7 +30,7 @@ from outrider.sampling.filters import any_filter, kept
 from outrider.sampling.history import History
 from outrider.sampling.noise import Floats, Ids, Noise, members_of
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.race import Scores, race, race_full_row
+from outrider.sampling.race import Scores, best_of_groups, race, race_full_row
 
 
 class Sampler:
@@ -43,6 +43,8 @@ class Sampler:
         self.params = params
         self._vocabulary_size = vocabulary_size
         self._members = members_of(vocabulary_size)
+        self._drawn: dict[int, Noise] = {}
+        """By absolute position; see `prepare`."""
         self._filtered = any_filter(params)
         penalized = (
             params.repetition_penalty != 1.0
@@ -68,6 +70,12 @@ class Sampler:
         for token in ids:
             other.observe(token)
         return other
+
+    def prepare(self, first: int, count: int) -> None:
+        """Draw the noise of `count` positions from absolute `first` on, while there is time: it
+        depends on nothing else. That of others is drawn when it is asked for."""
+        if self.params.temperature > 0.0:
+            self._drawn = {at: self._noise(at) for at in range(first, first + count)}
 
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
@@ -96,16 +104,21 @@ class Sampler:
 
     def _column(self, scores: Scores, position: int, ids: Ids | None) -> int:
         params = self.params
-        best = int(scores.argmax())
-        top = _checked(scores[best])
         if params.temperature == 0.0:
-            return best
+            winner = int(scores.argmax())
+            _checked(scores[winner])
+            return winner
         if ids is None and not self._filtered:
-            noise = Noise(params.seed, position, self._members)
-            return race_full_row(scores, top, params.temperature, noise)
-        columns, values = kept(scores, top, params.temperature, params)
+            best = best_of_groups(scores)
+            top = _checked(best.max())
+            return race_full_row(scores, best, top, params.temperature, self._noise(position))
+        columns, values = kept(scores, _checked(scores.max()), params.temperature, params)
         entrants = columns.astype(np.int32) if ids is None else ids[columns]
-        return int(columns[race(values, Noise(params.seed, position, self._members), entrants)])
+        return int(columns[race(values, self._noise(position), entrants)])
+
+    def _noise(self, position: int) -> Noise:
+        drawn = self._drawn.get(position)
+        return Noise(self.params.seed, position, self._members) if drawn is None else drawn
 
     def _scores(
         self, logits: npt.NDArray[np.float32], ids: Ids | None

@@ -81,6 +81,24 @@ def _no_edge_in_reach(scores: dict[int, float], params: SamplingParams) -> bool:
 @given(
     params=PARAMS,
     logits=ROWS,
+    first=st.integers(0, 50),
+    counts=st.lists(st.integers(0, 6), max_size=3),
+    position=st.integers(0, 60),
+)
+def test_noise_drawn_before_changes_nothing(
+    params: SamplingParams, logits: list[float], first: int, counts: list[int], position: int
+) -> None:
+    sampler = Sampler(params, VOCABULARY, [])
+    for count in counts:
+        sampler.prepare(first, count)
+    expected = Sampler(params, VOCABULARY, []).choose(row(logits), position)
+    assert sampler.choose(row(logits), position) == expected
+
+
+@settings(max_examples=200)
+@given(
+    params=PARAMS,
+    logits=ROWS,
     reply=TOKENS,
     ids=st.permutations(range(VOCABULARY)),
     size=st.integers(1, VOCABULARY),

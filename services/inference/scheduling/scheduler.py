@@ -160,12 +160,13 @@ class Scheduler:
         return plan
 
     def study(self) -> None:
-        """Learn from the last call, what it committed and how long it took, for later ones: best
-        while the engine computes."""
+        """Learn from the last call, what it committed and how long it took, for later ones, and
+        draw the noise for the rows of this one: best while the engine computes."""
         self._learn_cost()
         if self._in_flight is not None:
-            for part in self._in_flight.parts:
+            for part, asked in zip(self._in_flight.parts, self._in_flight.rounds, strict=True):
                 part.session.sources.study()
+                part.session.foresee(asked.num_rows)
 
     def apply(self, plan: Plan, rows: Sequence[Rows], now: float) -> list[Event]:
         """Take the engine's answer, one Rows per round: commit, finish, free."""

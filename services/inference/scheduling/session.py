@@ -217,6 +217,10 @@ class Session:
         self.advance(Input.PREEMPT)
         self.computed = 0
 
+    def foresee(self, num_rows: int) -> None:
+        """So many rows behind its last token are being computed: do what needs none of them."""
+        self._sampler.prepare(len(self.ids), num_rows)
+
     def commit(
         self,
         rows: Rows,
