@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class Identity:
     model: Model
 
 
-@dataclass(frozen=True, slots=True)
-class ClassLoad:
+class ClassLoad(NamedTuple):
     """The part of one class of sessions in a load."""
 
     sessions: int = 0
     """Running and queued."""
     queued_prompt_tokens: int = 0
+
+
+NOBODY = ClassLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,9 @@ class Load:
     """Engines that share the sessions; the cost is that of one call of one of them."""
     overload_level: int = 0
     """What it has given up so far to keep pace (`WatchLoadResponse`): 0 nothing, 4 all it can."""
-    low: ClassLoad = ClassLoad()
+    low: ClassLoad = NOBODY
     """Of LOW sessions: what a new one of a class above goes before."""
-    medium: ClassLoad = ClassLoad()
+    medium: ClassLoad = NOBODY
     """Of MEDIUM ones."""
     stay_ms: float = 0.0
     """Mean time for which a session keeps its place; 0: not known."""

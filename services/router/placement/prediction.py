@@ -7,7 +7,7 @@ session's own prompt, as far as it is not cached there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from services.router.placement.board import CHUNK_TOKENS, Board, Bools, Floats, 
 from services.router.placement.request import PlacementPolicy, Request, Transfer, Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(NamedTuple):
     """[rows] each term in milliseconds, for every row of a board."""
 
     rtt_ms: Floats

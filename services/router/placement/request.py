@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.router.prefixes.prompt import Prompt
 
@@ -60,8 +61,7 @@ class Request:
     transfer: Transfer = NO_TRANSFER
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """The predicted time to the first token on one replica, term by term. Sessions of lower
     classes are not waited for: replicas serve higher ones first."""
 
@@ -82,8 +82,7 @@ class Wait:
         return self.rtt_ms + self.place_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """How a replica stands before a LOW session, which waits for all others."""
 
     wait: Wait
@@ -92,8 +91,7 @@ class Standing:
     """Of every router: those reported, and those placed by this one since."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica that could have had the session."""
 
     replica: str
@@ -103,8 +101,7 @@ class Candidate:
     """Prompt tokens whose KV it has, or is expected to have by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The chosen replica and the reason."""
 
     chosen: Candidate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import OutriderError
@@ -52,7 +52,7 @@ def _explained(decision: Decision) -> dict[str, str | int | float]:
 
 
 def _terms(prefix: str, candidate: Candidate) -> dict[str, str | int | float]:
-    waits = {f"{prefix}.wait.{term}": ms for term, ms in asdict(candidate.wait).items()}
+    waits = {f"{prefix}.wait.{term}": ms for term, ms in candidate.wait._asdict().items()}
     return {
         f"{prefix}.replica": candidate.replica,
         f"{prefix}.region": candidate.region,
