@@ -1,12 +1,10 @@
 """Latency when requests arrive by themselves, and who disturbs whom.
 
-Three parts. Loads: chats arrive as a Poisson process at 50, 80 and 95 % of each system's own
+Two parts. Loads: chats arrive as a Poisson process at 50, 80 and 95 % of each system's own
 measured capacity, and at one rate for all, 80 % of the OpenVINO pipeline's capacity; all systems
 get the same prompts and the same arrivals, stretched to their rate. Prefill: the latency of
-running chats while prompts of about 1,500 tokens keep arriving, over the same without them.
-Priorities (ours alone): the time to the first token of HIGH requests while LOW ones arrive at
-95 % of capacity, over that of the same questions asked alone; the LOW replies are compared with
-the reference.
+running chats while prompts of about 1,500 tokens keep arriving, over the same without them. What
+LOW requests do to HIGH ones is asked apart, by `bench.arrivals.priorities`.
 
 TTFT counts from the arrival, queueing included. ITL is the time between two arrivals of text at
 the reader: tokens that come together count as one, so drafts gain nothing by their zero gaps. No

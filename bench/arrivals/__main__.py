@@ -1,4 +1,4 @@
-"""Runs the three parts."""
+"""Runs both parts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import contextlib
 import sys
 
 import bench.arrivals
-from bench.arrivals import loads, prefill, priorities
+from bench.arrivals import loads, prefill
 from bench.arrivals.asks import Asks
 from bench.contenders.lineup import LLAMA_BEST, OURS, OURS_SPEC, PEER, PEER_SPEC, start_all
-from bench.contenders.reference import reference
-from bench.contenders.work import Work
 from bench.harness.figures import Run, parser, start
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -31,17 +29,12 @@ def main() -> int:
     arguments = flags.parse_args()
     run = start("arrivals", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    mixed = asyncio.run(_measure(run, arguments, vocabulary))
-    checked = [request for request, _ in mixed.low[: 6 if run.quick else 60]]
-    truth = reference(vocabulary, Work(()), checked, arguments.threads)
-    priorities.report(run, mixed, truth)
+    asyncio.run(_measure(run, arguments, vocabulary))
     run.finish()
-    return 0 if run.figures["low_exact"] == f"{len(truth)} of {len(truth)}" else 1
+    return 0
 
 
-async def _measure(
-    run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary
-) -> priorities.Mixed:
+async def _measure(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
     asks = Asks(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
         names = QUICK if run.quick else FULL
@@ -50,13 +43,6 @@ async def _measure(
         loads.report(run, under_load)
         gaps = await prefill.measure(contenders, asks, rounds=1 if run.quick else 4)
         prefill.report(run, gaps)
-        return await priorities.measure(
-            contenders[OURS_SPEC],
-            asks,
-            under_load.capacity[OURS_SPEC],
-            rounds=1 if run.quick else 4,
-            num_low=40 if run.quick else 160,
-        )
 
 
 if __name__ == "__main__":

@@ -46,10 +46,15 @@ class Loads:
         return [a.ttft_ms for a in answers], [gap for a in answers for gap in a.gaps_ms()]
 
 
+def everybody(asks: Asks, count: int) -> Work:
+    """So many chats, always CAPACITY_SESSIONS of them at once: they tell the capacity."""
+    return Work(asks.chats([0.0] * count, MAX_TOKENS), CAPACITY_SESSIONS)
+
+
 async def measure(contenders: Mapping[str, Contender], asks: Asks, size: Size) -> Loads:
     """All loads, round by round."""
     loads = Loads()
-    full = Work(asks.chats([0.0] * size.num_capacity, MAX_TOKENS), CAPACITY_SESSIONS)
+    full = everybody(asks, size.num_capacity)
     for name, contender in contenders.items():
         loads.capacity[name] = (await contender.run(full)).requests_per_s
         print(f"{name}: {loads.capacity[name]:.2f} requests/s", file=sys.stderr)

@@ -1,14 +1,27 @@
-"""HIGH requests among LOW ones."""
+"""HIGH requests among LOW ones: the time to their first token while LOW ones arrive at 95 % of
+capacity, over that of the same questions asked alone; the LOW replies are compared with the
+reference. HIGH requests come on top, one a second, so LOW ones wait longer and longer.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
 import sys
 from dataclasses import dataclass, field
 
 from bench.arrivals.asks import Asks
+from bench.arrivals.loads import everybody
 from bench.arrivals.schedule import every, poisson
+from bench.contenders.lineup import OURS_SPEC, start_all
+from bench.contenders.reference import reference
 from bench.contenders.work import HIGH, LOW, Answer, Contender, Request, Work
-from bench.harness.figures import Run, pooled, quantile
+from bench.harness.figures import Run, parser, pooled, quantile, start
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
 
 LOW_SHARE = 0.95
 """Of the replica's capacity; the HIGH requests come on top."""
@@ -76,3 +89,31 @@ def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
     run.figures["high_requests"] = sum(map(len, mixed.loaded_ms))
     run.figures["low_ttft_p95_ms"] = round(quantile(low_ms, 0.95), 1)
     run.figures["low_exact"] = f"{equal} of {len(truth)}"
+
+
+def main() -> int:
+    flags = parser("arrivals.priorities", __doc__ or "")
+    flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
+    arguments = flags.parse_args()
+    run = start("priorities", arguments)
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    mixed = asyncio.run(_measured(arguments, vocabulary))
+    checked = [request for request, _ in mixed.low[: 6 if run.quick else 60]]
+    truth = reference(vocabulary, Work(()), checked, arguments.threads)
+    report(run, mixed, truth)
+    run.finish()
+    return 0 if run.figures["low_exact"] == f"{len(truth)} of {len(truth)}" else 1
+
+
+async def _measured(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Mixed:
+    asks = Asks(vocabulary)
+    async with contextlib.AsyncExitStack() as stack:
+        contenders = await start_all(stack, vocabulary, (OURS_SPEC,), arguments.threads)
+        ours = contenders[OURS_SPEC]
+        full = await ours.run(everybody(asks, 16 if arguments.quick else 64))
+        rounds, num_low = (1, 40) if arguments.quick else (6, 160)
+        return await measure(ours, asks, full.requests_per_s, rounds=rounds, num_low=num_low)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,6 +19,7 @@ from bench.harness.figures import RESULTS, Table
 _COMMANDS = {
     "calls": ("bench.scale.calls",),
     "frontier": ("bench.wan.frontier",),
+    "priorities": ("bench.arrivals.priorities",),
     "routing": ("bench.peers.routing",),
     "soak_virtual": ("bench.soak", "--virtual"),
     "soak_streams": ("bench.soak", "--streams", "1000"),
