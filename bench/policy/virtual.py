@@ -22,8 +22,9 @@ CALL_MS, CHAT_MS = 0.2, 0.04
 """Python per call, and per chat in it. Fixed: runs differ by the rules alone..."""
 LOOK_MS, NO_LOOK_MS = 0.08, 0.01
 """...and per chat for drafts: if it is asked for some, and if it only learns."""
-CHOICE_MS = {False: 0.01, True: 0.1}
-"""Greedy and sampled: of one token from a row of logits (bench.sampling)."""
+CHOICE_MS = {False: 0.01, True: 0.06}
+"""Greedy, and sampled with the noise drawn before: of one token from a row of logits
+(bench.sampling)."""
 _MOST_ROWS = 1024
 _SURE = 1e4
 """A logit that no noise outweighs."""

@@ -72,6 +72,14 @@ class Noise:
         ranks = (words & np.uint64(members - 1)).astype(np.int32)
         self.holders: Ids = ranks * np.int32(NUM_GROUPS) + _GROUPS
         """[NUM_GROUPS] the id that has it; the vocabulary may end before."""
+        self._held: tuple[int, Ids, Floats] | None = None
+
+    def held(self, size: int) -> tuple[Ids, Floats]:
+        """The holders in a vocabulary of so many ids and their noise, both [n]; worked out once."""
+        if self._held is None or self._held[0] != size:
+            there = self.holders < size
+            self._held = size, self.holders[there], self.peaks[there]
+        return self._held[1:]
 
     def of(self, ids: Ids) -> Floats:
         """The noise of these ids, [n]; `ids` ascend."""

@@ -29,13 +29,14 @@ def scaled(scores: Scores, top: float, temperature: float) -> Floats:
 
 
 def score_cut(
-    kind: np.dtype[Any], depth: float, top: float, temperature: float
-) -> np.floating[Any]:
-    """A raw score that every column with `scaled >= depth` reaches, and hardly another."""
-    cut = top + temperature * (depth - SLACK)
-    cut -= SLACK * (abs(top) + abs(cut))
-    with np.errstate(over="ignore"):
-        return np.nextafter(kind.type(cut), kind.type(-np.inf))  # type: ignore[no-any-return]
+    kind: np.dtype[Any], depth: float | Floats, top: float, temperature: float
+) -> npt.NDArray[np.floating[Any]]:
+    """Raw scores that every column with `scaled >= depth` reaches, and hardly another; a depth of
+    more than 0, which none has, may give NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cut = np.asarray(top + temperature * (depth - SLACK))
+        cut -= SLACK * (abs(top) + np.abs(cut))
+        return np.asarray(np.nextafter(cut.astype(kind), kind.type(-np.inf)))
 
 
 def race(values: Floats, noise: Noise, ids: Ids) -> int:
@@ -50,30 +51,19 @@ def race(values: Floats, noise: Noise, ids: Ids) -> int:
     return int(rivals[(values[rivals] + noise.of(ids[rivals])).argmax()])
 
 
-def race_full_row(
-    scores: Scores, best: Scores, top: float, temperature: float, noise: Noise
-) -> int:
+def race_full_row(scores: Scores, top: float, temperature: float, noise: Noise) -> int:
     """`race` over `scaled(scores)` of a whole vocabulary (column j is id j).
 
-    `best` are its `best_of_groups`, `top` is the largest of them. Groups whose best score shows
-    that none of theirs can win are left out, most of them in text; scaling is monotonic in floating
-    point too.
+    `top` is the largest score. An id whose score does not make up for what its group's peak lacks
+    cannot win: one comparison leaves out nearly all.
     """
-    last = np.minimum(noise.holders, len(scores) - 1)
-    held = (scaled(scores[last], top, temperature) + noise.peaks)[last == noise.holders]
-    most = scaled(best, top, temperature) + noise.peaks
-    groups = np.flatnonzero(most >= held.max(initial=-np.inf) - SLACK)
-    ranks = np.arange(-(-len(scores) // NUM_GROUPS))[:, None]
-    ids = (ranks * NUM_GROUPS + groups).ravel().astype(np.int32)
-    ids = ids[: np.searchsorted(ids, len(scores))]
-    return int(ids[race(scaled(scores[ids], top, temperature), noise, ids)])
-
-
-def best_of_groups(scores: Scores) -> Scores:
-    """[NUM_GROUPS] the largest score of each group of a whole vocabulary; -inf for one without an
-    id, NaN for one with a NaN."""
+    held, peaks = noise.held(len(scores))
+    best = (scaled(scores[held], top, temperature) + peaks).max(initial=-np.inf)
+    cuts = score_cut(scores.dtype, best - SLACK - noise.peaks, top, temperature)
     whole = len(scores) // NUM_GROUPS * NUM_GROUPS
-    best = scores[:whole].reshape(-1, NUM_GROUPS).max(axis=0, initial=-np.inf)
-    rest = scores[whole:]
-    np.maximum(best[: len(rest)], rest, out=best[: len(rest)])
-    return np.asarray(best)
+    reached = (scores[:whole].reshape(-1, NUM_GROUPS) >= cuts).ravel()
+    if whole < len(scores):
+        rest = scores[whole:] >= cuts[: len(scores) - whole]
+        reached = np.concatenate([reached, rest])
+    ids = np.flatnonzero(reached).astype(np.int32)
+    return int(ids[(scaled(scores[ids], top, temperature) + noise.of(ids)).argmax()])

@@ -30,7 +30,7 @@ from outrider.sampling.filters import any_filter, kept
 from outrider.sampling.history import History
 from outrider.sampling.noise import Floats, Ids, Noise, members_of
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.race import Scores, best_of_groups, race, race_full_row
+from outrider.sampling.race import Scores, race, race_full_row
 
 
 class Sampler:
@@ -76,6 +76,8 @@ class Sampler:
         depends on nothing else. That of others is drawn when it is asked for."""
         if self.params.temperature > 0.0:
             self._drawn = {at: self._noise(at) for at in range(first, first + count)}
+            for noise in self._drawn.values():
+                noise.held(self._vocabulary_size)
 
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
@@ -108,11 +110,10 @@ class Sampler:
             winner = int(scores.argmax())
             _checked(scores[winner])
             return winner
+        top = _checked(scores.max())
         if ids is None and not self._filtered:
-            best = best_of_groups(scores)
-            top = _checked(best.max())
-            return race_full_row(scores, best, top, params.temperature, self._noise(position))
-        columns, values = kept(scores, _checked(scores.max()), params.temperature, params)
+            return race_full_row(scores, top, params.temperature, self._noise(position))
+        columns, values = kept(scores, top, params.temperature, params)
         entrants = columns.astype(np.int32) if ids is None else ids[columns]
         return int(columns[race(values, self._noise(position), entrants)])
 
