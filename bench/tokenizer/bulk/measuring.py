@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,15 @@ from bench.tokenizer.bulk.rival import SAMPLES_MB, WAYS, rate
 _COMMAND: Final = (sys.executable, "-m", "outrider.cli.main", "tokenize")
 _CORES: Final = 2
 _CASES: Final = (("long texts", 1), ("long texts", 2), ("documents", 2), ("Parquet", 2))
+_REFERENCE, *_RIVALS = (f"{package}, {way}" for package, way in WAYS)
+
+
+def _ours(kind: str, workers: int) -> str:
+    return f"outrider tokenize, {kind}, {workers} worker" + "s" * (workers > 1)
+
+
+_ONE: Final = _ours("long texts", 1)
+_TWO: Final = _ours("long texts", 2)
 
 
 def measure(run: Run, *, rounds: int, megabytes: int) -> None:
@@ -34,31 +42,30 @@ def _measure(run: Run, corpus: Corpus, rounds: int) -> None:
         f"({corpus.num_distinct:,} distinct), median of {rounds}",
         *("system", "MB/s", "over tokenizers"),
     )
-    packages = dict(_packages(corpus, rounds))
-    ours = {case: median([_rate(corpus, *case) for _ in range(rounds)]) for case in _CASES}
-    reference = next(iter(packages.values()))
-    shown = {f"outrider tokenize, {kind}, {_workers(n)}": r for (kind, n), r in ours.items()}
-    shown |= _on_ray(corpus)
-    for name, found in (packages | shown).items():
-        table.add(name, found, found / reference)
-    two, one = ours["long texts", 2], ours["long texts", 1]
-    best = max(list(packages.values())[1:])
-    run.figures["bulk_vs_reference"] = round(two / reference, 2)
-    run.figures["bulk_vs_best_rival"] = round(two / best, 3)
-    run.figures["parallel_efficiency"] = round(two / (2 * one), 3)
+    found = [_round(corpus) for _ in range(rounds)]
+    rates = {name: median([one[name] for one in found]) for name in found[0]} | _on_ray(corpus)
+    for name, rate_ in rates.items():
+        table.add(name, rate_, rate_ / rates[_REFERENCE])
+    run.figures["bulk_vs_reference"] = round(median([r[_TWO] / r[_REFERENCE] for r in found]), 2)
+    best = [r[_TWO] / max(r[name] for name in _RIVALS) for r in found]
+    run.figures["bulk_vs_best_rival"] = round(median(best), 3)
+    run.figures["bulk_vs_best_rival_range"] = [round(min(best), 3), round(max(best), 3)]
+    halves = [r[_TWO] / (2 * r[_ONE]) for r in found]
+    run.figures["parallel_efficiency"] = round(median(halves), 3)
+    run.figures["parallel_efficiency_range"] = [round(min(halves), 3), round(max(halves), 3)]
 
 
-def _packages(corpus: Corpus, rounds: int) -> Iterator[tuple[str, float]]:
-    """The reference first; slow ones get a sample."""
-    for package, way in WAYS:
+def _round(corpus: Corpus) -> dict[str, float]:
+    """MB of text per second by system, one after the other: a shared machine is not as fast all
+    the time, and ratios are those within a round."""
+    rates: dict[str, float] = {}
+    documents = corpus.patterns["Parquet"]
+    for name, (package, way) in zip((_REFERENCE, *_RIVALS), WAYS, strict=True):
         max_mb = SAMPLES_MB.get(package, corpus.num_bytes >> 20)
-        documents = corpus.patterns["Parquet"]
-        found = [rate(package, way, documents, max_mb, _CORES) for _ in range(rounds)]
-        yield f"{package}, {way}", median(found)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" + "s" * (count > 1)
+        rates[name] = rate(package, way, documents, max_mb, _CORES)
+    for kind, workers in _CASES:
+        rates[_ours(kind, workers)] = _rate(corpus, kind, workers)
+    return rates
 
 
 def _on_ray(corpus: Corpus) -> dict[str, float]:
