@@ -42,7 +42,7 @@ SESSIONS = 16
 MAX_TOKENS = 96
 PARTS: dict[str, tuple[type, str]] = {
     "decide, all of it": (Scheduler, "decide"),
-    "- show drafters what was committed": (DraftSources, "teach"),
+    "- show drafters what was committed": (DraftSources, "keeps_up"),
     "- draft": (DraftSources, "propose"),
     "- lay out the rounds": (Planner, "_round"),
     "apply, all of it": (Scheduler, "apply"),

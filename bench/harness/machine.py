@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import median
+from time import thread_time
 
 _PACKAGES = (
     "outrider",
@@ -34,6 +36,8 @@ class Facts:
     versions: dict[str, str]
     date: str
     """UTC, ISO 8601."""
+    loop_us: float
+    """What 2,000 additions took Python: a shared machine is not as fast all the time."""
 
 
 def machine_facts() -> Facts:
@@ -47,7 +51,15 @@ def machine_facts() -> Facts:
         python=platform.python_version(),
         versions={name: version for name in _PACKAGES if (version := _version(name))},
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        loop_us=round(median(_loop_us() for _ in range(200)), 1),
     )
+
+
+def _loop_us() -> float:
+    begin, total = thread_time(), 0
+    for number in range(2000):
+        total += number
+    return (thread_time() - begin) * 1e6
 
 
 def _cpu_model() -> str:

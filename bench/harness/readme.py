@@ -66,6 +66,8 @@ def _section(path: Path, number: str | None) -> str:
         table = Table(row["title"], tuple(row["columns"]), [tuple(cells) for cells in row["rows"]])
         parts.append(f"**{table.title}**\n\n{table.markdown()}\n")
     where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
+    if "loop_us" in machine:
+        where += f", loop {machine['loop_us']:.0f} us"
     parts.append(f"<sub>`{record['command']}`, {machine['date']}, {where}</sub>\n")
     return "\n".join(parts)
 
