@@ -26,8 +26,7 @@ _SMOOTHING = 0.25
 
 
 class State(IntEnum):
-    """Where a session stands. All but WAITING and ENDED ones hold KV. Whole numbers, whose hashes
-    cost nothing."""
+    """Where a session stands. All but WAITING and ENDED ones hold KV."""
 
     WAITING = auto()
     PREFILLING = auto()
@@ -54,6 +53,7 @@ class Input(IntEnum):
     """It finished, failed, was cancelled or ran out of time."""
 
 
+# Asked once per commit: numbers hash sooner than members of a plain Enum.
 TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.WAITING, Input.ADMIT): State.PREFILLING,
     (State.WAITING, Input.END): State.ENDED,
