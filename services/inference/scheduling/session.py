@@ -144,8 +144,8 @@ class Session:
         self.sources = sources
         self.watch = Watch()
         self.finished: FinishReason | None = None
-        self._context_limit = context_limit
-        self._sampler, self._reply, self._times = sampler, reply, _Times(now)
+        self._context_limit, self._times = context_limit, _Times(now)
+        self._sampler, self._reply = sampler, reply
         self._draft_tokens = self._accepted_tokens = 0
         self._resume(request.resume)
 
@@ -218,7 +218,7 @@ class Session:
         self.computed = 0
 
     def foresee(self, num_rows: int) -> None:
-        """So many rows behind its last token are being computed: do what needs none of them."""
+        """So many rows behind its last token are computed now: do what needs none of them."""
         self._sampler.prepare(len(self.ids), num_rows)
 
     def commit(
@@ -236,11 +236,10 @@ class Session:
         num_guessed of them are guesses; the rest fills the round. Sets `finished` when the reply is
         over. Raises EngineError.
         """
-        base, position = self.num_reply, len(self.ids)
+        base, position, n = self.num_reply, len(self.ids), len(rows.logits)
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
         self.advance(Input.COMMIT)
         self.computed = min(position + verdict.accepted, len(self.ids) - 1)
-        n = len(rows.logits)
         self._draft_tokens += min(num_guessed, n)
         self._accepted_tokens += min(verdict.accepted, num_guessed)
         self.sources.learn(min(num_guessed, n), verdict)
