@@ -1,4 +1,4 @@
-"""Requests of the three parts, from prompts not asked before."""
+"""Requests of all parts, from prompts not asked before."""
 
 from __future__ import annotations
 

@@ -95,6 +95,18 @@ def test_noise_drawn_before_changes_nothing(
     assert sampler.choose(row(logits), position) == expected
 
 
+def test_noise_drawn_before_is_drawn_once_and_kept_for_its_positions() -> None:
+    sampler = Sampler(SamplingParams(temperature=0.8), VOCABULARY, [])
+    sampler.prepare(5, 3)
+    drawn = {at: sampler._noise(at) for at in (5, 6, 7)}
+    sampler.prepare(6, 3)  # the draft behind position 5 was wrong
+    assert all(sampler._noise(at) is drawn[at] for at in (6, 7))
+    assert sampler._noise(5) is not drawn[5], "what is behind is forgotten"
+    greedy = Sampler(SamplingParams(), VOCABULARY, [])
+    greedy.prepare(5, 3)
+    assert not greedy._drawn
+
+
 @settings(max_examples=200)
 @given(
     params=PARAMS,
