@@ -84,7 +84,7 @@ _LAYOUTS: Final = {
     )
 }
 LAYOUTS: Final = tuple(_LAYOUTS)
-DEFAULT_LAYOUT: Final = "i8-groups-64"
+DEFAULT_LAYOUT: Final = "i8-groups-32"
 AS_CONVERTED: Final = "as-converted"
 """For files whose every matrix the converter reads without loss, as drafts of ours."""
 
