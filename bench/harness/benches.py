@@ -57,11 +57,11 @@ _ALL = (
     ),
     Bench("fidelity", "bench.fidelity", core_minutes=5.0, core_flags=()),
     Bench(
-        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS, *WORKLOAD),
+        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS),
         minutes=8.0, core_minutes=4.0, peers=("llamacpp",),
     ),
     Bench(
-        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=240.0,
+        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=150.0,
         core_minutes=14.0, peers=("llamacpp",),
     ),
     Bench(
@@ -96,7 +96,10 @@ _ALL = (
         "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),
         minutes=30.0, peers=("smg", "dynamo"),
     ),
-    Bench("faults", "bench.faults", minutes=40.0, core_minutes=5.0),
+    Bench(
+        "faults", "bench.faults", sources=(*SERVICES, "bench/wan/relay"), minutes=40.0,
+        core_minutes=5.0,
+    ),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=5.0),
