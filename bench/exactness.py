@@ -30,7 +30,7 @@ from outrider.sampling.params import SamplingParams
 
 MAX_TOKENS = 64
 GARBAGE_TOKENS = 8
-CORE_PROMPTS = 36
+CORE_PROMPTS = 28
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,17 +52,17 @@ def bench_of(record: str) -> Bench:
 
 _ALL = (
     Bench(
-        "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=12.0,
-        core_minutes=5.0,
+        "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=20.0,
+        core_minutes=4.0,
     ),
-    Bench("fidelity", "bench.fidelity", core_minutes=5.0, core_flags=()),
+    Bench("fidelity", "bench.fidelity", minutes=4.0, core_minutes=4.0, core_flags=()),
     Bench(
         "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS),
-        minutes=8.0, core_minutes=4.0, peers=("llamacpp",),
+        minutes=8.0, core_minutes=3.0, peers=("llamacpp",),
     ),
     Bench(
         "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=150.0,
-        core_minutes=14.0, peers=("llamacpp",),
+        core_minutes=13.0, peers=("llamacpp",),
     ),
     Bench(
         "arrivals", "bench.arrivals", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=40.0,
@@ -73,11 +73,11 @@ _ALL = (
         minutes=20.0,
     ),
     Bench(
-        "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=2.0, core_minutes=2.0,
+        "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=1.5, core_minutes=1.5,
         core_flags=(),
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
-    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=90.0, core_minutes=14.0),
+    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=20.0),
     Bench("frontier", "bench.wan.frontier", sources=(*SERVICES, PROMPTS), minutes=20.0),
     Bench("policy", "bench.policy"),
     Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
@@ -89,7 +89,7 @@ _ALL = (
         "instances", "bench.instances",
         sources=(*SERVICES, *PEERS, *WORKLOAD, "bench/inference"), minutes=15.0,
     ),
-    Bench("scale", "bench.scale", minutes=20.0, core_minutes=5.0),
+    Bench("scale", "bench.scale", minutes=180.0, core_minutes=6.0),
     Bench("calls", "bench.scale.calls", minutes=3.0),
     Bench("router", "bench.router", minutes=6.0),
     Bench(
@@ -106,7 +106,7 @@ _ALL = (
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
     Bench(
         "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
-        core_minutes=4.0,
+        core_minutes=3.0,
     ),
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
     Bench("tokenizer_equality", "bench.tokenizer.equality", minutes=15.0),
