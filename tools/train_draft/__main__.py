@@ -27,6 +27,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_generate(actions.add_parser("generate", help="have the target answer chats"))
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
+    _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
     return parser.parse_args(argv)
 
@@ -85,6 +86,13 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--layers", choices=QUANTISATIONS, default="Q4_1")
     parser.add_argument("--head", choices=QUANTISATIONS, default="Q8_0")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def _add_recalibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--threads", type=int, default=2)
 
 

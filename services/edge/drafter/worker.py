@@ -39,7 +39,6 @@ from outrider.speculation.phrases import Phrases
 from outrider.speculation.prior import shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter, run
 from services.edge.drafter.messages import Close, Commit, Open, Ready, Unfit, Upward
 from services.edge.drafter.settings import DrafterSettings
@@ -78,11 +77,10 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
     spec, store = lookup(settings.model), _store(settings)
     prior = shipped_prior(load_vocabulary(spec, store).digest)
-    calibration = Calibration(draft.calibration_greedy, draft.calibration_sampled)
     drafter = Drafter(
         draft.engine.info,
         settings.limits,
-        calibration,
+        draft.calibration,
         Phrases(prior),
         isolated=settings.isolate_chats,
     )

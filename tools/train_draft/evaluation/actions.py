@@ -9,6 +9,7 @@ from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from tools.train_draft.artifact.export import export as export_draft
 from tools.train_draft.artifact.export import open_draft
+from tools.train_draft.artifact.export import recalibrate as recalibrate_draft
 from tools.train_draft.artifact.file import read_draft
 from tools.train_draft.corpus.records import load
 from tools.train_draft.evaluation.report import report, tables
@@ -30,6 +31,18 @@ def export(arguments: argparse.Namespace) -> None:
     )
     size = arguments.out.stat().st_size
     print(f"{arguments.out.name}: {draft.geometry.block_count} layers, {size} bytes")
+
+
+def recalibrate(arguments: argparse.Namespace) -> None:
+    """Fit the calibration of a file anew, its weights being as they are."""
+    recalibrate_draft(
+        arguments.draft,
+        arguments.out,
+        lookup(arguments.model),
+        ModelStore(default_root()),
+        [reply for folder in arguments.replies for reply in load(folder)],
+        threads=arguments.threads,
+    )
 
 
 def evaluate(arguments: argparse.Namespace) -> None:

@@ -13,10 +13,11 @@ from itertools import islice
 import numpy as np
 
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.errors import ConfigError
 from outrider.speculation.phrases import Phrases
 from outrider.speculation.suffix import SuffixDrafter
-from services.edge.drafter.core.chooser import Calibration, Chooser
+from services.edge.drafter.core.chooser import Chooser
 from services.edge.drafter.core.kv import Kv, KvRoom, Orders
 from services.edge.drafter.core.line import Line
 from services.edge.drafter.core.rates import Rates
@@ -66,7 +67,7 @@ class Drafter:
         self,
         info: EngineInfo,
         limits: DrafterLimits,
-        calibration: Calibration,
+        calibration: DraftCalibration,
         phrases: Phrases | None = None,
         *,
         isolated: bool = False,
