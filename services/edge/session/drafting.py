@@ -19,16 +19,17 @@ class DraftLimits:
     """Most drafts ahead of the commits; the region's own limit may be lower."""
     min_survival: float = 0.2
     """No draft less likely than this, counted from the last commit..."""
-    eager_tokens: int = 4
+    first_tokens: int = 4
     """...but for a reply's first tokens..."""
-    eager_survival: float = 0.01
-    """...where this is enough: there the reader has nothing yet."""
+    first_survival: float = 0.01
+    """...where this is enough: they are made while the region reads the prompt, and those behind
+    the first are there to be shown as soon as it turns out right."""
     absorb_tokens: int = 128
     """Most final ids the drafter learns in one go; bounds the time the loop is held."""
 
     def least(self, number: int) -> float:
         """Least survival of a draft for the reply's token `number`."""
-        return self.eager_survival if number < self.eager_tokens else self.min_survival
+        return self.first_survival if number < self.first_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)

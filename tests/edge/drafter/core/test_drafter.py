@@ -108,7 +108,7 @@ def test_a_reply_begins_with_less_likely_guesses() -> None:
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=DrafterLimits(), calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
-    assert len(bench.guesses[1].ids) == DrafterLimits().eager_tokens
+    assert len(bench.guesses[1].ids) == DrafterLimits().first_tokens
     bench.commit(1, bench.guesses[1].ids)
     bench.settle()
     assert len(bench.guesses[1].ids) == 1, "0.4 is enough, 0.16 is not"
