@@ -28,6 +28,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
     _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
+    _add_sources(actions.add_parser("calibrate-sources", help="what promises are worth at first"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
     return parser.parse_args(argv)
 
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         from tools.train_draft.evaluation import actions
 
-        getattr(actions, arguments.action)(arguments)
+        getattr(actions, arguments.action.replace("-", "_"))(arguments)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +94,13 @@ def _add_recalibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="else the package's own file")
     parser.add_argument("--threads", type=int, default=2)
 
 

@@ -20,6 +20,7 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from services.edge.drafter.child import DRAFTER, Child
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_up, encode
+from services.edge.drafter.core.rates import SOURCE_NAMES
 from services.edge.drafter.messages import (
     Close,
     Commit,
@@ -28,7 +29,6 @@ from services.edge.drafter.messages import (
     Open,
     Ready,
     Report,
-    Source,
     Unfit,
     Upward,
 )
@@ -290,8 +290,5 @@ async def _in_time(event: asyncio.Event) -> bool:
 
 
 def _heard(guess: Guess) -> Heard:
-    sources = tuple(_SOURCE_NAMES[source] for source in guess.sources)
+    sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
     return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
-
-
-_SOURCE_NAMES: Final = {source: source.name.lower() for source in Source}

@@ -84,9 +84,10 @@ class DraftChain:
         limits: DraftLimits,
         stop_ids: frozenset[int],
         max_tokens: int,
-        chance: Callable[[str, float], float] = lambda source, promise: promise,
+        chance: Callable[[str, float, int], float] = lambda source, promise, position: promise,
     ) -> None:
-        """`chance`: that a draft is right after right ones, from what its source promises."""
+        """`chance`: that a draft is right after right ones, from its source, what that promises,
+        and the reply's token it is for."""
         self._drafter, self._limits, self._chance = drafter, limits, chance
         self._stop_ids, self._max_tokens = stop_ids, max_tokens
         self._unlearnt: list[int] = []
@@ -222,8 +223,16 @@ class DraftChain:
         for index, draft in enumerate(decided):
             right = alive and index < len(final) and final[index] == draft.token
             depth = self._num_confirmed + index
+            first_wrong = alive and not right
             outcomes.append(
-                Outcome(draft.source, depth, draft.promise, right, first_wrong=alive and not right)
+                Outcome(
+                    draft.source,
+                    self.committed + index,
+                    depth,
+                    draft.promise,
+                    right,
+                    first_wrong=first_wrong,
+                )
             )
             alive = right
         return tuple(outcomes)
@@ -242,9 +251,10 @@ class DraftChain:
             guess.ids[:room], guess.survival, guess.sources, strict=False
         ):
             chance = promise / promised if promised else 0.0
-            survival *= self._chance(source, chance)
+            position = self.committed + len(self._drafts)
+            survival *= self._chance(source, chance, position)
             promised = promise
-            if survival < self._limits.least(self.committed + len(self._drafts)):
+            if survival < self._limits.least(position):
                 self._has_ended = True
                 break
             self._drafts.append(_Draft(token, survival, source, chance))

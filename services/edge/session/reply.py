@@ -87,7 +87,10 @@ class ReplyFlow:
         self._tells_drafter = tools.has_drafter and not request.thin and (sends or shows)
         awaited = not request.thin and tools.drafter_is_up()
         self._drafter = TandemDrafter(tools.new_drafter(), len(prompt), awaited=awaited)
-        self.chain = DraftChain(self._drafter, drafts, ends, params.max_tokens, averages.chance)
+        self._calibrations = averages.calibrations(sampled=params.temperature > 0)
+        self.chain = DraftChain(
+            self._drafter, drafts, ends, params.max_tokens, self._calibrations.chance
+        )
         self.chain.learn(prompt)
         self.ids = array("I")
         """The final ones."""
@@ -169,6 +172,11 @@ class ReplyFlow:
     def _learn(self, commit: RegionCommit, resolved: Resolved, now: float) -> None:
         self.chain.limit_lead(commit.pace.max_lead)
         self.controller.checked(resolved.outcomes, resolved.ended_at)
+        for outcome in resolved.outcomes:
+            if outcome.decides:
+                self._calibrations.observe(
+                    outcome.source, outcome.promise, outcome.position, outcome.right
+                )
         self.controller.committed(
             commit.pace,
             len(resolved.ids),
