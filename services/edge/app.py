@@ -37,7 +37,7 @@ from outrider.tokenization.front.processes.pool import Siblings
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
-from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
@@ -249,7 +249,7 @@ def reply_tools(
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
         averages=Averages(shipped_calibrations(vocabulary.digest)),
-        drafter_is_up=lambda: drafter is not None and drafter.state is DrafterState.READY,
+        first_guess_s=drafter.first_guess_s if drafter is not None else lambda num_tokens: None,
     )
 
 

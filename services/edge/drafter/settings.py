@@ -24,7 +24,7 @@ class DrafterLimits:
     first_survival: float = 0.01
     """...where this is enough: DraftLimits.first_survival."""
     sure: float = 0.9
-    """A copy this likely is not shown to the model before it is taken."""
+    """A copy this likely is not shown to the model before it is taken, behind the first tokens."""
     branch_tokens: int = 4
     """Guesses behind a second guess."""
     min_branch: float = 0.2
@@ -38,7 +38,7 @@ class DrafterLimits:
     idle_chunk_tokens: int = 128
     """The same when nobody does."""
     report_tokens: int = 4
-    """So many new guesses are told at once."""
+    """So many new guesses are told at once; of a reply's first tokens, each."""
     report_s: float = 0.004
     """Fewer are told after this time, or when no more follow."""
     evict_idle_s: float = 5.0

@@ -179,6 +179,9 @@ class Drafter:
         """What the call computed, one Rows per part, within `took_s`. Raises EngineError for rows
         that are no use."""
         self.tally.called(took_s)
+        num_rows = sum(len(part.round.tokens) for part in call.parts)
+        if num_rows >= self._limits.chunk_tokens:
+            self.tally.read_prompt(num_rows, took_s)
         for part, answer in zip(call.parts, rows, strict=True):
             self.tally.num_rows += len(part.round.tokens)
             session = self._sessions.get(part.session)

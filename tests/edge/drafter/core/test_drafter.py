@@ -91,15 +91,34 @@ def test_many_sessions_share_a_call() -> None:
 def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8] * 6
     bench = Bench()
-    bench.open(1, prompt, GREEDY)
+    bench.open(1, prompt, GREEDY, reply=[1, 2, 3, 4])  # its first tokens are behind it
     assert bench.turn() is None
     guess = bench.guesses[1]
-    assert list(guess.ids) == [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    assert list(guess.ids) == [5, 6, 7, 8, 1, 2, 3, 4] * 4
     assert set(guess.sources) == {Source.SUFFIX}
     # The text goes another way: the model is asked, and reads what it missed in one go.
-    bench.commit(1, [1, 2, 3, 20])
+    bench.commit(1, [5, 6, 20])
     call = bench.turn()
     assert call is not None and call.parts[0].round.past == 0
+
+
+def test_a_reply_does_not_begin_with_a_copy_that_the_model_was_not_asked_about() -> None:
+    bench = Bench(calibration=CREDULOUS)
+    bench.open(1, [1, 2, 3, 4, 5, 6, 7, 8] * 6, GREEDY)
+    assert bench.drafter.take_guesses(1.0) == []
+    assert bench.turn() is not None, "the prompt is read at once"
+    bench.settle()
+    assert bench.guesses[1].sources[0] in (Source.MODEL, Source.BOTH)
+
+
+def test_each_of_the_first_guesses_is_told_as_it_comes() -> None:
+    bench = Bench(replace(OPTIONS, repetition=0.0), calibration=CREDULOUS)
+    bench.open(1, PROMPT, GREEDY)
+    told = []
+    for _ in range(6):
+        bench.turn()
+        told.append(len(bench.guesses[1].ids))
+    assert told == [1, 2, 3, 4, 5, 5]
 
 
 def test_a_reply_begins_with_less_likely_guesses() -> None:
