@@ -30,6 +30,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
     _add_sources(actions.add_parser("calibrate-sources", help="what promises are worth at first"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
+    _add_display(actions.add_parser("display", help="what readers would have been shown"))
     return parser.parse_args(argv)
 
 
@@ -107,6 +108,20 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def _add_display(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--sources", type=Path, metavar="FILE", help="else what is shipped")
+    parser.add_argument("--rtt-ms", type=float, nargs="+", default=[50.0, 100.0, 250.0])
+    parser.add_argument("--ttft-ms", type=float, default=30.0, help="of the region, and...")
+    parser.add_argument("--prompt-ms", type=float, default=1.0, help="...for each prompt token")
+    parser.add_argument("--token-ms", type=float, default=15.0, help="between the region's tokens")
+    parser.add_argument("--draft-call-ms", type=float, default=2.5, help="of the draft, and...")
+    parser.add_argument("--draft-row-ms", type=float, default=0.2, help="...for each further row")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--threads", type=int, default=2)
 

@@ -125,8 +125,7 @@ class DrafterLink:
         whoever waits for it waits no longer. None while there is no process to guess."""
         if self.state is not DrafterState.READY:
             return None
-        expected_s = num_prompt_tokens * self._prompt_token_s + _FIRST_STEPS_S
-        return min(_PATIENCE * expected_s, MAX_FIRST_GUESS_S)
+        return first_guess_limit_s(num_prompt_tokens, self._prompt_token_s)
 
     # What chats say.
 
@@ -296,6 +295,12 @@ class DrafterLink:
                 self.reason = reason
                 self._set(DrafterState.UNFIT)
                 log.warning("no drafts by a model", reason=reason)
+
+
+def first_guess_limit_s(num_prompt_tokens: int, prompt_token_s: float) -> float:
+    """How long a first guess may take where a prompt's token takes so long."""
+    expected_s = num_prompt_tokens * prompt_token_s + _FIRST_STEPS_S
+    return min(_PATIENCE * expected_s, MAX_FIRST_GUESS_S)
 
 
 async def _in_time(event: asyncio.Event) -> bool:

@@ -160,7 +160,7 @@ class Display:
         added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
         self.shown_chars += len(added.text)
         if self._first_word_left is None and target.strip():
-            self._first_word_left = _first_word_length(target)
+            self._first_word_left = first_word_length(target)
         self._shown = target
         self._ends = [end for end in outlook.ends if end <= len(target)]
         return added
@@ -214,9 +214,10 @@ _SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x1
 _JOINERS = "\u200d\ufe0e\ufe0f"
 
 
-def _first_word_length(text: str) -> int:
-    """Code points up to the end of the first word of `text`, which has one."""
-    return text.index(word := text.split(maxsplit=1)[0]) + len(word)
+def first_word_length(text: str) -> int:
+    """Code points up to the end of the first word of `text`; 0 if there is none."""
+    words = text.split(maxsplit=1)
+    return text.index(words[0]) + len(words[0]) if words else 0
 
 
 def word_end(text: str, limit: int, final: bool) -> int:
