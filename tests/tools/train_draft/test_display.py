@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from services.edge.session.display import DisplayPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.sources.copies import CopyDrafter
 from tests.edge.session.virtual.circumstances import Words, word
-from tools.train_draft.corpus.generation import Ids
 from tools.train_draft.corpus.records import NUM_TOP, Reply
 from tools.train_draft.evaluation.display import Outcome, outcome_of, policies, report, tables
 from tools.train_draft.evaluation.replay import DisplayReplay, Guessed, GuessRecorder, Speeds
@@ -34,7 +34,7 @@ PROMPT = [11, 12, 13]
 
 def said_by(engine_seed: int, num_tokens: int) -> list[int]:
     """What a fake model says greedily, without its stop id."""
-    options = FakeOptions(**{**_fields(OPTIONS), "seed": engine_seed})
+    options = replace(OPTIONS, seed=engine_seed)
     recorder = GuessRecorder(
         FakeEngine(options),
         SURE,
@@ -48,12 +48,8 @@ def said_by(engine_seed: int, num_tokens: int) -> list[int]:
     return list(longest[:num_tokens])
 
 
-def _fields(options: FakeOptions) -> dict[str, object]:
-    return {name: getattr(options, name) for name in options.__slots__}
-
-
 def reply_of(ids: list[int]) -> Reply:
-    top: Ids = np.zeros((len(ids), NUM_TOP), np.int32)
+    top = np.zeros((len(ids), NUM_TOP), np.int32)
     return Reply(
         number=0,
         turn=0,
@@ -109,13 +105,13 @@ def test_a_draft_that_boasts_shows_what_is_taken_back(replay: DisplayReplay) -> 
     ids = [(token % 60) + 3 for token in said_by(OPTIONS.seed + 1, 20)]
     outcome = outcome_of(replay.show(guess(ids, rtt_s=0.1), DisplayPolicy()))
     assert outcome.first_word_stayed is False and not outcome.first_text_stayed
-    assert outcome.erased_chars == outcome.shown_chars > 0
+    assert outcome.erased_chars > 0.5 * outcome.shown_chars > 0
     assert outcome.staying_word_ms == outcome.plain_word_ms
 
 
 def test_nothing_is_shown_that_is_not_likely(replay: DisplayReplay) -> None:
-    unsure = DraftCalibration(greedy=((0.4, 0.4),), sampled=((0.4, 0.4),))
-    ids = said_by(OPTIONS.seed, 12)
+    unsure = DraftCalibration(greedy=((0.3, 0.3),), sampled=((0.3, 0.3),))
+    ids = said_by(OPTIONS.seed, 3)  # too few to learn from that it is better than it says
     outcome = outcome_of(replay.show(guess(ids, 0.1, unsure), DisplayPolicy()))
     assert not outcome.shown_before_commit and outcome.shown_chars == 0
     assert outcome.first_word_stayed is None and outcome.first_stability is None
