@@ -21,12 +21,12 @@ from bench.engine import Sessions, cpu_ms
 from bench.harness.figures import Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.draft.loading import SHIPPED, load_draft
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter, run
 from services.edge.drafter.messages import Commit, Guess, Open
 from services.edge.drafter.settings import DrafterLimits
@@ -39,7 +39,7 @@ CHAIN = 8
 """Guesses after which a chain becomes final."""
 WARMING = 3
 """Calls of a variant before the one measured: an edge's drafter has the caches to itself."""
-ALONG = Calibration((1.0, 1.0), (1.0, 1.0))
+ALONG = DraftCalibration(greedy=((1.0, 1.0),), sampled=((1.0, 1.0),))
 """Every guess is believed: chains go on."""
 
 Variant = Callable[[], float]

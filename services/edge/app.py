@@ -21,6 +21,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.speculation.platt import shipped_calibrations
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -36,13 +37,14 @@ from outrider.tokenization.front.processes.pool import Siblings
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
-from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
 from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
+from services.edge.session.control.acceptance import Averages
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
@@ -246,7 +248,8 @@ def reply_tools(
         token_bytes=token_bytes,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
-        drafter_is_up=lambda: drafter is not None and drafter.state is DrafterState.READY,
+        averages=Averages(shipped_calibrations(vocabulary.digest)),
+        first_guess_s=drafter.first_guess_s if drafter is not None else lambda num_tokens: None,
     )
 
 

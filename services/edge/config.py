@@ -20,7 +20,7 @@ from services.edge.resumption.held import ResumeLimits
 from services.edge.routers.link import LinkPolicy
 from services.edge.routers.upstream import UpstreamPolicy
 from services.edge.session.control.controller import ControlPolicy, Uploads
-from services.edge.session.display import DisplayPolicy
+from services.edge.session.display import BOLDNESS, DisplayPolicy
 from services.edge.session.drafting import DraftLimits
 from services.edge.session.reply import ReplyPolicy
 
@@ -145,18 +145,22 @@ class EdgeConfig:
     """Most drafts ahead of the commits."""
     min_survival: float = 0.2
     """Least estimated probability of a draft..."""
-    eager_survival: float = 0.01
-    """...and of one of a reply's first `eager_tokens`."""
+    first_survival: float = 0.01
+    """...and of one of a reply's first `first_tokens`."""
     coalesce_ms: float = 1.0
     """Drafting follows the prompt and each commit after this time."""
     uploads: str = "auto"
     """Whether drafts go up to the region: "auto" while they bring tokens sooner, "always" or
     "never"."""
-    theta: float = 0.5
-    """Least estimated probability of text that is shown."""
-    eager_theta: float = 0.03
+    display: str = "balanced"
+    """How bold provisional text is: "balanced" shows what is rather right than wrong (theta and
+    first_theta 0.5), "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and
+    others from 0.4 on."""
+    theta: float | None = None
+    """Least estimated probability of text that is shown; None: as `display` says."""
+    first_theta: float | None = None
     """The same for the first tokens of a reply..."""
-    eager_tokens: int = 4
+    first_tokens: int = 4
     """...which are so many."""
     line_theta: float = 0.7
     """Least estimated probability of a line break that is shown."""
@@ -178,8 +182,11 @@ class EdgeConfig:
         _check("max_lead", self.max_lead, 0, MAX_LEAD)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        for name in ("min_survival", "eager_survival", "theta", "eager_theta", "line_theta"):
-            _check(name, getattr(self, name), 0.01, 1.0)
+        if self.display not in BOLDNESS:
+            raise ConfigError(f"display is {', '.join(BOLDNESS)}, not {self.display!r}")
+        for name in ("min_survival", "first_survival", "theta", "first_theta", "line_theta"):
+            if (value := getattr(self, name)) is not None:
+                _check(name, value, 0.01, 1.0)
         for name in _POSITIVE:
             _check(name, getattr(self, name), 1, 2**31)
         for name in _NOT_NEGATIVE:
@@ -217,8 +224,8 @@ class EdgeConfig:
                 max_sessions=self.draft_sessions,
                 max_lead=self.max_lead,
                 min_survival=self.min_survival,
-                eager_tokens=self.eager_tokens,
-                eager_survival=self.eager_survival,
+                first_tokens=self.first_tokens,
+                first_survival=self.first_survival,
             ),
         )
 
@@ -257,17 +264,20 @@ class EdgeConfig:
 
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
+        boldness = BOLDNESS[self.display]
         return ReplyPolicy(
             drafts=DraftLimits(
                 max_lead=self.max_lead,
                 min_survival=self.min_survival,
-                eager_tokens=self.eager_tokens,
-                eager_survival=self.eager_survival,
+                first_tokens=self.first_tokens,
+                first_survival=self.first_survival,
             ),
             display=DisplayPolicy(
-                theta=self.theta,
-                eager_theta=self.eager_theta,
-                eager_tokens=self.eager_tokens,
+                theta=boldness.theta if self.theta is None else self.theta,
+                first_theta=(
+                    boldness.first_theta if self.first_theta is None else self.first_theta
+                ),
+                first_tokens=self.first_tokens,
                 line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,
                 rewrite_burst=self.rewrite_burst,
@@ -289,7 +299,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     *("drain_s", "request_timeout_s", "reopen_s", "tokenizer_queue", "min_prefill_tokens"),
     *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
-    *("coalesce_ms", "eager_tokens", "rewrite_interval_ms"),
+    *("coalesce_ms", "first_tokens", "rewrite_interval_ms"),
     *("draft_niceness", "lookup_grace_s", "tokenizer_cache_bytes", "tokenizer_processes"),
 )
 

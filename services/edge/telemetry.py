@@ -10,6 +10,7 @@ import structlog
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
+from services.edge.session.display import Display
 from services.edge.session.inputs import ChatRequest
 from services.edge.session.machine import ChatSession
 from services.edge.session.reply import ReplyFlow
@@ -21,7 +22,12 @@ OPEN_CONNECTIONS: Final = "outrider.edge.open_connections"
 CHATS: Final = "outrider.edge.chats"
 TOKENS: Final = "outrider.edge.tokens"
 RETRACTIONS: Final = "outrider.edge.retractions"
+SHOWN_CHARS: Final = "outrider.edge.shown_chars"
+"""Code points sent as provisional text..."""
 ERASED_CHARS: Final = "outrider.edge.erased_chars"
+"""...and those of them that were taken back."""
+FIRST_WORDS: Final = "outrider.edge.first_words"
+"""First words shown, one a chat, by fate: "stayed" or "erased"."""
 RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
 DETACHED_CHATS: Final = "outrider.edge.detached_chats"
 PREFILLED_TOKENS: Final = "outrider.edge.prefilled_tokens"
@@ -129,9 +135,17 @@ class EdgeTelemetry:
         self._record_ttft(times.asked, times.provisional, times.committed)
         if session.reply is not None:
             metrics.record_usage(session.num_prompt_tokens, num_tokens, self._model)
-            metrics.counter(RETRACTIONS).add(session.reply.display.num_retractions)
-            metrics.counter(ERASED_CHARS).add(session.reply.display.erased_chars)
+            self._record_display(session.reply.display)
             self._record_drafts(session.reply)
+
+    def _record_display(self, display: Display) -> None:
+        metrics = self._metrics
+        metrics.counter(RETRACTIONS).add(display.num_retractions)
+        metrics.counter(SHOWN_CHARS).add(display.shown_chars)
+        metrics.counter(ERASED_CHARS).add(display.erased_chars)
+        if display.first_word_stayed is not None:
+            fate = "stayed" if display.first_word_stayed else "erased"
+            metrics.counter(FIRST_WORDS).add(1, {"fate": fate})
 
     def _record_drafts(self, reply: ReplyFlow) -> None:
         metrics, ahead, controller = self._metrics, reply.ahead(), reply.controller

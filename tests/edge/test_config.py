@@ -48,6 +48,18 @@ def test_routers_may_be_looked_up() -> None:
     assert policy.health.suspect_s == 3.0
 
 
+def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
+    def thetas(config: EdgeConfig) -> tuple[float, float]:
+        display = config.reply_policy().display
+        return display.first_theta, display.theta
+
+    assert thetas(EdgeConfig()) == (0.5, 0.5)
+    assert thetas(EdgeConfig(display="shy")) == (0.7, 0.7)
+    assert thetas(EdgeConfig(display="eager")) == (0.3, 0.4)
+    assert thetas(EdgeConfig(display="eager", first_theta=0.6)) == (0.6, 0.4)
+    assert thetas(EdgeConfig(theta=0.9)) == (0.5, 0.9)
+
+
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert default_state_dir() == Path("/state/outrider/edge")
@@ -63,6 +75,8 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
         ({"theta": 0.0}, "theta"),
+        ({"first_theta": 1.1}, "first_theta"),
+        ({"display": "bold"}, "shy, balanced, eager"),
         ({"line_theta": 2.0}, "line_theta"),
         ({"uploads": "sometimes"}, "uploads"),
         ({"min_survival": 1.5}, "min_survival"),

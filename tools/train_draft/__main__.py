@@ -27,7 +27,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_generate(actions.add_parser("generate", help="have the target answer chats"))
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
+    _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
+    _add_sources(actions.add_parser("calibrate-sources", help="what promises are worth at first"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
+    _add_display(actions.add_parser("display", help="what readers would have been shown"))
     return parser.parse_args(argv)
 
 
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         from tools.train_draft.evaluation import actions
 
-        getattr(actions, arguments.action)(arguments)
+        getattr(actions, arguments.action.replace("-", "_"))(arguments)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +97,37 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
 
 
+def _add_recalibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="else the package's own file")
+    parser.add_argument("--threads", type=int, default=2)
+
+
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def _add_display(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
+    parser.add_argument("--sources", type=Path, metavar="FILE", help="else what is shipped")
+    parser.add_argument("--rtt-ms", type=float, nargs="+", default=[50.0, 100.0, 250.0])
+    parser.add_argument("--ttft-ms", type=float, default=30.0, help="of the region, and...")
+    parser.add_argument("--prompt-ms", type=float, default=1.0, help="...for each prompt token")
+    parser.add_argument("--token-ms", type=float, default=15.0, help="between the region's tokens")
+    parser.add_argument("--draft-call-ms", type=float, default=2.5, help="of the draft, and...")
+    parser.add_argument("--draft-row-ms", type=float, default=0.2, help="...for each further row")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--threads", type=int, default=2)
 

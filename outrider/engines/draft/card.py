@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 
 from outrider.engines.base import Ids
+from outrider.engines.draft.calibration import Curve, DraftCalibration
 from outrider.errors import ArtifactCorruptError
 
 PREFIX: Final = "outrider.draft."
@@ -31,9 +32,7 @@ class DraftCard:
     """[r] what the head's rows stand for, ascending."""
     head_order: Ids
     """[r] the file's row for each of them."""
-    calibration_greedy: tuple[float, ...]
-    """Chance that the target agrees, on an even grid 0 .. 1 of the largest probability."""
-    calibration_sampled: tuple[float, ...]
+    calibration: DraftCalibration
 
 
 def read_card(path: Path) -> DraftCard | None:
@@ -64,17 +63,24 @@ def _card(reader: gguf.GGUFReader) -> DraftCard:
     if not num_rows or ids.min() < 0 or ids.max() >= vocabulary_size:
         raise ValueError("a head id lies outside the vocabulary")
     order = np.argsort(ids).astype(np.int32)
+    begins = tuple(int(begin) for begin in value("calibration_begins"))
     return DraftCard(
         target=str(value("target")),
         vocabulary_digest=bytes.fromhex(value("vocabulary_digest")),
         head_ids=ids[order].astype(np.int32),
         head_order=order,
-        calibration_greedy=_calibration(value("calibration_greedy")),
-        calibration_sampled=_calibration(value("calibration_sampled")),
+        calibration=DraftCalibration(
+            begins=begins,
+            greedy=_curves(value("calibration_greedy"), len(begins)),
+            sampled=_curves(value("calibration_sampled"), len(begins)),
+        ),
     )
 
 
-def _calibration(values: list[float]) -> tuple[float, ...]:
-    if len(values) < 2 or not all(0.0 <= value <= 1.0 for value in values):
-        raise ValueError("a calibration is no list of chances")
-    return tuple(float(value) for value in values)
+def _curves(values: list[float], count: int) -> tuple[Curve, ...]:
+    """`count` curves of one length, which are in the file one after the other."""
+    length, rest = divmod(len(values), max(1, count))
+    if rest:
+        raise ValueError(f"{len(values)} calibration values for {count} ranges")
+    chances = [float(value) for value in values]
+    return tuple(tuple(chances[at * length : (at + 1) * length]) for at in range(count))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.draft.card import read_card
 from outrider.errors import ArtifactMissingError, ConfigError, VocabularyMismatchError
 from outrider.models.catalog import ModelSpec, lookup
@@ -19,7 +20,6 @@ from outrider.models.store import ModelStore
 
 SHIPPED: Final = ""
 """The draft in this package that was made for the target."""
-IDENTITY: Final = (0.0, 1.0)
 _PACKAGES: Final = ("openvino", "openvino_genai")
 
 
@@ -30,9 +30,7 @@ class DraftModel:
     name: str
     engine: Engine
     """Rows name their ids if the head is trimmed."""
-    calibration_greedy: tuple[float, ...] = IDENTITY
-    """DraftCard's."""
-    calibration_sampled: tuple[float, ...] = IDENTITY
+    calibration: DraftCalibration = field(default_factory=DraftCalibration)
 
 
 def shipped_draft(target: ModelSpec) -> Path | None:
@@ -59,7 +57,7 @@ def load_draft(
     if path is not None and card is not None:
         _check_digest(path.name, card.vocabulary_digest, target, store)
         engine = loading.load_trained_draft(path, card, target, store, config)
-        return DraftModel(path.name, engine, card.calibration_greedy, card.calibration_sampled)
+        return DraftModel(path.name, engine, card.calibration)
     spec = lookup(choice) if path is None else _file_spec(path)
     _check_digest(spec.name, load_vocabulary(spec, store).digest, target, store)
     return DraftModel(spec.name, loading.load_engine(spec, store, config))

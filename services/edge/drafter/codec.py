@@ -33,7 +33,7 @@ MAX_FRAME_BYTES: Final = 1 << 20
 _SESSION: Final = struct.Struct("<BI")
 _SAMPLING: Final = struct.Struct("<7dQIIB")
 _GUESS: Final = struct.Struct("<BIII")
-_REPORT: Final = struct.Struct("<B15Q")
+_REPORT: Final = struct.Struct("<B16Q")
 _COUNT: Final = struct.Struct("<I")
 _LEAD: Final = struct.Struct("<H")
 _SOURCES: Final = frozenset(Source)
@@ -201,7 +201,8 @@ def _guessed(fields: _Fields) -> Guess:
 def _reported(fields: _Fields) -> Report:
     _, *counts = fields.take(_REPORT)
     *first, d0, d1, d2, a0, a1, a2 = counts
-    sessions, modelled, calls, rows, call_us, refused, evicted, branches, promoted = first
+    sessions, modelled, calls, rows, call_us, refused, evicted, *last = first
+    branches, promoted, prompt_token_us = last
     return Report(
         num_sessions=sessions,
         num_modelled=modelled,
@@ -212,6 +213,7 @@ def _reported(fields: _Fields) -> Report:
         num_evicted=evicted,
         num_branches=branches,
         num_promoted=promoted,
+        prompt_token_us=prompt_token_us,
         drafted=(d0, d1, d2),
         accepted=(a0, a1, a2),
     )
@@ -221,5 +223,5 @@ def _counts(report: Report) -> tuple[int, ...]:
     return (
         *(report.num_sessions, report.num_modelled, report.num_calls, report.num_rows),
         *(report.call_us, report.num_refused, report.num_evicted, report.num_branches),
-        *(report.num_promoted, *report.drafted, *report.accepted),
+        *(report.num_promoted, report.prompt_token_us, *report.drafted, *report.accepted),
     )

@@ -20,6 +20,7 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from services.edge.drafter.child import DRAFTER, Child
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_up, encode
+from services.edge.drafter.core.rates import SOURCE_NAMES
 from services.edge.drafter.messages import (
     Close,
     Commit,
@@ -28,7 +29,6 @@ from services.edge.drafter.messages import (
     Open,
     Ready,
     Report,
-    Source,
     Unfit,
     Upward,
 )
@@ -43,7 +43,15 @@ FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
 STUCK_S: Final = 10.0
 """A process that reads nothing for so long, or once it is ready says nothing, is ended."""
+MAX_FIRST_GUESS_S: Final = 0.3
+"""The longest that anything waits for a reply's first guess, however long the prompt."""
 _MAX_UNSENT_BYTES: Final = 1 << 18
+_PROMPT_TOKEN_S: Final = 0.0005
+"""Of a prompt's token, until the process has said what it takes."""
+_FIRST_STEPS_S: Final = 0.010
+"""Beside the prompt: the way to the process and back, and a step or two."""
+_PATIENCE: Final = 2.0
+"""So many times what is expected: other chats' prompts may come first."""
 
 
 OnGuess: TypeAlias = Callable[[Heard], None]
@@ -97,6 +105,7 @@ class DrafterLink:
         self._task: asyncio.Task[None] | None = None
         self._error: OutriderError | None = None
         self._heard_at = 0.0
+        self._prompt_token_s = _PROMPT_TOKEN_S
         self.state = DrafterState.OFF
         self.reason = ""
         """Why there is no drafter, if it is unfit."""
@@ -110,6 +119,13 @@ class DrafterLink:
     def pid(self) -> int | None:
         """The process, while it runs."""
         return self._child.pid if self._child else None
+
+    def first_guess_s(self, num_prompt_tokens: int) -> float | None:
+        """How long a reply's first guess may take at most, by how fast prompts were read of late:
+        whoever waits for it waits no longer. None while there is no process to guess."""
+        if self.state is not DrafterState.READY:
+            return None
+        return first_guess_limit_s(num_prompt_tokens, self._prompt_token_s)
 
     # What chats say.
 
@@ -269,6 +285,8 @@ class DrafterLink:
                     session.on_guess(_heard(message))
             case Report():
                 self._metrics.report(message)
+                if message.prompt_token_us:
+                    self._prompt_token_s = message.prompt_token_us / 1e6
             case Ready(model):
                 self._set(DrafterState.READY)
                 log.info("drafter ready", model=model, pid=self.pid)
@@ -277,6 +295,12 @@ class DrafterLink:
                 self.reason = reason
                 self._set(DrafterState.UNFIT)
                 log.warning("no drafts by a model", reason=reason)
+
+
+def first_guess_limit_s(num_prompt_tokens: int, prompt_token_s: float) -> float:
+    """How long a first guess may take where a prompt's token takes so long."""
+    expected_s = num_prompt_tokens * prompt_token_s + _FIRST_STEPS_S
+    return min(_PATIENCE * expected_s, MAX_FIRST_GUESS_S)
 
 
 async def _in_time(event: asyncio.Event) -> bool:
@@ -290,8 +314,5 @@ async def _in_time(event: asyncio.Event) -> bool:
 
 
 def _heard(guess: Guess) -> Heard:
-    sources = tuple(_SOURCE_NAMES[source] for source in guess.sources)
+    sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
     return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
-
-
-_SOURCE_NAMES: Final = {source: source.name.lower() for source in Source}

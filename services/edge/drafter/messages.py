@@ -104,6 +104,8 @@ class Report:
     """Second guesses."""
     num_promoted: int
     """Of these, how many turned out right."""
+    prompt_token_us: int
+    """Microseconds that a token of a prompt takes of late; 0: none was read yet."""
     drafted: tuple[int, int, int]
     """Guesses by source."""
     accepted: tuple[int, int, int]

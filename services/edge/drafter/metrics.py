@@ -88,4 +88,4 @@ class DrafterMetrics:
             self._metrics.counter(name).add(amount)
 
 
-_NOTHING: Final = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, (0, 0, 0), (0, 0, 0))
+_NOTHING: Final = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (0, 0, 0), (0, 0, 0))

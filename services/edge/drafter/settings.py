@@ -19,12 +19,12 @@ class DrafterLimits:
     """Most guesses ahead of what is final."""
     min_survival: float = 0.2
     """A chain ends where it is less likely than this to be right so far..."""
-    eager_tokens: int = 4
+    first_tokens: int = 4
     """...but for a reply's first tokens..."""
-    eager_survival: float = 0.01
-    """...where this is enough: there the reader has nothing yet."""
+    first_survival: float = 0.01
+    """...where this is enough: DraftLimits.first_survival."""
     sure: float = 0.9
-    """A copy this likely is not shown to the model before it is taken."""
+    """A copy this likely is not shown to the model before it is taken, behind the first tokens."""
     branch_tokens: int = 4
     """Guesses behind a second guess."""
     min_branch: float = 0.2
@@ -38,7 +38,7 @@ class DrafterLimits:
     idle_chunk_tokens: int = 128
     """The same when nobody does."""
     report_tokens: int = 4
-    """So many new guesses are told at once."""
+    """So many new guesses are told at once; of a reply's first tokens, each."""
     report_s: float = 0.004
     """Fewer are told after this time, or when no more follow."""
     evict_idle_s: float = 5.0
@@ -46,7 +46,7 @@ class DrafterLimits:
 
     def least(self, number: int) -> float:
         """Least survival of a guess for the reply's token `number`."""
-        return self.eager_survival if number < self.eager_tokens else self.min_survival
+        return self.first_survival if number < self.first_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.speculation.phrases import Phrases
+from outrider.speculation.platt import shipped_calibrations
 from outrider.speculation.prior import shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter, run
 from services.edge.drafter.messages import Close, Commit, Open, Ready, Unfit, Upward
 from services.edge.drafter.settings import DrafterSettings
@@ -77,13 +77,13 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         return 0
     log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
     spec, store = lookup(settings.model), _store(settings)
-    prior = shipped_prior(load_vocabulary(spec, store).digest)
-    calibration = Calibration(draft.calibration_greedy, draft.calibration_sampled)
+    digest = load_vocabulary(spec, store).digest
     drafter = Drafter(
         draft.engine.info,
         settings.limits,
-        calibration,
-        Phrases(prior),
+        draft.calibration,
+        Phrases(shipped_prior(digest)),
+        sources=shipped_calibrations(digest),
         isolated=settings.isolate_chats,
     )
     channel.say([Ready(draft.name)])

@@ -1,10 +1,10 @@
 """When provisional text is shown, and when it is taken back.
 
 Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
-of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 keeps the
-normalised erasure (Arivazhagan et al., IWSLT 2020) of calibrated drafts below 0.2; the first tokens
-of a reply have a lower one, since there the wait hurts more than a correction. Text that proved
-wrong is erased at once. Rewrites are limited as cells are in ATM (generic cell rate algorithm,
+of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 shows what is
+rather right than wrong, the reply's first word as well, and keeps the normalised erasure
+(Arivazhagan et al., IWSLT 2020) of calibrated drafts below 0.2. Text that proved wrong is erased at
+once. Rewrites are limited as cells are in ATM (generic cell rate algorithm,
 ITU-T I.371): one per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together;
 beyond that nothing new is shown for a while.
 """
@@ -12,7 +12,9 @@ beyond that nothing new is shown for a while.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from outrider.speculation.agreement import num_agreeing
 from services.edge.session.actions import Provisional, Retract
@@ -24,16 +26,16 @@ class DisplayPolicy:
 
     theta: float = 0.5
     """Least estimated survival of what is shown."""
-    eager_theta: float = 0.03
+    first_theta: float = 0.5
     """The same for the reply's first tokens."""
-    eager_tokens: int = 4
+    first_tokens: int = 4
     """How many tokens are the first. If so many are likely and no word ends in them, they are shown
     as they are: in scripts that the vocabulary spells out, a token is half a letter."""
     line_theta: float = 0.7
     """Least estimated survival of a line break."""
     max_risk: float = 1.0
-    """Most tokens to be expected to fall of all that is shown behind the first ones: long chains of
-    likely tokens would be shown whole, and fall together."""
+    """Most tokens to be expected to fall of all that is shown: long chains of likely tokens would
+    be shown whole, and fall together."""
     rewrite_interval_s: float = 0.15
     """Least time between two erasures of shown text, on average..."""
     rewrite_burst: int = 3
@@ -42,6 +44,24 @@ class DisplayPolicy:
     """Tokens taken back per final token that a reader is to bear: every one more raises theta by
     `caution`, until as many became final as make up for it."""
     caution: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Boldness:
+    """Least estimated survival of what is shown."""
+
+    first_theta: float
+    """Of a reply's first tokens..."""
+    theta: float
+    """...and of all others."""
+
+
+BOLDNESS: Final[Mapping[str, Boldness]] = {
+    "shy": Boldness(0.7, 0.7),
+    "balanced": Boldness(0.5, 0.5),
+    "eager": Boldness(0.3, 0.4),
+}
+"""By the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +96,15 @@ class Display:
         """Nothing new is shown before this time."""
         self._next_rewrite = float("-inf")
         """When the next erasure would be due, were they spread evenly."""
+        self.shown_chars = 0
+        """Code points sent as provisional text, and..."""
         self.erased_chars = 0
+        """...those of them that were taken back."""
         self.num_retractions = 0
+        self._first_word_left: int | None = None
+        """Code points of the first shown word that are not final yet; None: no word was shown."""
+        self.first_word_stayed: bool | None = None
+        """Whether the first shown word became final; None: it is not known, or none was shown."""
         self.shown_tokens = 0
         """Tokens shown before they became final."""
         self.erased_tokens = 0
@@ -101,6 +128,7 @@ class Display:
             retract = self._erase(kept, now)
         self._excess = max(-_MAX_CREDIT, self._excess - self._policy.erasure * num_tokens)
         taken = min(len(text), len(self._shown))
+        self._confirm_first_word(taken)
         self.shown_tokens += sum(end <= taken for end in self._ends)
         self._ends = [end - taken for end in self._ends if end > taken]
         self._shown = self._shown[taken:]
@@ -109,6 +137,8 @@ class Display:
     def forget(self) -> None:
         """The client has no provisional text: it is another one, or came back."""
         self._shown, self._ends = "", []
+        if self._first_word_left is not None:
+            self._first_word_left = 0  # nobody sees any more what becomes of it
 
     def clear(self, now: float) -> Retract | None:
         """The chat ends: no provisional text is left behind."""
@@ -120,7 +150,7 @@ class Display:
             return None
         limit, stability, num_likely = self._likely(outlook)
         end = word_end(outlook.text, limit, outlook.final)
-        if not end and not outlook.base and num_likely >= self._policy.eager_tokens > 0:
+        if not end and not outlook.base and num_likely >= self._policy.first_tokens > 0:
             end = limit
         target = outlook.text[:end]
         if len(target) not in outlook.ends:
@@ -128,12 +158,23 @@ class Display:
         if len(target) <= len(self._shown) or not target.startswith(self._shown):
             return None
         added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
+        self.shown_chars += len(added.text)
+        if self._first_word_left is None and target.strip():
+            self._first_word_left = first_word_length(target)
         self._shown = target
         self._ends = [end for end in outlook.ends if end <= len(target)]
         return added
 
+    def _confirm_first_word(self, num_chars: int) -> None:
+        if self._first_word_left:
+            self._first_word_left = max(0, self._first_word_left - num_chars)
+            if not self._first_word_left:
+                self.first_word_stayed = True
+
     def _erase(self, kept: int, now: float) -> Retract:
         self.erased_chars += len(self._shown) - kept
+        if self._first_word_left and kept < self._first_word_left:
+            self._first_word_left, self.first_word_stayed = 0, False
         self.num_retractions += 1
         num_erased = sum(end > kept for end in self._ends)
         self.erased_tokens += num_erased
@@ -153,7 +194,7 @@ class Display:
             zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
         ):
             breaks_line = "\n" in outlook.text[max(limit, len(self._shown)) : end]
-            risk += 1 - survival if number >= self._policy.eager_tokens else 0.0
+            risk += 1 - survival
             if survival < self._least(number, breaks_line) or risk > self._policy.max_risk:
                 break
             limit, stability, count = end, survival, count + 1
@@ -163,7 +204,7 @@ class Display:
         """Least survival of the reply's token `number`; a break that is shown already is no more
         than any other text."""
         policy = self._policy
-        theta = policy.eager_theta if number < policy.eager_tokens else policy.theta
+        theta = policy.first_theta if number < policy.first_tokens else policy.theta
         theta += policy.caution * max(0.0, self._excess)
         return max(theta, policy.line_theta) if breaks_line else theta
 
@@ -171,6 +212,12 @@ class Display:
 _SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x10FFFF))
 """Thai, Lao, Burmese, Khmer, and from the CJK radicals on: words there end without a space."""
 _JOINERS = "\u200d\ufe0e\ufe0f"
+
+
+def first_word_length(text: str) -> int:
+    """Code points up to the end of the first word of `text`; 0 if there is none."""
+    words = text.split(maxsplit=1)
+    return text.index(words[0]) + len(words[0]) if words else 0
 
 
 def word_end(text: str, limit: int, final: bool) -> int:

@@ -19,16 +19,17 @@ class DraftLimits:
     """Most drafts ahead of the commits; the region's own limit may be lower."""
     min_survival: float = 0.2
     """No draft less likely than this, counted from the last commit..."""
-    eager_tokens: int = 4
+    first_tokens: int = 4
     """...but for a reply's first tokens..."""
-    eager_survival: float = 0.01
-    """...where this is enough: there the reader has nothing yet."""
+    first_survival: float = 0.01
+    """...where this is enough: they are made while the region reads the prompt, and those behind
+    the first are there to be shown as soon as it turns out right."""
     absorb_tokens: int = 128
     """Most final ids the drafter learns in one go; bounds the time the loop is held."""
 
     def least(self, number: int) -> float:
         """Least survival of a draft for the reply's token `number`."""
-        return self.eager_survival if number < self.eager_tokens else self.min_survival
+        return self.first_survival if number < self.first_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ class DraftChain:
         limits: DraftLimits,
         stop_ids: frozenset[int],
         max_tokens: int,
-        chance: Callable[[str, float], float] = lambda source, promise: promise,
+        chance: Callable[[str, float, int], float] = lambda source, promise, position: promise,
     ) -> None:
-        """`chance`: that a draft is right after right ones, from what its source promises."""
+        """`chance`: that a draft is right after right ones, from its source, what that promises,
+        and the reply's token it is for."""
         self._drafter, self._limits, self._chance = drafter, limits, chance
         self._stop_ids, self._max_tokens = stop_ids, max_tokens
         self._unlearnt: list[int] = []
@@ -221,8 +223,16 @@ class DraftChain:
         for index, draft in enumerate(decided):
             right = alive and index < len(final) and final[index] == draft.token
             depth = self._num_confirmed + index
+            first_wrong = alive and not right
             outcomes.append(
-                Outcome(draft.source, depth, draft.promise, right, first_wrong=alive and not right)
+                Outcome(
+                    draft.source,
+                    self.committed + index,
+                    depth,
+                    draft.promise,
+                    right,
+                    first_wrong=first_wrong,
+                )
             )
             alive = right
         return tuple(outcomes)
@@ -241,9 +251,10 @@ class DraftChain:
             guess.ids[:room], guess.survival, guess.sources, strict=False
         ):
             chance = promise / promised if promised else 0.0
-            survival *= self._chance(source, chance)
+            position = self.committed + len(self._drafts)
+            survival *= self._chance(source, chance, position)
             promised = promise
-            if survival < self._limits.least(self.committed + len(self._drafts)):
+            if survival < self._limits.least(position):
                 self._has_ended = True
                 break
             self._drafts.append(_Draft(token, survival, source, chance))

@@ -49,8 +49,9 @@ class ReplyTools:
     """Ids that end a reply unless the request ignores them."""
     has_drafter: bool = False
     """Whether there may be a drafter in another process, too."""
-    drafter_is_up: Callable[[], bool] = lambda: False
-    """Whether it can be expected to guess right now."""
+    first_guess_s: Callable[[int], float | None] = lambda num_prompt_tokens: None
+    """By when at the latest it should have guessed how the reply to a prompt of so many tokens
+    begins; None: it is not up."""
     averages: Averages = field(default_factory=Averages)
     """What the edge's chats have learned; each adds to it."""
 
@@ -85,9 +86,19 @@ class ReplyFlow:
         self._shows = shows = request.provisional and request.speculation is not Speculation.OFF
         # Without the prompt another process has nothing to go by.
         self._tells_drafter = tools.has_drafter and not request.thin and (sends or shows)
-        awaited = not request.thin and tools.drafter_is_up()
-        self._drafter = TandemDrafter(tools.new_drafter(), len(prompt), awaited=awaited)
-        self.chain = DraftChain(self._drafter, drafts, ends, params.max_tokens, averages.chance)
+        self._first_guess_s = tools.first_guess_s(len(prompt)) if self._tells_drafter else None
+        self._drafter = TandemDrafter(
+            tools.new_drafter(),
+            len(prompt),
+            awaited=self._first_guess_s is not None,
+            first_tokens=drafts.first_tokens,
+        )
+        self._awaited_until: float | None = None
+        """The drafter in another process has until then for its first guess."""
+        self._calibrations = averages.calibrations(sampled=params.temperature > 0)
+        self.chain = DraftChain(
+            self._drafter, drafts, ends, params.max_tokens, self._calibrations.chance
+        )
         self.chain.learn(prompt)
         self.ids = array("I")
         """The final ones."""
@@ -128,6 +139,8 @@ class ReplyFlow:
         self._due(now + self._policy.coalesce_s)
         if not self._tells_drafter:
             return []
+        if self._first_guess_s is not None:
+            self._awaited_until = now + self._first_guess_s
         params, lead = self._request.sampling, self.controller.lead
         return [OpenDrafter(self._prompt, self._request.resume.ids, params, self._ends, lead)]
 
@@ -169,6 +182,11 @@ class ReplyFlow:
     def _learn(self, commit: RegionCommit, resolved: Resolved, now: float) -> None:
         self.chain.limit_lead(commit.pace.max_lead)
         self.controller.checked(resolved.outcomes, resolved.ended_at)
+        for outcome in resolved.outcomes:
+            if outcome.decides:
+                self._calibrations.observe(
+                    outcome.source, outcome.promise, outcome.position, outcome.right
+                )
         self.controller.committed(
             commit.pace,
             len(resolved.ids),
@@ -180,6 +198,7 @@ class ReplyFlow:
     def refresh(self, now: float) -> list[Action]:
         """Draft on, send what is new, show what is likely."""
         self.refresh_at = None
+        self._await_drafter(now)
         progress = self.chain.advance(self.controller.lead)
         if progress.is_behind:
             self.refresh_at = now
@@ -202,6 +221,7 @@ class ReplyFlow:
         """A drafter has more; `heard`: that of another process, this."""
         if heard is not None:
             self._drafter.hear(heard)
+            self._awaited_until = None
         if not self._front.finished:
             self._due(now)
 
@@ -223,6 +243,15 @@ class ReplyFlow:
             commit_interval_ms=pace.interval_s * 1e3,
             draft_ms=pace.draft_s * 1e3,
         )
+
+    def _await_drafter(self, now: float) -> None:
+        """Until its time is over the own drafter leaves the reply's first tokens to it."""
+        until = self._awaited_until
+        if until is not None and now < until:
+            self._due(until)
+        elif until is not None:
+            self._drafter.await_no_longer()
+            self._awaited_until = None
 
     def _take_unsent(self, now: float) -> SendDraft | None:
         draft = self.chain.take_unsent()

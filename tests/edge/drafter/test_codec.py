@@ -37,7 +37,7 @@ PARAMS = SamplingParams(
     acceptance_threshold=0.5,
 )
 GUESS = Guess(9, 12, (1, 49_151), (0.75, 0.5), (Source.MODEL, Source.BOTH), 1500)
-REPORT = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, (10, 11, 12), (13, 14, 15))
+REPORT = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, (11, 12, 13), (14, 15, 16))
 
 
 @pytest.mark.parametrize(

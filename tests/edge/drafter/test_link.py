@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from outrider.codec.frames import encode_frame
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from services.edge.drafter import link as link_module
 from services.edge.drafter.child import DRAFTER
+from services.edge.drafter.codec import encode
 from services.edge.drafter.link import DrafterLink
+from services.edge.drafter.messages import Report
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
 from services.edge.drafter.settings import DrafterLimits, DrafterSettings
 from services.edge.session.actions import OpenDrafter
@@ -83,6 +86,18 @@ async def test_guesses_come_back_to_whoever_asked() -> None:
         mesh.link.close(second)
         mesh.link.commit(second, (9,), 4)
         assert mesh.link.num_sessions == 0
+
+
+async def test_the_first_guess_has_as_long_as_prompts_were_seen_to_take() -> None:
+    async with linked(*odd("well"), ready=False) as mesh:
+        assert mesh.link.first_guess_s(100) is None, "it is not ready"
+        await eventually(lambda: mesh.link.state is DrafterState.READY, timeout_s=START_S)
+        short, long = mesh.link.first_guess_s(10), mesh.link.first_guess_s(100)
+        assert short is not None and long is not None and short < long
+        assert mesh.link.first_guess_s(10**6) == link_module.MAX_FIRST_GUESS_S
+        slow = encode(Report(1, 1, 1, 9, 9, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
+        mesh.link._received(encode_frame(slow))
+        assert mesh.link.first_guess_s(100) == pytest.approx(2 * (0.1 + 0.01))
 
 
 def test_on_the_loop_that_edges_run_on() -> None:

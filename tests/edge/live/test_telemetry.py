@@ -62,6 +62,8 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
         assert float(lines['outrider_edge_rounds_total{drafts="sent"}']) >= 1
         assert float(lines["outrider_edge_shown_tokens_total"]) == result.ahead.shown_tokens
         assert float(lines["outrider_edge_erased_tokens_total"]) == result.ahead.erased_tokens
+        assert float(lines["outrider_edge_erased_chars_total"]) == result.erased_chars
+        assert float(lines["outrider_edge_shown_chars_total"]) >= result.erased_chars
         rtt_ms = float(lines["outrider_edge_region_rtt_ms"])
         assert rtt_ms == pytest.approx(result.ahead.rtt_ms, rel=1e-3)
         assert rtt_ms > 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.edge.session.actions import Provisional, Retract
 from services.edge.session.display import Display, DisplayPolicy, Outlook, word_end
 
-PLAIN = DisplayPolicy(eager_tokens=0, rewrite_burst=1)
+PLAIN = DisplayPolicy(first_tokens=0, rewrite_burst=1)
 
 
 def outlook(*pieces: tuple[str, float], base: int = 10, final: bool = False) -> Outlook:
@@ -52,21 +52,53 @@ def test_shows_the_longest_likely_prefix() -> None:
 
 
 def test_a_reply_may_begin_inside_a_word_that_is_long_in_coming() -> None:
-    display = Display(DisplayPolicy(eager_tokens=4))
+    display = Display(DisplayPolicy(first_tokens=4, max_risk=2.1))
     letters = [("", 0.9), ("Д", 0.8), ("", 0.7), ("ж", 0.6)]
     assert display.show(outlook(*letters[:3], base=0), 0.0) is None
     assert display.show(outlook(*letters, base=0), 0.0) == Provisional(0, 0, "Дж", 0.6)
     more = [*letters, ("", 0.5), ("п", 0.5), (" ", 0.5)]
     assert display.show(outlook(*more, base=0), 0.0) == Provisional(0, 2, "п", 0.5)
-    later = Display(DisplayPolicy(eager_tokens=4))
+    later = Display(DisplayPolicy(first_tokens=4))
     assert later.show(outlook(*letters, base=8), 0.0) is None, "behind the first tokens words end"
 
 
-def test_the_first_tokens_are_shown_more_eagerly() -> None:
-    display = Display(DisplayPolicy(eager_tokens=2))
+def test_the_first_tokens_may_have_a_threshold_of_their_own() -> None:
+    bold = DisplayPolicy(first_tokens=2, first_theta=0.3, max_risk=9.0)
     pieces = ((" the", 0.4), (" cat", 0.3), (" sat", 0.29), (" on", 0.28))
-    assert display.show(outlook(*pieces, base=0), 0.0) == Provisional(0, 0, " the cat", 0.3)
-    assert Display(PLAIN).show(outlook(*pieces, base=5), 0.0) is None
+    shown = Display(bold).show(outlook(*pieces, base=0), 0.0)
+    assert shown == Provisional(0, 0, " the cat", 0.3)
+    assert Display(bold).show(outlook(*pieces, base=5), 0.0) is None
+
+
+@pytest.mark.parametrize("base", [0, 5])
+def test_by_default_nothing_is_shown_that_is_rather_wrong_than_right(base: int) -> None:
+    pieces = ((" the", 0.49), (" cat", 0.48), (".", 0.47))
+    assert Display(DisplayPolicy()).show(outlook(*pieces, base=base), 0.0) is None
+    likelier = ((" the", 0.5), *pieces[1:])
+    shown = Display(DisplayPolicy()).show(outlook(*likelier, base=base), 0.0)
+    assert shown == Provisional(base, 0, " the", 0.5)
+
+
+def test_what_becomes_of_the_first_word_is_known() -> None:
+    pieces = ((" the", 0.9), (" cat", 0.8), (".", 0.8))
+    right, wrong, gone, early = (Display(PLAIN) for _ in range(4))
+    for display in (right, wrong, gone, early):
+        assert display.first_word_stayed is None
+        display.show(outlook(*pieces), 0.0)
+    right.confirm(" th", False, 1.0)
+    assert right.first_word_stayed is None, "its last letter is still to come"
+    right.confirm("e dog", True, 1.0)
+    assert right.first_word_stayed is True and (right.shown_chars, right.erased_chars) == (9, 4)
+    wrong.confirm(" thin", True, 1.0)
+    assert wrong.first_word_stayed is False
+    wrong.show(outlook(*pieces), 9.0)
+    wrong.confirm(" the", False, 9.0)
+    assert wrong.first_word_stayed is False, "there is one first word"
+    gone.forget()
+    gone.confirm(" a", True, 1.0)
+    assert gone.first_word_stayed is None, "nobody saw what became of it"
+    early.clear(1.0)
+    assert early.first_word_stayed is False
 
 
 def test_a_blank_before_a_word_to_come_is_not_shown() -> None:
@@ -77,7 +109,7 @@ def test_a_blank_before_a_word_to_come_is_not_shown() -> None:
 
 def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
     pieces = ((" end.", 0.95), ("\n", 0.65), ("Then", 0.6), (" we", 0.55), (".", 0.3))
-    display = Display(DisplayPolicy(eager_tokens=0, max_risk=9.0))
+    display = Display(DisplayPolicy(first_tokens=0, max_risk=9.0))
     assert display.show(outlook(*pieces), 0.0) == Provisional(10, 0, " end.", 0.95)
     sure = tuple((text, 0.72 if text == "\n" else p) for text, p in pieces)
     assert display.show(outlook(*sure), 0.0) == Provisional(10, 5, "\nThen we", 0.55)
@@ -88,7 +120,7 @@ def test_a_line_break_has_to_be_likelier_than_a_word() -> None:
 
 def test_long_chains_are_shown_as_far_as_the_risk_is_borne() -> None:
     pieces = tuple((f" w{n}", 0.97**n) for n in range(1, 20))
-    bold = Display(DisplayPolicy(eager_tokens=0, max_risk=1e9))
+    bold = Display(DisplayPolicy(first_tokens=0, max_risk=1e9))
     shown = bold.show(outlook(*pieces), 0.0)
     assert shown is not None and shown.text.count(" w") == 18
     shown = Display(PLAIN).show(outlook(*pieces), 0.0)

@@ -28,10 +28,10 @@ def chain(
     max_lead: int = 4,
     max_tokens: int = 100,
     absorb_tokens: int = 512,
-    eager_tokens: int = 0,
+    first_tokens: int = 0,
 ) -> DraftChain:
     drafter = ScriptedDrafter(SCRIPT if script is None else script, confidence)
-    limits = DraftLimits(max_lead=max_lead, absorb_tokens=absorb_tokens, eager_tokens=eager_tokens)
+    limits = DraftLimits(max_lead=max_lead, absorb_tokens=absorb_tokens, first_tokens=first_tokens)
     return DraftChain(drafter, limits, frozenset({EOS}), max_tokens)
 
 
@@ -81,7 +81,7 @@ def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
 
 
 def test_a_reply_begins_with_less_likely_drafts() -> None:
-    drafts = chain(confidence=0.4, max_lead=8, eager_tokens=4)
+    drafts = chain(confidence=0.4, max_lead=8, first_tokens=4)
     assert drafts.advance(LEAD).num_kept == 4
     drafts.take_unsent()
     drafts.commit(0, 0, 4, [])

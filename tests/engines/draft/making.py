@@ -49,6 +49,7 @@ def _add_card(writer: gguf.GGUFWriter, head_ids: Sequence[int], digest: str) -> 
     writer.add_string("outrider.draft.target", "smollm2-135m-instruct")
     writer.add_string("outrider.draft.vocabulary_digest", digest)
     writer.add_key_value("outrider.draft.head_ids", list(head_ids), array, sub_type=unsigned)
+    writer.add_key_value("outrider.draft.calibration_begins", [0], array, sub_type=unsigned)
     for kind in ("greedy", "sampled"):
         name = f"outrider.draft.calibration_{kind}"
         writer.add_key_value(name, [0.0, 0.3, 0.9], array, sub_type=floats)

@@ -24,7 +24,8 @@ def write(
     head_ids: tuple[int, ...] | None = (7, 2, 5),
     rows: int = 3,
     digest: str = "ab" * 32,
-    calibration: tuple[float, ...] | float = (0.0, 0.5, 1.0),
+    begins: tuple[int, ...] = (0, 3),
+    calibration: tuple[float, ...] | float = (0.0, 0.25, 0.5, 0.0, 0.5, 1.0),
 ) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_vocab_size(8)
@@ -32,6 +33,8 @@ def write(
         writer.add_string("outrider.draft.target", "a-target")
         writer.add_string("outrider.draft.vocabulary_digest", digest)
         writer.add_key_value("outrider.draft.head_ids", list(head_ids), ARRAY, sub_type=UINT32)
+        name = "outrider.draft.calibration_begins"
+        writer.add_key_value(name, list(begins), ARRAY, sub_type=UINT32)
         for kind in ("greedy", "sampled"):
             name = f"outrider.draft.calibration_{kind}"
             if isinstance(calibration, float):
@@ -52,7 +55,8 @@ def test_the_head_comes_in_the_order_of_its_ids(tmp_path: Path) -> None:
     assert card.target == "a-target" and card.vocabulary_digest == bytes([0xAB] * 32)
     assert card.head_ids.tolist() == [2, 5, 7]
     assert card.head_order.tolist() == [1, 2, 0]
-    assert card.calibration_greedy == (0.0, 0.5, 1.0)
+    assert card.calibration.begins == (0, 3)
+    assert card.calibration.greedy == ((0.0, 0.25, 0.5), (0.0, 0.5, 1.0))
 
 
 def test_a_model_without_a_card_is_no_trained_draft(tmp_path: Path) -> None:
@@ -66,7 +70,12 @@ def test_a_model_without_a_card_is_no_trained_draft(tmp_path: Path) -> None:
         ({"head_ids": (1, 2, 2)}, "not all different"),
         ({"head_ids": (1, 2, 8)}, "outside the vocabulary"),
         ({"digest": "no hex"}, "fromhex"),
-        ({"calibration": (0.0, 2.0)}, "no list of chances"),
+        ({"calibration": (0.0, 2.0, 0.0, 1.0)}, "no list of chances"),
+        ({"calibration": (0.0, float("nan"), 0.0, 1.0)}, "no list of chances"),
+        ({"calibration": (0.0, 1.0)}, "no list of chances"),
+        ({"calibration": (0.0, 0.5, 1.0)}, "3 calibration values for 2 ranges"),
+        ({"begins": (1, 3)}, "do not ascend from"),
+        ({"begins": (0, 0)}, "do not ascend from"),
         ({"calibration": 0.5}, "TypeError"),
     ],
 )

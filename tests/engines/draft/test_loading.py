@@ -13,6 +13,7 @@ import pytest
 
 from outrider.engines.base import Engine, Round
 from outrider.engines.config import EngineConfig
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.draft.loading import load_draft
 from outrider.errors import (
     ArtifactMissingError,
@@ -74,7 +75,7 @@ def test_a_draft_of_all_layers_says_what_its_target_does(
         assert np.abs(logits - among).max() < 0.5
         assert (logits.argmax(axis=1) == among.argmax(axis=1)).mean() > 0.8
         # The grid of calibration.
-        assert draft.calibration_greedy == pytest.approx((0.0, 0.3, 0.9))
+        assert draft.calibration.greedy[0] == pytest.approx((0.0, 0.3, 0.9))
         assert draft.name == "whole.draft.gguf"
 
 
@@ -87,7 +88,7 @@ def test_any_file_of_the_same_vocabulary_may_draft(
     with closing(draft.engine):
         logits, ids = last_rows(draft.engine, 1)
         assert ids is None and logits.shape == (1, 49_152)
-        assert draft.name == target_file.name and draft.calibration_sampled == (0.0, 1.0)
+        assert draft.name == target_file.name and draft.calibration == DraftCalibration()
 
 
 @pytest.mark.model

@@ -14,11 +14,12 @@ from outrider.engines.draft.loading import load_draft
 from outrider.models.catalog import ModelSpec
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
-from tools.train_draft.artifact.calibration import GRID, fit
-from tools.train_draft.artifact.file import Draft, write_draft
+from outrider.speculation.positions import POSITION_BEGINS
+from tools.train_draft.artifact.calibration import GRID, fit_by_position
+from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
 from tools.train_draft.artifact.target import Floats
 from tools.train_draft.corpus.records import Reply
-from tools.train_draft.evaluation.agreement import Trace
+from tools.train_draft.evaluation.agreement import Trace, positions_of
 from tools.train_draft.evaluation.scoring import traces
 from tools.train_draft.student.weights import StudentWeights
 
@@ -55,21 +56,41 @@ def export(
 
 
 def _uncalibrated(weights: StudentWeights, spec: ModelSpec, store: ModelStore) -> Draft:
-    identity = GRID.astype(np.float32)
+    identity = np.tile(GRID.astype(np.float32), (len(POSITION_BEGINS), 1))
     return Draft(
         geometry=weights.geometry,
         tensors=weights.tensors,
         head_ids=weights.head_ids,
         target=spec.name,
         vocabulary_digest=load_vocabulary(spec, store).digest.hex(),
+        calibration_begins=np.array(POSITION_BEGINS, np.uint32),
         calibration_greedy=identity,
         calibration_sampled=identity,
     )
 
 
+def recalibrate(
+    path: Path,
+    out: Path,
+    spec: ModelSpec,
+    store: ModelStore,
+    replies: Sequence[Reply],
+    *,
+    threads: int,
+) -> Draft:
+    """Copy the draft at `path` to `out` with calibration fitted anew on `replies`; its weights stay
+    as they are, bit for bit."""
+    engine = open_draft(path, spec, store, threads)
+    draft = _calibrated(read_draft(path), list(traces(engine, replies)))
+    engine.close()
+    replace_metadata(path, out, draft)
+    return draft
+
+
 def _calibrated(draft: Draft, seen: Sequence[Trace]) -> Draft:
     return replace(
         draft,
+        calibration_begins=np.array(POSITION_BEGINS, np.uint32),
         calibration_greedy=_fit([trace for trace in seen if trace.temperature == 0]),
         calibration_sampled=_fit([trace for trace in seen if trace.temperature > 0]),
     )
@@ -78,4 +99,5 @@ def _calibrated(draft: Draft, seen: Sequence[Trace]) -> Draft:
 def _fit(seen: Sequence[Trace]) -> Floats:
     confidences = np.concatenate([trace.confidence for trace in seen] or [np.zeros(0)])
     agreed = np.concatenate([trace.agreed for trace in seen] or [np.zeros(0, bool)])
-    return fit(confidences, agreed).astype(np.float32)
+    positions = positions_of(seen)
+    return fit_by_position(confidences, positions, agreed, POSITION_BEGINS).astype(np.float32)

@@ -7,10 +7,11 @@ some of the target's ids alone:
 - `output.weight` [num_head_rows, width]: row r scores the id `outrider.draft.head_ids[r]`;
 - `outrider.draft.target`: the target's catalog name;
 - `outrider.draft.vocabulary_digest`: of the target's vocabulary, hexadecimal;
-- `outrider.draft.calibration_greedy`, `outrider.draft.calibration_sampled`: the chance that the
-  target chooses the draft's token too, at temperature 0 and at 0.8 with shared noise, where the
-  draft's largest probability (softmax over the head rows, temperature 1) is 0, 1/20, 2/20, ... 1;
-  linear between these.
+- `outrider.draft.calibration_begins`: the first reply token of each of b ranges, from 0 on;
+- `outrider.draft.calibration_greedy`, `outrider.draft.calibration_sampled`: b curves of 21 values,
+  one after the other: the chance that the target chooses the draft's token too, in that range of
+  the reply, at temperature 0 and at 0.8 with shared noise, where the draft's largest probability
+  (softmax over the head rows, temperature 1) is 0, 1/20, 2/20, ... 1; linear between these.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class Draft:
     """[num_head_rows] distinct ids, ascending."""
     target: str
     vocabulary_digest: str
+    calibration_begins: npt.NDArray[np.uint32]
+    """[b] the first reply token of each range, ascending from 0."""
     calibration_greedy: Floats
+    """[b, 21]"""
     calibration_sampled: Floats
 
     def __post_init__(self) -> None:
@@ -51,6 +55,9 @@ class Draft:
             raise ValueError("the head has ids outside the vocabulary")
         if self.tensors[OUTPUT].shape != (len(self.head_ids), self.geometry.embedding_length):
             raise ValueError(f"the head is {self.tensors[OUTPUT].shape}, its ids another number")
+        for curves in (self.calibration_greedy, self.calibration_sampled):
+            if curves.ndim != 2 or len(curves) != len(self.calibration_begins):
+                raise ValueError(f"calibration curves {curves.shape} for another number of ranges")
 
 
 def write_draft(path: Path, draft: Draft, layers: str = "Q8_0", head: str = "Q8_0") -> None:
@@ -67,11 +74,20 @@ def write_draft(path: Path, draft: Draft, layers: str = "Q8_0", head: str = "Q8_
         is_packed = kind == GGMLQuantizationType.Q4_1
         data = pack(tensor) if is_packed else quantize(tensor, kind)
         writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     partial.replace(path)
+
+
+def replace_metadata(path: Path, out: Path, draft: Draft) -> None:
+    """Write `out`: the weights of the file at `path` as they are, with the metadata of `draft`. It
+    replaces `out`, which may be `path`, in one step."""
+    partial = out.with_suffix(".partial")
+    writer = GGUFWriter(partial, "llama")
+    _add_metadata(writer, draft)
+    for tensor in GGUFReader(path).tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _finish(writer)
+    partial.replace(out)
 
 
 def read_draft(path: Path) -> Draft:
@@ -82,15 +98,30 @@ def read_draft(path: Path) -> Draft:
         tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
         for tensor in reader.tensors
     }
+    begins = np.array(fields[f"{_PREFIX}.calibration_begins"], np.uint32)
+
+    def curves(mode: str) -> Floats:
+        return np.array(fields[f"{_PREFIX}.calibration_{mode}"], np.float32).reshape(
+            len(begins), -1
+        )
+
     return Draft(
         geometry=_geometry(fields),
         tensors=tensors,
         head_ids=np.array(fields[f"{_PREFIX}.head_ids"], np.uint32),
         target=fields[f"{_PREFIX}.target"],
         vocabulary_digest=fields[f"{_PREFIX}.vocabulary_digest"],
-        calibration_greedy=np.array(fields[f"{_PREFIX}.calibration_greedy"], np.float32),
-        calibration_sampled=np.array(fields[f"{_PREFIX}.calibration_sampled"], np.float32),
+        calibration_begins=begins,
+        calibration_greedy=curves("greedy"),
+        calibration_sampled=curves("sampled"),
     )
+
+
+def _finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _add_metadata(writer: GGUFWriter, draft: Draft) -> None:
@@ -109,12 +140,13 @@ def _add_metadata(writer: GGUFWriter, draft: Draft) -> None:
     writer.add_vocab_size(geometry.vocab_size)
     writer.add_string(f"{_PREFIX}.target", draft.target)
     writer.add_string(f"{_PREFIX}.vocabulary_digest", draft.vocabulary_digest)
-    head_ids = draft.head_ids.tolist()
-    writer.add_key_value(
-        f"{_PREFIX}.head_ids", head_ids, GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT32
-    )
-    writer.add_array(f"{_PREFIX}.calibration_greedy", draft.calibration_greedy.tolist())
-    writer.add_array(f"{_PREFIX}.calibration_sampled", draft.calibration_sampled.tolist())
+    for name in ("head_ids", "calibration_begins"):
+        numbers = getattr(draft, name).tolist()
+        writer.add_key_value(
+            f"{_PREFIX}.{name}", numbers, GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT32
+        )
+    writer.add_array(f"{_PREFIX}.calibration_greedy", draft.calibration_greedy.ravel().tolist())
+    writer.add_array(f"{_PREFIX}.calibration_sampled", draft.calibration_sampled.ravel().tolist())
 
 
 def _geometry(fields: dict[str, Any]) -> Geometry:

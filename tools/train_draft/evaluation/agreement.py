@@ -30,6 +30,13 @@ class Trace:
     """[n] the draft's largest probability over its head, at temperature 1."""
 
 
+def positions_of(traces: Sequence[Trace]) -> npt.NDArray[np.int64]:
+    """Of all tokens of these replies, one reply after the other: their places, from 0 on."""
+    return np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(len(trace.agreed)) for trace in traces)]
+    )
+
+
 def tokens_per_step(traces: Sequence[Trace], num_draft: int) -> float:
     """Tokens committed per verification of up to `num_draft` drafted tokens: the accepted and the
     target's own behind them, over whole replies."""

@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tools.train_draft.artifact.calibration import calibrated, calibration_error, reliability
+from tools.train_draft.artifact.calibration import (
+    Floats,
+    calibrated_by_position,
+    calibration_error,
+    range_of,
+    reliability,
+)
 from tools.train_draft.artifact.file import Draft
-from tools.train_draft.evaluation.agreement import Trace, figures
+from tools.train_draft.evaluation.agreement import Trace, figures, positions_of
 
 MODES = {"greedy": 0.0, "sampled": 0.8}
 
@@ -17,13 +23,14 @@ MODES = {"greedy": 0.0, "sampled": 0.8}
 def report(draft: Draft, seen: Mapping[str, Sequence[Trace]]) -> dict[str, Any]:
     """By split and mode, with each kind's agreement and the calibration's reliability."""
     curves = {"greedy": draft.calibration_greedy, "sampled": draft.calibration_sampled}
+    begins = draft.calibration_begins.tolist()
     splits: dict[str, Any] = {}
     for split, traces in seen.items():
         for mode, temperature in MODES.items():
             found = [trace for trace in traces if trace.temperature == temperature]
             if found:
                 entry = figures(found) | {"by_kind": _by_kind(found)}
-                entry |= _calibration(found, curves[mode].astype(np.float64))
+                entry |= _calibration(found, curves[mode].astype(np.float64), begins)
                 splits.setdefault(split, {})[mode] = entry
     return {
         "target": draft.target,
@@ -41,12 +48,22 @@ def _by_kind(traces: Sequence[Trace]) -> dict[str, float]:
     }
 
 
-def _calibration(traces: Sequence[Trace], curve: Any) -> dict[str, Any]:
-    chances = calibrated(curve, np.concatenate([trace.confidence for trace in traces]))
+def _calibration(traces: Sequence[Trace], curves: Floats, begins: Sequence[int]) -> dict[str, Any]:
+    """Over all tokens, and over those of each range of reply positions."""
+    confidences = np.concatenate([trace.confidence for trace in traces])
     agreed = np.concatenate([trace.agreed for trace in traces])
+    positions = positions_of(traces)
+    chances = calibrated_by_position(curves, begins, confidences, positions)
+    which = range_of(positions, begins)
+    ranges = [which == at for at in range(len(begins))]
     return {
         "calibration_error": round(calibration_error(chances, agreed), 4),
+        "calibration_error_by_range": [
+            round(calibration_error(chances[inside], agreed[inside]), 3) if inside.any() else None
+            for inside in ranges
+        ],
         "reliability": reliability(chances, agreed),
+        "reliability_first": reliability(chances[ranges[0]], agreed[ranges[0]]),
     }
 
 
@@ -54,8 +71,8 @@ def tables(measured: Mapping[str, Any]) -> str:
     """The measurements as Markdown tables."""
     lines = [
         "| prompts | mode | replies | agreement | at reply tokens 1..5 "
-        "| tokens per step, k = 2, 4, 8 | calibration error |",
-        "| --- | --- | ---: | ---: | --- | --- | ---: |",
+        "| tokens per step, k = 2, 4, 8 | calibration error | at reply tokens 1, 2, 3, 4-8, 9+ |",
+        "| --- | --- | ---: | ---: | --- | --- | ---: | --- |",
     ]
     positions = [
         "| prompts | mode | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |",
@@ -68,11 +85,16 @@ def tables(measured: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {name} | {entry['replies']} | {entry['agreement']:.3f} | "
                 f"{_row(entry['by_reply_position'], ' ')} | {steps} | "
-                f"{entry['calibration_error']:.3f} |"
+                f"{entry['calibration_error']:.3f} | "
+                f"{_errors(entry['calibration_error_by_range'])} |"
             )
             positions.append(f"| {name} | {_row(entry['by_draft_position'], ' | ')} |")
     heading = "**Acceptance by position in the draft, all before it accepted**"
     return "\n".join(["**Agreement with the target**", "", *lines, "", heading, "", *positions])
+
+
+def _errors(values: Sequence[float | None]) -> str:
+    return " ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 def _row(values: Sequence[float], between: str) -> str:

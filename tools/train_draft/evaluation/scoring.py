@@ -20,14 +20,20 @@ def traces(engine: Engine, replies: Iterable[Reply]) -> Iterator[Trace]:
     """One trace per reply: the draft reads the target's own text, so its token at a position is
     the one it would draft there had all before been accepted. Replies that the engine has no room
     for are left out."""
+    for reply in replies_with_room(engine, replies):
+        yield _trace(reply, read(engine, reply), members_of(engine.info.vocabulary_size))
+
+
+def replies_with_room(engine: Engine, replies: Iterable[Reply]) -> Iterator[Reply]:
+    """Those that fit the engine's context and blocks."""
     info = engine.info
     room = min(info.max_context_tokens, info.num_blocks * info.block_tokens)
     for reply in replies:
         if len(reply.prompt) + len(reply.ids) + info.scratch_tokens <= room:
-            yield _trace(reply, _read(engine, reply), members_of(info.vocabulary_size))
+            yield reply
 
 
-def _read(engine: Engine, reply: Reply) -> Rows:
+def read(engine: Engine, reply: Reply) -> Rows:
     """The draft's rows before each of the reply's tokens."""
     tokens = np.concatenate((reply.prompt, reply.ids[:-1])).astype(np.int32)
     engine.open(_SEQUENCE, tokens)

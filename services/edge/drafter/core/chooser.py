@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.candidates import rescores
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.errors import EngineError
 from outrider.sampling.noise import Ids
 from outrider.sampling.params import SamplingParams
@@ -26,20 +27,6 @@ _CERTAIN = 0.85
 _DEPTH = 8.0
 """How far below the best, in units of the temperature, a candidate for sampling may lie."""
 _MOST_CANDIDATES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """From the largest probability of a row (softmax, temperature 1) to the chance that the target
-    agrees: piecewise linear on an even grid of 0 .. 1."""
-
-    greedy: tuple[float, ...] = (0.0, 1.0)
-    sampled: tuple[float, ...] = (0.0, 1.0)
-
-    def chance(self, confidence: float, *, sampled: bool) -> float:
-        """Chance of agreement."""
-        values = self.sampled if sampled else self.greedy
-        return float(np.interp(confidence * (len(values) - 1), range(len(values)), values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +54,12 @@ class Chooser:
         params: SamplingParams,
         vocabulary_size: int,
         prompt: Sequence[int],
-        calibration: Calibration,
+        calibration: DraftCalibration,
     ) -> None:
         """Raises InvalidSamplingError for ids outside the vocabulary."""
         self._sampler = Sampler(params, vocabulary_size, prompt)
         self._calibration = calibration
+        self._num_prompt = len(prompt)
         self._temperature = params.temperature
         self._rescores = rescores(params)
 
@@ -89,7 +77,9 @@ class Chooser:
         if not math.isfinite(top):
             raise EngineError("the draft model's scores are not finite")
         total = float(np.exp(logits - np.float32(top)).sum())
-        chance = self._calibration.chance(1.0 / total, sampled=self._temperature > 0.0)
+        chance = self._calibration.chance(
+            1.0 / total, position - self._num_prompt, sampled=self._temperature > 0.0
+        )
         sampler = self._sampler.after(ahead)
         columns = self._shortlist(logits, top)
         column = self._choose(sampler, logits, ids, columns, position)

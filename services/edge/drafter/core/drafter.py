@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.errors import ConfigError
 from outrider.speculation.phrases import Phrases
+from outrider.speculation.platt import SourceCalibrations
 from outrider.speculation.suffix import SuffixDrafter
-from services.edge.drafter.core.chooser import Calibration, Chooser
+from services.edge.drafter.core.chooser import Chooser
 from services.edge.drafter.core.kv import Kv, KvRoom, Orders
 from services.edge.drafter.core.line import Line
 from services.edge.drafter.core.rates import Rates
@@ -66,13 +69,14 @@ class Drafter:
         self,
         info: EngineInfo,
         limits: DrafterLimits,
-        calibration: Calibration,
+        calibration: DraftCalibration,
         phrases: Phrases | None = None,
         *,
+        sources: SourceCalibrations | None = None,
         isolated: bool = False,
     ) -> None:
-        """`isolated`: no session learns from another. Raises ConfigError for an engine that cannot
-        take rounds of one token."""
+        """`sources`: what promises are worth before the first reply. `isolated`: no session learns
+        from another. Raises ConfigError for an engine that cannot take rounds of one token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
         self._info = info
@@ -82,7 +86,8 @@ class Drafter:
         self._room = KvRoom(info)
         self._sessions: dict[int, DraftSession] = {}
         self._telling: dict[int, Telling] = {}
-        self._rates = {sampled: Rates() for sampled in (False, True)}
+        self._new_rates = partial(Rates.starting, sources or SourceCalibrations())
+        self._rates = {sampled: self._new_rates(are_sampled=sampled) for sampled in (False, True)}
         self._in_call: set[int] = set()
         """Sessions with a round in the call being made."""
         self.tally = Tally()
@@ -133,8 +138,9 @@ class Drafter:
     def _learned(self, sampled: bool) -> tuple[Phrases | None, Rates]:
         """What a reply begins with, and adds to."""
         if not self._isolated:
-            return self._phrases, Rates(self._rates[sampled])
-        return None if self._phrases is None else self._phrases.fresh(), Rates(Rates())
+            return self._phrases, self._rates[sampled].for_reply()
+        fresh = None if self._phrases is None else self._phrases.fresh()
+        return fresh, self._new_rates(are_sampled=sampled).for_reply()
 
     def commit(self, commit: Commit, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""
@@ -173,6 +179,9 @@ class Drafter:
         """What the call computed, one Rows per part, within `took_s`. Raises EngineError for rows
         that are no use."""
         self.tally.called(took_s)
+        num_rows = sum(len(part.round.tokens) for part in call.parts)
+        if num_rows >= self._limits.chunk_tokens:
+            self.tally.read_prompt(num_rows, took_s)
         for part, answer in zip(call.parts, rows, strict=True):
             self.tally.num_rows += len(part.round.tokens)
             session = self._sessions.get(part.session)

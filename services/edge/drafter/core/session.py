@@ -230,7 +230,10 @@ class DraftSession:
         return line.copied
 
     def _is_sure(self, line: Line, copied: Opinion | None) -> bool:
-        entry = weigh(copied, None, self._rates, line.end - self._num_prompt)
+        position = line.end - self._num_prompt
+        if position < self._limits.first_tokens:
+            return False  # what a prompt repeats is seldom how its answer begins
+        entry = weigh(copied, None, self._rates, position)
         return entry is not None and entry.chance >= self._limits.sure
 
     def _push(self, line: Line, entry: Entry) -> None:

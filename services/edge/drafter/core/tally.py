@@ -22,6 +22,8 @@ class Tally:
     call_us: int = 0
     recent_call_us: int = 0
     """Of one call, a moving average."""
+    prompt_token_us: float = 0.0
+    """Of one token of a prompt, a moving average; 0 before the first."""
     num_refused: int = 0
     num_evicted: int = 0
     num_branches: int = 0
@@ -37,6 +39,12 @@ class Tally:
         before = self.recent_call_us or took_us
         self.recent_call_us = round(before + _RATE * (took_us - before))
 
+    def read_prompt(self, num_rows: int, took_s: float) -> None:
+        """A call of so many rows was mostly the reading of prompts."""
+        token_us = took_s * 1e6 / num_rows
+        before = self.prompt_token_us or token_us
+        self.prompt_token_us = before + _RATE * (token_us - before)
+
     def report(self, num_sessions: int, num_modelled: int) -> Report:
         """The counts so far."""
         return Report(
@@ -49,6 +57,7 @@ class Tally:
             num_evicted=self.num_evicted,
             num_branches=self.num_branches,
             num_promoted=self.num_promoted,
+            prompt_token_us=round(self.prompt_token_us),
             drafted=(self.drafted[0], self.drafted[1], self.drafted[2]),
             accepted=(self.accepted[0], self.accepted[1], self.accepted[2]),
         )

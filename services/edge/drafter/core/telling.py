@@ -1,4 +1,4 @@
-"""When the edge is told of new guesses: the first at once, later ones a few at a time."""
+"""When the edge is told of new guesses: a reply's first at once, later ones a few at a time."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Telling:
             return False
         return (
             session.num_told == 0
+            or session.num_reply + session.num_told <= self._limits.first_tokens
             or num_new >= self._limits.report_tokens
             or not session.main.wants_row
             or now - self._told_at >= self._limits.report_s

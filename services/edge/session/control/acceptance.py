@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from services.edge.session.control.calibration import Calibration
+from outrider.speculation.platt import SourceCalibrations
+from services.edge.session.control.calibration import MAX_SOURCES, OTHER, Calibrations
 from services.edge.session.control.model import Conditions
 from services.edge.session.control.pace import OwnPace
 
@@ -18,9 +19,6 @@ _PRIOR = 0.6
 _PRIOR_WEIGHT = 4.0
 _SEASONED = 30.0
 """Outcomes, of which those long ago count less."""
-MAX_SOURCES = 8
-"""Sources are told apart up to this many; further names count as one."""
-_OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,8 @@ class Outcome:
     """What became of one draft."""
 
     source: str
+    position: int
+    """The reply's token it was made for, counted from 0."""
     depth: int
     """Drafts of its chain before it, confirmed ones included."""
     promise: float
@@ -118,33 +118,23 @@ class Acceptance:
 
     def _sum_of(self, source: str, bucket: int) -> _Sum:
         if source not in self.sources and len(self.sources) >= MAX_SOURCES:
-            source = _OTHER
+            source = OTHER
         return self._sums.setdefault((source, bucket), _Sum())
 
 
-@dataclass(slots=True)
 class Averages:
     """What an edge has learned from all its chats, for those to come."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    own_pace: OwnPace = field(default_factory=OwnPace)
-    calibrations: dict[str, Calibration] = field(default_factory=dict)
-    """By source: what its promises are worth."""
-    conditions: Conditions | None = None
-    """Those that a chat found last; a new one takes them for its own until it has seen them."""
+    def __init__(self, shipped: SourceCalibrations | None = None) -> None:
+        """`shipped`: what sources' promises are worth before the first chat."""
+        self.acceptance = Acceptance()
+        self.own_pace = OwnPace()
+        self.conditions: Conditions | None = None
+        """Those that a chat found last; a new one takes them for its own until it has seen them."""
+        self._calibrations = tuple(
+            Calibrations(shipped, are_sampled=are_sampled) for are_sampled in (False, True)
+        )
 
-    def chance(self, source: str, promise: float) -> float:
-        """The chance that a draft is right, from what its source promises."""
-        return self._of(source).chance(promise)
-
-    def observe(self, outcomes: Sequence[Outcome], ended_at: int | None = None) -> None:
-        """Drafts were confirmed, or fell with their chain, or there was none."""
-        self.acceptance.observe(outcomes, ended_at)
-        for outcome in outcomes:
-            if outcome.decides:
-                self._of(outcome.source).observe(outcome.promise, outcome.right)
-
-    def _of(self, source: str) -> Calibration:
-        if source not in self.calibrations and len(self.calibrations) >= MAX_SOURCES:
-            source = _OTHER
-        return self.calibrations.setdefault(source, Calibration())
+    def calibrations(self, *, sampled: bool) -> Calibrations:
+        """What promises are worth in greedy replies, or in sampled ones."""
+        return self._calibrations[sampled]

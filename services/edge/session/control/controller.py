@@ -190,7 +190,7 @@ class Controller:
     def checked(self, outcomes: tuple[Outcome, ...], ended_at: int | None) -> None:
         """Drafts were compared with what became final; see Acceptance.observe."""
         self.acceptance.observe(outcomes, ended_at)
-        self._averages.observe(outcomes, ended_at)
+        self._averages.acceptance.observe(outcomes, ended_at)
         for outcome in outcomes:
             self.tally.checked += outcome.decides
             self.tally.right += outcome.right

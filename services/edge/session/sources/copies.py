@@ -11,7 +11,8 @@ from services.edge.session.sources.base import Guess
 class CopyDrafter:
     """Copies what followed the longest repeated suffix of prompt and reply."""
 
-    SOURCE = "suffix"
+    SOURCE = "copy"
+    """Apart from the drafter's "suffix", which knows turns of phrase too and corrects itself."""
 
     def __init__(self, max_context: int) -> None:
         """At least the last half of `max_context` tokens is known."""

@@ -3,6 +3,9 @@
 While the one beside keeps up, its chain counts, and the own drafter adds only what it is sure of:
 the other weighs the same copies against its model, and what was sent cannot be taken back without
 loss. When it has not been heard of for a while, the own drafter works as if it were alone.
+
+Of a reply's first tokens the own drafter says nothing at all while the first word of the one beside
+is awaited: what a prompt repeats is seldom how its answer begins.
 """
 
 from __future__ import annotations
@@ -23,19 +26,29 @@ PATIENCE_TOKENS: Final = 8
 class TandemDrafter:
     """Implements Drafter."""
 
-    def __init__(self, own: Drafter, num_prompt: int, *, awaited: bool = False) -> None:
-        """`awaited`: the one beside is expected to be heard of before long."""
+    def __init__(
+        self, own: Drafter, num_prompt: int, *, awaited: bool = False, first_tokens: int = 0
+    ) -> None:
+        """`awaited`: the one beside is expected to be heard of before long, and nothing is said of
+        the reply's first `first_tokens` before it is, or before `await_no_longer`."""
         self._own = own
         self._num_prompt = num_prompt
         self._final: list[int] = []
         self._heard: Heard | None = None
         self._heard_at = num_prompt if awaited else None
         """Final tokens when it was last heard of; None: never."""
+        self._leave_until = num_prompt + first_tokens if awaited else 0
+        """Places before this one are left to the one beside."""
 
     def hear(self, heard: Heard) -> None:
         """The drafter beside says this."""
         self._heard = heard
         self._heard_at = len(self._final)
+        self._leave_until = 0
+
+    def await_no_longer(self) -> None:
+        """The one beside is late with its first word."""
+        self._leave_until = 0
 
     def extend(self, ids: Sequence[int]) -> None:
         """Learn ids that are final."""
@@ -47,6 +60,8 @@ class TandemDrafter:
         guess = self._beside(tentative_ids, max_tokens)
         if guess is not None:
             return guess
+        if len(self._final) + len(tentative_ids) < self._leave_until:
+            return Guess(ended=False)
         own = self._own.draft_after(tentative_ids, max_tokens)
         return _sure_part(own) if self._is_kept_up else own
 

@@ -8,16 +8,23 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.engines.base import Logits, Round, Rows
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
 from services.edge.drafter.messages import Commit, Guess, Open
 from services.edge.drafter.settings import DrafterLimits
 
 OPTIONS = FakeOptions(vocabulary_size=32, block_tokens=4, num_blocks=64, max_context_tokens=256)
-HALF_SURE = Calibration((0.3, 0.9), (0.3, 0.9))
+
+
+def believing(*curve: float) -> DraftCalibration:
+    """The same curve everywhere in the reply, greedy and sampled."""
+    return DraftCalibration(greedy=(curve,), sampled=(curve,))
+
+
+HALF_SURE = believing(0.3, 0.9)
 
 
 def fresh_rows(options: FakeOptions, ids: Sequence[int], num_rows: int = 1) -> Logits:
@@ -45,7 +52,7 @@ class Bench:
         self,
         options: FakeOptions = OPTIONS,
         limits: DrafterLimits | None = None,
-        calibration: Calibration = HALF_SURE,
+        calibration: DraftCalibration = HALF_SURE,
     ) -> None:
         self.options = options
         self.engine = FakeEngine(options)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.edge.drafter.core.chooser import Calibration, Chooser, Proposal
+from services.edge.drafter.core.chooser import Chooser, Proposal
 
 SIZE = 512
 HEAD = np.arange(0, SIZE, 2, dtype=np.int32)
-MAP = Calibration(greedy=(0.0, 0.4, 0.8), sampled=(0.1, 0.1, 0.1))
+MAP = DraftCalibration(greedy=((0.0, 0.4, 0.8),), sampled=((0.1, 0.1, 0.1),))
 
 
 def rows(count: int, seed: int = 0) -> np.ndarray:
@@ -59,10 +60,24 @@ def test_changed_scores_are_chosen_from_in_full(params: SamplingParams) -> None:
         assert proposal.second is None or proposal.second.token != proposal.best.token
 
 
+def test_chances_are_those_of_the_place_in_the_reply() -> None:
+    """Counted from the prompt's end, which is behind four tokens here."""
+    by_place = DraftCalibration((0, 2), ((0.2, 0.2), (0.6, 0.6)), ((0.1, 0.1), (0.3, 0.3)))
+    for params, chances in (
+        (SamplingParams(), (0.2, 0.2, 0.6, 0.6)),
+        (SamplingParams(temperature=0.8, seed=5), (0.1, 0.1, 0.3, 0.3)),
+    ):
+        chooser = Chooser(params, SIZE, (1, 2, 3, 4), by_place)
+        found = [
+            chooser.propose(row, HEAD, 4 + at, ()).best.chance for at, row in enumerate(rows(4))
+        ]
+        assert found == pytest.approx(chances)
+
+
 def test_a_certain_row_needs_no_second_guess() -> None:
     row = np.zeros(len(HEAD), np.float32)
     row[3] = 50.0
-    sure = Chooser(SamplingParams(), SIZE, (), Calibration())
+    sure = Chooser(SamplingParams(), SIZE, (), DraftCalibration())
     assert sure.propose(row, HEAD, 0, ()).second is None
 
 

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter
 from services.edge.drafter.messages import Commit, Source
 from services.edge.drafter.settings import DrafterLimits
-from tests.edge.drafter.core.driving import OPTIONS, Bench, reply_of
+from tests.edge.drafter.core.driving import OPTIONS, Bench, believing, reply_of
 
 GREEDY = SamplingParams(max_tokens=64)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=64)
 PENALIZED = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, max_tokens=64)
-CREDULOUS = Calibration((1.0, 1.0), (1.0, 1.0))
+CREDULOUS = believing(1.0, 1.0)
 PROMPT = (5, 9, 3, 17, 30, 2, 11)
 
 
@@ -92,31 +91,50 @@ def test_many_sessions_share_a_call() -> None:
 def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 8] * 6
     bench = Bench()
-    bench.open(1, prompt, GREEDY)
+    bench.open(1, prompt, GREEDY, reply=[1, 2, 3, 4])  # its first tokens are behind it
     assert bench.turn() is None
     guess = bench.guesses[1]
-    assert list(guess.ids) == [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    assert list(guess.ids) == [5, 6, 7, 8, 1, 2, 3, 4] * 4
     assert set(guess.sources) == {Source.SUFFIX}
     # The text goes another way: the model is asked, and reads what it missed in one go.
-    bench.commit(1, [1, 2, 3, 20])
+    bench.commit(1, [5, 6, 20])
     call = bench.turn()
     assert call is not None and call.parts[0].round.past == 0
 
 
+def test_a_reply_does_not_begin_with_a_copy_that_the_model_was_not_asked_about() -> None:
+    bench = Bench(calibration=CREDULOUS)
+    bench.open(1, [1, 2, 3, 4, 5, 6, 7, 8] * 6, GREEDY)
+    assert bench.drafter.take_guesses(1.0) == []
+    assert bench.turn() is not None, "the prompt is read at once"
+    bench.settle()
+    assert bench.guesses[1].sources[0] in (Source.MODEL, Source.BOTH)
+
+
+def test_each_of_the_first_guesses_is_told_as_it_comes() -> None:
+    bench = Bench(replace(OPTIONS, repetition=0.0), calibration=CREDULOUS)
+    bench.open(1, PROMPT, GREEDY)
+    told = []
+    for _ in range(6):
+        bench.turn()
+        told.append(len(bench.guesses[1].ids))
+    assert told == [1, 2, 3, 4, 5, 5]
+
+
 def test_a_reply_begins_with_less_likely_guesses() -> None:
     """There the reader has nothing yet; later ones have to be worth the model's time."""
-    unsure = Calibration((0.4, 0.4), (0.4, 0.4))
+    unsure = believing(0.4, 0.4)
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=DrafterLimits(), calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
-    assert len(bench.guesses[1].ids) == DrafterLimits().eager_tokens
+    assert len(bench.guesses[1].ids) == DrafterLimits().first_tokens
     bench.commit(1, bench.guesses[1].ids)
     bench.settle()
     assert len(bench.guesses[1].ids) == 1, "0.4 is enough, 0.16 is not"
 
 
 def test_a_second_guess_is_drafted_on_and_promoted() -> None:
-    unsure = Calibration((0.8, 0.8), (0.8, 0.8))
+    unsure = believing(0.8, 0.8)
     limits = DrafterLimits(max_lead=6, min_survival=0.01, min_branch=0.05)
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=limits, calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
@@ -200,7 +218,7 @@ def test_no_more_guesses_than_are_wanted() -> None:
 def test_an_engine_that_needs_two_rows_is_refused() -> None:
     engine = FakeEngine(replace(OPTIONS, min_rows=2))
     with pytest.raises(ConfigError, match="one token"):
-        Drafter(engine.info, DrafterLimits(), Calibration())
+        Drafter(engine.info, DrafterLimits(), believing(0.0, 1.0))
 
 
 class Chaos:
@@ -258,7 +276,7 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
         evict_idle_s=0.01,
     )
     options = replace(OPTIONS, num_blocks=num_blocks)
-    bench = Bench(options, limits=limits, calibration=Calibration((0.4, 0.9), (0.4, 0.9)))
+    bench = Bench(options, limits=limits, calibration=believing(0.4, 0.9))
     chaos = Chaos(bench, replace(options, seed=target), seed)
     for _ in range(40):
         chaos.event()

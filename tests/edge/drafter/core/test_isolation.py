@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.speculation.phrases import Phrases
-from services.edge.drafter.core.chooser import Calibration
 from services.edge.drafter.core.drafter import Drafter
 from services.edge.drafter.messages import Commit, Guess, Open
 from services.edge.drafter.settings import DrafterLimits
@@ -22,7 +22,7 @@ def test_the_words_of_one_chat_are_guesses_for_another_unless_they_are_isolated(
     # Without room for the model: what is guessed was read.
     info = FakeEngine(FakeOptions(vocabulary_size=32, block_tokens=2, num_blocks=1)).info
     drafter = Drafter(
-        info, DrafterLimits(min_survival=0.05), Calibration(), Phrases(), isolated=isolated
+        info, DrafterLimits(min_survival=0.05), DraftCalibration(), Phrases(), isolated=isolated
     )
     for number in range(1, 21):
         said(drafter, number, SECRET)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.edge.session.control.acceptance import (
-    MAX_SOURCES,
     NUM_BUCKETS,
     Acceptance,
-    Averages,
     Outcome,
     bucket_of,
 )
+from services.edge.session.control.calibration import MAX_SOURCES
 
 
 def outcome(depth: int, right: bool, source: str = "model", promise: float = 0.8) -> Outcome:
-    return Outcome(source, depth, promise, right, first_wrong=not right)
+    return Outcome(source, depth, depth, promise, right, first_wrong=not right)
 
 
 def test_depths_have_buckets() -> None:
@@ -40,7 +37,7 @@ def test_sums_are_compared_not_shares() -> None:
 
 def test_drafts_behind_a_wrong_one_say_nothing_of_their_source() -> None:
     seen = Acceptance()
-    fallen = Outcome("suffix", 1, 0.5, False, first_wrong=False)
+    fallen = Outcome("suffix", 1, 1, 0.5, False, first_wrong=False)
     seen.observe([outcome(0, False), fallen])
     assert seen.sources == ("model",)
 
@@ -65,23 +62,10 @@ def test_a_new_chat_is_believed_to_be_like_the_others() -> None:
 
 
 def test_names_are_bounded() -> None:
-    seen, averages = Acceptance(), Averages()
+    seen = Acceptance()
     for number in range(100):
-        named = outcome(0, True, f"source {number}")
-        seen.observe([named])
-        averages.observe([named])
-    assert len(seen.sources) == len(averages.calibrations) == MAX_SOURCES + 1
-
-
-def test_promises_that_are_not_kept_are_worth_less() -> None:
-    averages, rng = Averages(), Random(1)
-    for _ in range(600):
-        averages.observe([outcome(0, rng.random() < 0.3, "loud", 0.9)])
-        averages.observe([outcome(0, rng.random() < 0.6, "sober", 0.6)])
-        averages.observe([Outcome("sober", 1, 0.9, False)])
-    assert averages.chance("loud", 0.9) == pytest.approx(0.3, abs=0.1)
-    assert averages.chance("sober", 0.6) == pytest.approx(0.6, abs=0.1)
-    assert averages.chance("unknown", 0.6) == pytest.approx(0.6)
+        seen.observe([outcome(0, True, f"source {number}")])
+    assert len(seen.sources) == MAX_SOURCES + 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60))

@@ -14,8 +14,8 @@ from services.edge.session.control.controller import (
 from services.edge.session.control.pace import OwnPace, Pace, PaceBook
 from services.edge.session.drafting import Progress
 
-RIGHT = Outcome("model", 0, 0.8, True)
-WRONG = Outcome("model", 0, 0.8, False, first_wrong=True)
+RIGHT = Outcome("model", 0, 0, 0.8, True)
+WRONG = Outcome("model", 0, 0, 0.8, False, first_wrong=True)
 
 
 class Chat:

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
-from services.edge.session.actions import Action, Commit, OpenDrafter, SendDraft, TellDrafter
+from services.edge.session.actions import (
+    Action,
+    Commit,
+    OpenDrafter,
+    OpenRegion,
+    Provisional,
+    SendDraft,
+    TellDrafter,
+)
 from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
@@ -43,8 +51,16 @@ REPLY = (1, 2, 3, 4, 1, 5, 6, EOS)
 class Chat:
     """A session with a drafter beside it, and all that it wanted done."""
 
-    def __init__(self, asked: ChatRequest, drafter: ScriptedDrafter | None = None) -> None:
-        self.session = ChatSession(policy(), replace(tools(drafter), has_drafter=True), 0.0)
+    def __init__(
+        self,
+        asked: ChatRequest,
+        drafter: ScriptedDrafter | None = None,
+        first_guess_s: float | None = None,
+    ) -> None:
+        with_one = replace(
+            tools(drafter), has_drafter=True, first_guess_s=lambda num_tokens: first_guess_s
+        )
+        self.session = ChatSession(policy(), with_one, 0.0)
         self.now = 0.0
         self.actions: list[Action] = []
         self.feed(ChatAsked(asked), PromptReady(PROMPT), OPENED)
@@ -57,6 +73,13 @@ class Chat:
         while (at := self.session.next_deadline()) is not None and at <= self.now + 0.5:
             self.now = max(self.now, at)
             self.feed(Tick())
+
+    def advance(self, until: float) -> None:
+        """Let time pass."""
+        while (at := self.session.next_deadline()) is not None and at <= until:
+            self.now = max(self.now, at)
+            self.feed(Tick())
+        self.now = until
 
     def done(self, kind: type[Action]) -> Iterator[Action]:
         return (action for action in self.actions if isinstance(action, kind))
@@ -119,6 +142,34 @@ def test_its_guesses_go_up_and_are_shown() -> None:
     chat.settle()
     sent = [action.ids for action in chat.done(SendDraft)]  # type: ignore[union-attr]
     assert sent == [REPLY[:4], REPLY[4:6]]
+
+
+def test_it_is_asked_in_the_turn_in_which_the_prompt_is_ready() -> None:
+    session = ChatSession(policy(), replace(tools(), has_drafter=True), 0.0)
+    session.handle(ChatAsked(request()), 0.0)
+    kinds = [type(action) for action in session.handle(PromptReady(PROMPT), 0.0)]
+    assert kinds[:2] == [OpenRegion, OpenDrafter], "the region first: it decides"
+
+
+def test_copies_of_the_first_tokens_wait_for_its_first_guess() -> None:
+    chat = Chat(request(), ScriptedDrafter([9, 9, 9, 9, 9]), first_guess_s=0.1)
+    chat.advance(0.05)
+    assert not list(chat.done(SendDraft)) and not list(chat.done(Provisional))
+    chat.feed(heard(0, *REPLY[:4]))
+    chat.advance(0.06)
+    assert [action.ids for action in chat.done(SendDraft)] == [REPLY[:4]]  # type: ignore[union-attr]
+
+
+def test_copies_wait_no_longer_than_it_may_take() -> None:
+    """And whatever the region says in the meantime is passed on at once."""
+    chat = Chat(request(), ScriptedDrafter(REPLY[:5]), first_guess_s=0.1)
+    chat.advance(0.05)
+    chat.commit(1)
+    assert chat.text == reference_text(REPLY[:1])
+    chat.advance(0.099)
+    assert not list(chat.done(SendDraft))
+    chat.advance(0.11)
+    assert [action.base for action in chat.done(SendDraft)]  # type: ignore[union-attr]
 
 
 @given(data=st.data())

@@ -44,6 +44,30 @@ def test_one_that_is_up_is_waited_for_from_the_start() -> None:
     assert drafter.draft_after((), 8) == OWN
 
 
+def test_the_first_tokens_are_left_to_one_that_is_awaited() -> None:
+    """Copies are sure of themselves there, and mostly wrong."""
+    drafter = TandemDrafter(Own(), len(PROMPT), awaited=True, first_tokens=2)
+    drafter.extend(PROMPT)
+    assert drafter.draft_after((), 8) == Guess(ended=False)
+    assert drafter.draft_after((50,), 8) == Guess(ended=False)
+    assert drafter.draft_after((50, 51), 8).ids == (21, 22), "those behind are not"
+    drafter.hear(Heard(0, (), (), ()))
+    assert drafter.draft_after((), 8).ids == (21, 22), "it had its say"
+
+
+def test_one_that_is_late_is_not_left_the_first_tokens() -> None:
+    drafter = TandemDrafter(Own(), len(PROMPT), awaited=True, first_tokens=2)
+    drafter.extend(PROMPT)
+    drafter.await_no_longer()
+    assert drafter.draft_after((), 8).ids == (21, 22)
+
+
+def test_nothing_is_left_to_one_that_is_not_there() -> None:
+    drafter = TandemDrafter(Own(), len(PROMPT), first_tokens=2)
+    drafter.extend(PROMPT)
+    assert drafter.draft_after((), 8) == OWN
+
+
 def test_what_is_heard_counts() -> None:
     drafter = tandem(10)
     drafter.hear(HEARD)

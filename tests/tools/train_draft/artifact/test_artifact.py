@@ -12,7 +12,8 @@ from gguf import GGUFReader
 from outrider.engines.draft.loading import shipped_draft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
-from tools.train_draft.artifact.file import Draft, read_draft, write_draft
+from outrider.speculation.positions import POSITION_BEGINS
+from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
 from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
 from tools.train_draft.corpus.records import NUM_TOP, Reply
@@ -63,8 +64,9 @@ def small_draft() -> Draft:
         head_ids=np.array([0, 2, 3, 17, 30, 49], np.uint32),
         target="some-model",
         vocabulary_digest="ab" * 32,
-        calibration_greedy=np.linspace(0, 1, 21, dtype=np.float32),
-        calibration_sampled=np.linspace(0, 0.5, 21, dtype=np.float32),
+        calibration_begins=np.array([0, 3], np.uint32),
+        calibration_greedy=np.stack([np.linspace(0, top, 21) for top in (0.5, 1)]).astype("f4"),
+        calibration_sampled=np.stack([np.linspace(0, top, 21) for top in (0.2, 0.4)]).astype("f4"),
     )
 
 
@@ -78,7 +80,7 @@ def test_a_file_gives_back_the_draft(tmp_path: Path, layers: str, head: str, err
     assert found.geometry == replace(GEOMETRY, rms_epsilon=found.geometry.rms_epsilon)
     assert found.geometry.rms_epsilon == pytest.approx(1e-5)
     assert (found.target, found.vocabulary_digest) == (draft.target, draft.vocabulary_digest)
-    for name in ("head_ids", "calibration_greedy", "calibration_sampled"):
+    for name in ("head_ids", "calibration_begins", "calibration_greedy", "calibration_sampled"):
         np.testing.assert_allclose(getattr(found, name), getattr(draft, name))
     assert found.tensors.keys() == draft.tensors.keys()
     for name, tensor in draft.tensors.items():
@@ -94,7 +96,20 @@ def test_the_file_has_what_its_loader_needs_and_no_embedding(tmp_path: Path) -> 
     assert "token_embd.weight" not in names
     assert reader.fields["general.architecture"].contents() == "llama"
     assert reader.fields["outrider.draft.head_ids"].contents() == [0, 2, 3, 17, 30, 49]
-    assert len(reader.fields["outrider.draft.calibration_sampled"].contents()) == 21
+    assert len(reader.fields["outrider.draft.calibration_sampled"].contents()) == 42
+
+
+def test_another_calibration_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    path, draft = tmp_path / "a.gguf", small_draft()
+    write_draft(path, draft, "Q4_1", "Q8_0")
+    before = {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(path).tensors}
+    sober = replace(draft, calibration_sampled=draft.calibration_sampled * np.float32(0.5))
+    replace_metadata(path, path, sober)
+    after = {tensor.name: tensor.data.tobytes() for tensor in GGUFReader(path).tensors}
+    assert after == before
+    found = read_draft(path)
+    np.testing.assert_allclose(found.calibration_sampled, sober.calibration_sampled)
+    assert (found.geometry.vocab_size, found.target) == (50, "some-model")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +123,11 @@ def test_the_file_has_what_its_loader_needs_and_no_embedding(tmp_path: Path) -> 
 def test_parts_that_do_not_belong_together_are_refused(ids: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         replace(small_draft(), head_ids=np.array(ids, np.uint32))
+
+
+def test_curves_for_other_ranges_are_refused() -> None:
+    with pytest.raises(ValueError, match="another number of ranges"):
+        replace(small_draft(), calibration_begins=np.array([0], np.uint32))
 
 
 def _reply(ids: list[int], runner_up: int) -> Reply:
@@ -142,6 +162,7 @@ def test_the_shipped_draft_is_made_for_its_target(vocabulary: Vocabulary) -> Non
     assert draft.geometry.vocab_size == vocabulary.size
     assert vocabulary.stop_ids <= set(draft.head_ids.tolist())
     for curve in (draft.calibration_greedy, draft.calibration_sampled):
-        assert curve.shape == (21,)
-        assert np.all(np.diff(curve) >= 0)
+        assert curve.shape == (len(POSITION_BEGINS), 21)
+        assert np.all(np.diff(curve, axis=1) >= 0)
+    assert draft.calibration_begins.tolist() == list(POSITION_BEGINS)
     assert path.stat().st_size < 20_000_000

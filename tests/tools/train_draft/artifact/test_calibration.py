@@ -11,8 +11,10 @@ from tools.train_draft.artifact.calibration import (
     GRID,
     _isotonic,
     calibrated,
+    calibrated_by_position,
     calibration_error,
     fit,
+    fit_by_position,
     reliability,
 )
 from tools.train_draft.artifact.export import _calibrated
@@ -70,5 +72,24 @@ def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:
     sure = np.linspace(0.8, 0.99, 400)
     seen = [Trace("k", 0, 0.0, right, right, sure), Trace("k", 1, 0.8, wrong, wrong, sure)]
     draft = _calibrated(small_draft(), seen)
-    assert draft.calibration_greedy[18] > 0.9
-    assert draft.calibration_sampled[18] < 0.4
+    assert draft.calibration_greedy[4, 18] > 0.9
+    assert draft.calibration_sampled[4, 18] < 0.4
+
+
+def test_first_tokens_are_calibrated_apart_where_enough_of_them_were_seen() -> None:
+    """Half as often right as later ones; one range has a handful of observations."""
+    rng = np.random.default_rng(1)
+    confidences, positions = rng.random(30_000), rng.integers(1, 40, 30_000)
+    positions[:2000] = 0
+    agreed = rng.random(30_000) < np.where(positions == 0, 0.5, 1.0) * confidences
+    few = (positions != 2) | (np.cumsum(positions == 2) <= 5)
+    begins = (0, 1, 2, 3)
+    curves = fit_by_position(confidences[few], positions[few], agreed[few], begins)
+    assert curves.shape == (4, 21)
+    np.testing.assert_allclose(curves[0, 2:-1], GRID[2:-1] / 2, atol=0.1)
+    np.testing.assert_allclose(curves[3, 2:-1], GRID[2:-1], atol=0.06)
+    np.testing.assert_allclose(curves[2], fit(confidences[few], agreed[few]), atol=0.12)
+    chances = calibrated_by_position(curves, begins, confidences, positions)
+    assert calibration_error(chances[:2000], agreed[:2000]) < 0.02
+    pooled = calibrated(fit(confidences, agreed), confidences)
+    assert calibration_error(pooled[:2000], agreed[:2000]) > 0.15
