@@ -1,19 +1,16 @@
 """Make a rank table for the token codec RANK_VARINT, and measure the codecs.
 
-    python -m tools.make_rank_table prompts > prompts.jsonl
-    outrider reference --prompt-file prompts.jsonl --max-tokens 160 --json > replies.jsonl
-    python -m tools.make_rank_table build --prompts prompts.jsonl --replies replies.jsonl \\
-        --text README.md docs/*.md
-    python -m tools.make_rank_table measure --replies other.jsonl --text other.txt
+    python -m tools.train_draft generate --replies runs/train --minutes 25
+    python -m tools.make_rank_table build --replies runs/train --text README.md docs/*.md
+    python -m tools.make_rank_table measure --replies runs/bench --text other.txt
 
-`--replies` files hold JSON objects with `ids`, one per line; `--prompts` files JSON strings, one
-per line. A published table is never rebuilt under the same version (outrider/codec/ranks.py).
+Prompts and replies are counted as chats. A published table is never rebuilt under the same version
+(outrider/codec/ranks.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,11 +18,10 @@ from pathlib import Path
 from outrider.codec.ranks import RankTable, shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
-from outrider.models.chat import Message
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
-from tools.rank_table_prompts import prompts
+from tools.train_draft.corpus.records import load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "codec" / "data"
 NUM_TOP = 4096
@@ -34,12 +30,10 @@ VERSION = 1
 
 def sequences(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Iterator[list[int]]:
     """The id sequences of all input files."""
-    for path in arguments.prompts:
-        for line in path.read_text("utf-8").splitlines():
-            yield vocabulary.encode_chat([Message("user", json.loads(line))])
-    for path in arguments.replies:
-        for line in path.read_text("utf-8").splitlines():
-            yield json.loads(line)["ids"]
+    for folder in arguments.replies:
+        for reply in load(folder):
+            yield reply.prompt.tolist()
+            yield reply.ids.tolist()
     for path in arguments.text:
         yield vocabulary.encode(path.read_text("utf-8"))
 
@@ -74,19 +68,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=["prompts", "build", "measure"])
+    parser.add_argument("action", choices=["build", "measure"])
     parser.add_argument("--model", default="", help="model name; empty: the default model")
-    for name in ("prompts", "replies", "text"):
-        parser.add_argument(f"--{name}", type=Path, nargs="*", default=[], metavar="FILE")
+    for name, kind in (("replies", "FOLDER"), ("text", "FILE")):
+        parser.add_argument(f"--{name}", type=Path, nargs="*", default=[], metavar=kind)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one action."""
     arguments = parse(argv)
-    if arguments.action == "prompts":
-        print("\n".join(json.dumps(prompt) for prompt in prompts()))
-        return
     vocabulary = load_vocabulary(lookup(arguments.model), ModelStore(default_root()))
     {"build": build, "measure": measure}[arguments.action](arguments, vocabulary)
 

@@ -47,6 +47,10 @@ class EngineConfig:
     precision: Precision = "auto"
     """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
     bf16 on a CPU that has instructions for it, else f32. OpenVINO only."""
+    dynamic_quantization: bool = True
+    """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale: with it
+    calls of many rows take half the time, and 4 % of likeliest tokens become another one (without
+    it 2 %; `python -m bench.fidelity`). OpenVINO only."""
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)

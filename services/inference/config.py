@@ -70,6 +70,9 @@ class InferenceConfig:
     precision: str = "auto"
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
     it. Replicas of different precision round differently, so their texts differ."""
+    dynamic_quantization: bool = _ENGINE.dynamic_quantization
+    """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
+    and the text is a little further from what the weights say in full."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm_model_dir: Path | None = None
@@ -192,6 +195,7 @@ class InferenceConfig:
             num_blocks=num_blocks,
             max_context_tokens=self.max_context_tokens,
             precision=cast(Precision, self.precision),
+            dynamic_quantization=self.dynamic_quantization,
             exact=self.exact,
             fake=fake,
             trtllm=self._trtllm_options(),

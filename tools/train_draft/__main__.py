@@ -69,6 +69,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--layers", type=_numbers, default=(0, 10, 20, 29), metavar="N,N,...")
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="FILE",
+        help="a draft to begin as, in place of layers of the target, with its head's ids",
+    )
     parser.add_argument("--head-rows", type=int, default=8192)
     parser.add_argument("--minutes", type=float, default=50.0, help="unless --steps is given")
     parser.add_argument("--steps", type=int, default=0)

@@ -13,6 +13,7 @@ import torch
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from tools.train_draft.artifact.file import read_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
 from tools.train_draft.artifact.target import TargetFile
 from tools.train_draft.corpus.records import load
@@ -31,12 +32,19 @@ def train(arguments: argparse.Namespace) -> None:
     target = TargetFile(store.ensure(spec.source, sha256=spec.sha256).path)
     vocabulary = load_vocabulary(spec, store)
     replies = [reply for folder in arguments.replies for reply in load(folder)]
-    ids = _begun_head(arguments.run)
-    if ids is None:
-        ids = head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
+    if arguments.start is not None:
+        draft = read_draft(arguments.start)
+        geometry, tensors, ids = draft.geometry, draft.tensors, draft.head_ids
+    else:
+        begun = _begun_head(arguments.run)
+        ids = (
+            head_ids(replies, arguments.head_rows, vocabulary.stop_ids, vocabulary.size)
+            if begun is None
+            else begun
+        )
+        geometry = replace(target.geometry, block_count=len(arguments.layers))
+        tensors = target.student_tensors(arguments.layers, ids)
     print(f"{len(replies)} replies, the head says {coverage(replies, ids):.2%} of their tokens")
-    geometry = replace(target.geometry, block_count=len(arguments.layers))
-    tensors = target.student_tensors(arguments.layers, ids)
     student = Student(geometry, tensors, target.embedding())
     schedule = Schedule(arguments.steps, arguments.minutes * 60, arguments.rate)
     recipe = Recipe(

@@ -34,7 +34,8 @@ class Compiler:
         self._core = ov.Core()
         self.precision = precision_of(config.precision, self._core)
         """Of all models compiled here: bf16 or f32."""
-        group = layout_of(model.facts.layout).dynamic_group
+        layout = layout_of(model.facts.layout)
+        group = layout.dynamic_group if config.dynamic_quantization else 0
         self._settings = _settings(config, self.precision, group)
         self._exact = config.exact
         try:

@@ -103,25 +103,30 @@ def convert(source: Path, folder: Path, layout: str) -> None:
     """
     how = layout_of(layout)
     facts = replace(read_facts(source), layout=layout)
-    # The converter writes beside its input and goes by its suffix.
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        copy = Path(work) / "model.gguf"
-        repacked = None
-        if how.pack is None:
-            copy.symlink_to(source.resolve())
-        else:
-            repacked = RepackedModel(source, copy)
-        _run_converter(copy)
-        _save_laid_out(Path(work) / _GRAPH, folder, how, repacked)
+        repacked = run_converter(source, Path(work), repack=how.pack is not None)
+        save_graph(Path(work), folder, how, repacked)
         for path in Path(work).glob("openvino_*tokenizer.*"):
             path.rename(folder / path.name)
     (folder / _FACTS).write_text(json.dumps(asdict(facts)))
 
 
-def _save_laid_out(
-    graph: Path, folder: Path, layout: Layout, repacked: RepackedModel | None
-) -> None:
-    model = ov.Core().read_model(graph)
+def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
+    """Have the converter write a graph, and the tokenizer, into `work`: of the file itself, or of
+    its copy in Q8_0, whose matrices are then returned. Raises as `convert`."""
+    copy, repacked = work / "model.gguf", None  # it writes beside its input and goes by the suffix
+    if repack:
+        repacked = RepackedModel(source, copy)
+    else:
+        copy.symlink_to(source.resolve())
+    _run_child(copy)
+    copy.unlink()
+    return repacked
+
+
+def save_graph(work: Path, folder: Path, layout: Layout, repacked: RepackedModel | None) -> None:
+    """Write the graph in `work` into `folder`, its weights as the layout says."""
+    model = ov.Core().read_model(work / _GRAPH)
     lay_out_weights(model, layout, repacked)
     ov.save_model(model, folder / _GRAPH, compress_to_fp16=False)
 
@@ -143,7 +148,7 @@ def read_facts(source: Path) -> ModelFacts:
         raise UnsupportedModelError(f"the model file is no GGUF file: {error}") from error
 
 
-def _run_converter(source: Path) -> None:
+def _run_child(source: Path) -> None:
     try:
         child = subprocess.run(
             [sys.executable, "-c", _CHILD, str(source)],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -130,9 +131,5 @@ def make_symmetric(product: Any, weights: CompressedWeights) -> None:
 
 
 def _fitting(columns: int, group: int) -> int:
-    """The group size, halved until it divides the row."""
-    if group == _ROW:
-        return columns
-    while columns % group:
-        group //= 2
-    return group
+    """The group size, or the largest below it that divides it and the row."""
+    return columns if group == _ROW else gcd(columns, group)

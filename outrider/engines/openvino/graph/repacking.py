@@ -83,8 +83,8 @@ class RepackedModel:
             if matrix.shape == (len(rows), columns) and digests[0] in matrix.rows:
                 numbers = [matrix.rows.get(digest) for digest in digests]
                 if None not in numbers:
-                    whole: Floats = dequantize(matrix.tensor.data, matrix.tensor.tensor_type)
-                    return whole[np.array(numbers)]
+                    whole = dequantize(matrix.tensor.data, matrix.tensor.tensor_type)
+                    return np.asarray(whole[np.array(numbers)], np.float32)
         raise UnsupportedModelError(
             f"the converter changed a matrix of {len(rows)} rows and {columns} columns: what would "
             "be served is not what the file says; choose another model file"

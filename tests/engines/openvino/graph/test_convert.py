@@ -15,6 +15,7 @@ from outrider.engines.openvino.graph.convert import (
     derived_name,
     read_facts,
 )
+from outrider.engines.openvino.graph.layouts import DEFAULT_LAYOUT
 from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
@@ -28,13 +29,13 @@ def test_the_second_load_uses_what_the_first_one_built(model_store: ModelStore) 
     after = second.graph.stat()
     assert second == first
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert first.facts == ModelFacts(vocabulary_size=49152, max_context_tokens=8192)
-    assert first.directory.name == derived_name()
+    assert first.facts == ModelFacts(49152, 8192, DEFAULT_LAYOUT)
+    assert first.directory.name == derived_name(DEFAULT_LAYOUT)
 
 
 def test_the_name_tells_versions_apart() -> None:
-    name = derived_name()
-    assert name.startswith("ir-v1-openvino-20")
+    name = derived_name("i8-rows")
+    assert name.startswith("ir-v2-i8-rows-openvino-20")
     assert "openvino-genai-20" in name
 
 
@@ -72,5 +73,5 @@ def test_a_failing_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> Non
     folder = tmp_path / "out"
     folder.mkdir()
     with pytest.raises(UnsupportedModelError, match=r"cannot be converted: .+"):
-        convert(source, folder)
+        convert(source, folder, DEFAULT_LAYOUT)
     assert list(folder.iterdir()) == []

@@ -11,9 +11,10 @@ import openvino.opset13 as ops
 import pytest
 
 from outrider.engines.openvino.graph.weights import (
+    CompressedWeights,
     fuse_products,
-    make_symmetric,
     read_weights,
+    write_weights,
 )
 
 GROUPS, SIZE = 3, 32
@@ -85,25 +86,32 @@ def test_uncompressed_weights_are_left_alone() -> None:
     product = ops.matmul(data, ops.constant(np.ones((3, 4), np.float32)), False, True)
     assert read_weights(product) is None
     assert fuse_products([product, product]) is None
-    make_symmetric(product)
     assert product.input_value(1).get_element_type() == ov.Type.f32
 
 
-def test_centred_weights_become_signed() -> None:
-    model = _model((64, ov.Type.u8, 128))
-    make_symmetric(_products(model)[0])
-    product = _products(model)[0]
-    assert read_weights(product) is None
-    kinds = {str(n.get_element_type()) for n in model.get_ops() if n.get_type_name() == "Constant"}
-    assert str(ov.Type.i8) in kinds
-    assert str(ov.Type.u8) not in kinds
-    np.testing.assert_array_equal(_run(model)[0], _run(_model((64, ov.Type.u8, 128)))[0])
+def test_signed_products_without_zero_points_are_fused_too() -> None:
+    rng = np.random.default_rng(5)
 
+    def model() -> Any:
+        made = _model((64, ov.Type.u8, None), (32, ov.Type.u8, None))
+        for product, (values, scales) in zip(_products(made), weights, strict=True):
+            constants = CompressedWeights(ops.constant(values), None, ops.constant(scales))
+            write_weights(product, constants)
+        return made
 
-@pytest.mark.parametrize(("kind", "zero"), [(ov.Type.u8, None), (ov.Type.u4, 8)])
-def test_other_weights_keep_their_type(kind: Any, zero: int | None) -> None:
-    model = _model((64, kind, zero))
-    make_symmetric(_products(model)[0])
-    weights = read_weights(_products(model)[0])
-    assert weights is not None
-    assert weights.values.get_element_type() == kind
+    weights = [
+        (
+            rng.integers(-127, 128, (rows, GROUPS, SIZE)).astype(np.int8),
+            rng.uniform(0.01, 0.1, (rows, GROUPS, 1)).astype(np.float16),
+        )
+        for rows in (64, 32)
+    ]
+    fused_model = model()
+    fused: Any = fuse_products(_products(fused_model))
+    assert read_weights(fused) is not None
+    assert fused.get_output_partial_shape(0)[2].get_length() == 96
+    for actual, (values, scales) in zip(_run(fused_model), weights, strict=True):
+        matrix = (values * scales.astype(np.float32)).reshape(len(values), -1)
+        np.testing.assert_allclose(actual, DATA @ matrix.T, rtol=1e-4, atol=1e-3)
+    for actual, expected in zip(_run(fused_model), _run(model()), strict=True):
+        np.testing.assert_array_equal(actual, expected)
