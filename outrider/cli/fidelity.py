@@ -1,0 +1,109 @@
+"""`outrider models verify --fidelity`: whether the engine says what the model's file says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from outrider.models.catalog import ModelSpec
+from outrider.models.store import ModelStore
+
+if TYPE_CHECKING:
+    from outrider.engines.base import Ids
+    from outrider.fidelity.measure import Fidelity, Precision
+
+EXIT_UNFAITHFUL: Final = 6
+"""Status if a bound is broken."""
+
+Advance: TypeAlias = Callable[[int], None]
+
+
+def verify(
+    spec: ModelSpec, store: ModelStore, precision: Precision, *, threads: int, as_json: bool
+) -> bool:
+    """Measure a model of the store with all texts, print the figures, and say whether they are
+    within bounds. Takes minutes.
+
+    Raises UnsupportedModelError for a model that the reference does not know, ModelStoreError, and
+    EngineError.
+    """
+    from outrider.fidelity.measure import BOUNDS
+
+    found = _measure(spec, store, precision, threads or os.cpu_count() or 1, as_json=as_json)
+    broken = BOUNDS[precision].broken_by(found)
+    if as_json:
+        figures = {**asdict(found), "ppl_ratio": found.ppl_ratio, "broken": broken}
+        print(json.dumps({"model": spec.name, "precision": precision, **figures}))
+    else:
+        print(f"{spec.name}, {precision}, {found.num_positions} positions")
+        print(
+            f"  perplexity        {found.perplexity:.3f}, of the file's own weights "
+            f"{found.reference_perplexity:.3f}: {found.ppl_ratio:.4f} times"
+        )
+        print(f"  KL                {found.kl:.5f} nats")
+        print(f"  argmax agreement  {found.argmax_agreement:.2%}")
+    if broken:
+        print(
+            f"outrider models: {spec.name} is not served faithfully: {', '.join(broken)}; do not "
+            "serve it with this engine and layout",
+            file=sys.stderr,
+        )
+    return not broken
+
+
+def _measure(
+    spec: ModelSpec, store: ModelStore, precision: Precision, threads: int, *, as_json: bool
+) -> Fidelity:
+    from outrider.engines.config import EngineConfig
+    from outrider.engines.openvino import loading
+    from outrider.fidelity.comparing import compare, expected
+    from outrider.fidelity.reference import Reference
+    from outrider.fidelity.texts import shipped
+    from outrider.models.loading import load_vocabulary
+    from outrider.telemetry.logs import configure_logging
+
+    # To standard error: standard output is the figures'.
+    configure_logging("models", "warning")
+    reference = Reference(store.path(spec.source, sha256=spec.sha256))
+    vocabulary = load_vocabulary(spec, store)
+    documents: list[Ids] = [text.encode(vocabulary) for text in shipped()]
+    with _bar("reference, layers", reference.num_layers, as_json) as advance:
+        known = expected(reference, documents, lambda _: advance(1))
+    # Calls of every size compute the same bits (decision 4): one compiled model is enough.
+    config = EngineConfig(threads=threads, precision=precision, max_fixed_rows=0)
+    with _bar("engine, tokens", sum(map(len, documents)), as_json) as advance:
+        engine = loading.load_engine(spec, store, config)
+        try:
+            return compare(engine, reference, known, advance)
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _bar(label: str, total: int, as_json: bool) -> Iterator[Advance]:
+    """A bar on stderr if that is a terminal; silence otherwise."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    if as_json or not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        *(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(label, total=total)
+        yield lambda count: bars.advance(task, count)

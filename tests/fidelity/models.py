@@ -1,0 +1,192 @@
+"""Small random models in GGUF files, and what they say, one number at a time."""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+F32 = gguf.GGMLQuantizationType.F32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A small model's."""
+
+    architecture: str = "llama"
+    vocabulary: int = 40
+    width: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    inner: int = 64
+    layers: int = 2
+    base: float = 100.0
+    """Small, so that neighbouring positions turn all pairs visibly."""
+    epsilon: float = 1e-3
+
+    @property
+    def head_size(self) -> int:
+        return self.width // self.heads
+
+
+def weights(shape: Shape, *, tied: bool = True, biased: bool = False) -> dict[str, Floats]:
+    """Random tensors by their names, [rows, columns] or [columns]."""
+    rng = np.random.default_rng(7)
+    width, kv_width = shape.width, shape.kv_heads * shape.head_size
+    sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, width)}
+    sizes |= {} if tied else {"output.weight": (shape.vocabulary, width)}
+    for layer in range(shape.layers):
+        for name, rows, columns in (
+            ("attn_q", width, width),
+            ("attn_k", kv_width, width),
+            ("attn_v", kv_width, width),
+            ("attn_output", width, width),
+            ("ffn_gate", shape.inner, width),
+            ("ffn_up", shape.inner, width),
+            ("ffn_down", width, shape.inner),
+        ):
+            sizes[f"blk.{layer}.{name}.weight"] = (rows, columns)
+            if biased and name in ("attn_q", "attn_k", "attn_v"):
+                sizes[f"blk.{layer}.{name}.bias"] = (rows,)
+    found = {
+        name: (rng.standard_normal(size) * 0.3).astype(np.float32) for name, size in sizes.items()
+    }
+    gains = [
+        f"blk.{layer}.{name}_norm.weight"
+        for layer in range(shape.layers)
+        for name in ("attn", "ffn")
+    ]
+    for name in (*gains, "output_norm.weight"):
+        found[name] = rng.uniform(0.5, 1.5, width).astype(np.float32)
+    return found
+
+
+def write(
+    path: Path,
+    shape: Shape,
+    tensors: Mapping[str, Floats],
+    kind: gguf.GGMLQuantizationType = F32,
+    vocabulary: Sequence[str] = (),
+    **fields: Any,
+) -> Path:
+    """The model's file; matrices of the layers are of type `kind`. With a vocabulary, a tokenizer
+    of these texts without merges. `fields` are more of the architecture's own, texts."""
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_freq_base(shape.base)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    for name, text in fields.items():
+        writer.add_string(f"{shape.architecture}.{name.replace('__', '.')}", text)
+    if vocabulary:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(list(vocabulary))
+        writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
+        writer.add_token_merges(["a b"])
+    for name, tensor in tensors.items():
+        if name.startswith("blk.") and tensor.ndim == 2 and kind != F32:
+            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def naive_logits(
+    shape: Shape, tensors: Mapping[str, Floats], ids: Sequence[int]
+) -> list[list[float]]:
+    """[n][V]: position by position, pair by pair, in Python's own numbers."""
+    model = {name: tensor.tolist() for name, tensor in tensors.items()}
+    head = model.get("output.weight", model["token_embd.weight"])
+    keys: list[list[list[float]]] = [[] for _ in range(shape.layers)]
+    values: list[list[list[float]]] = [[] for _ in range(shape.layers)]
+    logits = []
+    for position, token in enumerate(ids):
+        state = model["token_embd.weight"][token]
+        for layer in range(shape.layers):
+            part = {n: model[f"blk.{layer}.{n}"] for n in _parts(model, layer)}
+            normed = _norm(state, part["attn_norm.weight"], shape.epsilon)
+            query = _turned(shape, _times(part, "attn_q", normed), position)
+            keys[layer].append(_turned(shape, _times(part, "attn_k", normed), position))
+            values[layer].append(_times(part, "attn_v", normed))
+            mixed = _attend(shape, query, keys[layer], values[layer])
+            state = _sum(state, _times(part, "attn_output", mixed))
+            normed = _norm(state, part["ffn_norm.weight"], shape.epsilon)
+            gates = zip(
+                _times(part, "ffn_gate", normed), _times(part, "ffn_up", normed), strict=True
+            )
+            inner = [gate / (1 + math.exp(-gate)) * up for gate, up in gates]
+            state = _sum(state, _times(part, "ffn_down", inner))
+        normed = _norm(state, model["output_norm.weight"], shape.epsilon)
+        logits.append([_dot(row, normed) for row in head])
+    return logits
+
+
+def _parts(model: Mapping[str, Any], layer: int) -> list[str]:
+    prefix = f"blk.{layer}."
+    return [name.removeprefix(prefix) for name in model if name.startswith(prefix)]
+
+
+def _attend(
+    shape: Shape, query: list[float], keys: list[list[float]], values: list[list[float]]
+) -> list[float]:
+    size, mixed = shape.head_size, list[float]()
+    for head in range(shape.heads):
+        mine = slice(head * size, (head + 1) * size)
+        shared = head // (shape.heads // shape.kv_heads)
+        theirs = slice(shared * size, (shared + 1) * size)
+        weights = [math.exp(_dot(query[mine], key[theirs]) / math.sqrt(size)) for key in keys]
+        total = sum(weights)
+        columns = zip(*(value[theirs] for value in values), strict=True)
+        mixed += [_dot(weights, list(column)) / total for column in columns]
+    return mixed
+
+
+def _turned(shape: Shape, rows: list[float], position: int) -> list[float]:
+    """Pairs as complex numbers, turned; neighbours for llama, halves of a head for qwen2."""
+    turned, size = list(rows), shape.head_size
+    for start in range(0, len(rows), size):
+        for pair in range(size // 2):
+            angle = position * shape.base ** (-2 * pair / size)
+            if shape.architecture == "llama":
+                first, second = start + 2 * pair, start + 2 * pair + 1
+            else:
+                first, second = start + pair, start + pair + size // 2
+            spun = complex(rows[first], rows[second]) * cmath.exp(1j * angle)
+            turned[first], turned[second] = spun.real, spun.imag
+    return turned
+
+
+def _times(part: Mapping[str, Any], name: str, row: list[float]) -> list[float]:
+    product = [_dot(weights, row) for weights in part[f"{name}.weight"]]
+    bias = part.get(f"{name}.bias")
+    return product if bias is None else _sum(product, bias)
+
+
+def _norm(row: list[float], gain: list[float], epsilon: float) -> list[float]:
+    scale = 1 / math.sqrt(_dot(row, row) / len(row) + epsilon)
+    return [value * scale * factor for value, factor in zip(row, gain, strict=True)]
+
+
+def _dot(left: list[float], right: list[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
+
+
+def _sum(left: list[float], right: list[float]) -> list[float]:
+    return [a + b for a, b in zip(left, right, strict=True)]
