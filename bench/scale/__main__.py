@@ -13,18 +13,23 @@ from dataclasses import replace
 from statistics import fmean
 
 import bench.scale
-from bench.harness.figures import Cell, Run, parser, show, start
+from bench.harness.figures import TOO_FEW, Cell, Run, interval, parser, start
+from bench.harness.statistics import num_needed
+from bench.scale.demand import GROUPS_PER_REPLICA
 from bench.scale.study import (
     DAY_S,
     MET_SHARE,
+    MTBF_S,
     NUM_REGIONS,
     OBJECTIVE_MS,
     REPORT_S,
+    WARM_S,
     Case,
     Row,
     Search,
     Task,
     capacity,
+    inputs,
     run_all,
     without,
 )
@@ -41,7 +46,7 @@ FLAT, SAME_DAY, LONG_DAY = (
     "alone",
     f"alone, the same day {LONG_DAYS} times as long",
 )
-_FIRST_RATES = {FLAT: 13.0, SAME_DAY: 9.0, LONG_DAY: 9.0, 10: 7.5, 100: 8.5, 1000: 8.0}
+_FIRST_RATES = {FLAT: 13.4, SAME_DAY: 9.7, LONG_DAY: 8.8, 10: 8.2, 100: 9.0, 1000: 8.0}
 """Requests a second of one replica that a search begins with; near the answer, it is short."""
 _CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
@@ -51,8 +56,7 @@ Rows = Mapping[Task, Sequence[Row]]
 
 
 def main() -> int:
-    flags = parser("scale", bench.scale.__doc__ or "")
-    flags.add_argument("--core", action="store_true", help="fleets of 10 and 100 alone")
+    flags = parser("scale", bench.scale.__doc__ or "", core="fleets of 10 and 100 alone")
     flags.add_argument("--seeds", type=int, default=3, help="runs of everything, each another day")
     flags.add_argument("--jobs", type=int, default=2, help="runs at a time")
     arguments = flags.parse_args()
@@ -60,8 +64,8 @@ def main() -> int:
     if run.quick:
         plan = Plan(CORE_SIZES[:1], range(1, 3), DAY_S / 3, middle=10)
     else:
-        sizes = CORE_SIZES if arguments.core else SIZES
-        middle = 10 if arguments.core else 100
+        sizes = CORE_SIZES if run.core else SIZES
+        middle = 10 if run.core else 100
         plan = Plan(sizes, range(1, arguments.seeds + 1), DAY_S, middle)
     begin = time.monotonic()
 
@@ -70,9 +74,9 @@ def main() -> int:
         left_s = took_s * (1 / share - 1)
         print(f"{share:.0%} after {took_s:.0f} s, about {left_s:.0f} s to go", file=sys.stderr)
 
+    run.setting("inputs", **inputs())
     rows = run_all(plan.tasks, arguments.jobs, progress)
     report(run, plan, rows)
-    run.figures["took_s"] = round(time.monotonic() - begin)
     run.finish()
     return int(bool(run.figures["failed"]))
 
@@ -132,6 +136,15 @@ def report(run: Run, plan: Plan, rows: Rows) -> None:
     for (router, rate), cases in plan.floors.items():
         floors.add(router, rate, *_cells([rows[case][0] for case in cases]))
     ours = [row for found in rows.values() for row in found if row.case.router == "outrider"]
+    run.setting(
+        "all",
+        day_s=plan.searches[SAME_DAY][0].case.seconds,
+        warm_up_s=WARM_S,
+        groups_per_replica=GROUPS_PER_REPLICA,
+        seeds=list(plan.seeds),
+    )
+    run.setting("lone replicas", num_counted_together=NUM_ALONE, deaths=False, decisions_ms=0)
+    run.setting("fleets", mean_time_to_death_s=MTBF_S, reports_every_s={10: 0.05} | REPORT_S)
     run.figures |= {
         "objective_ttft_ms": OBJECTIVE_MS,
         "met_share": MET_SHARE,
@@ -158,6 +171,11 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     ranges: dict[str, list[float]] = {}
     same_day: dict[str, float] = {}
     for name, rates in found.items():
+        run.samples(f"{_fleet(name)}: load borne, by seed", rates, unit="requests/s")
+        for search in plan.searches[name]:
+            near = _nearest(rows[search])
+            label = f"{_fleet(name)}, seed {near.case.seed}, {near.case.rate:.2f} requests/s: TTFT"
+            run.samples(label, near.all_ttft_ms, unit="ms")
         linear = _ratios(rates, best)
         over_same = _ratios(rates, found[SAME_DAY])
         cells: tuple[Cell, ...] = (*("-",) * 3,)
@@ -180,10 +198,14 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     }
 
 
+def _nearest(rows: Sequence[Row]) -> Row:
+    """The run that came nearest to the load that its fleet just bears."""
+    return min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
+
+
 def _deciding(size: int, rows: Sequence[Row]) -> tuple[Cell, ...]:
-    """Of the runs nearest to what the fleet bears."""
-    near = min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
-    return 1e3 * REPORT_S.get(size, 0.05), *near.decision_ms
+    mean_ms, p99_ms = _nearest(rows).decision_ms
+    return 1e3 * REPORT_S.get(size, 0.05), mean_ms, p99_ms
 
 
 def _ratios(rates: Sequence[float], bases: Sequence[float]) -> list[float]:
@@ -203,23 +225,15 @@ _COLUMNS = (
 
 def _cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
     """Of one case with several seeds: means and ranges of shares and times, sums of counts."""
-    times = zip(*(row.ttft_ms for row in rows), strict=True)
+    p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
+    enough = min(row.num_requests for row in rows) >= num_needed(0.99)
     return (
-        _spread([row.met_share for row in rows]),
-        *(_spread(ms) for ms in times),
-        _spread([row.hit_rate for row in rows]),
-        _spread([row.away_share for row in rows]),
+        *(_spread([row.met_share for row in rows]), _spread(p50), _spread(p90)),
+        _spread(p99) if enough else TOO_FEW,
+        *(_spread([row.hit_rate for row in rows]), _spread([row.away_share for row in rows])),
         _spread([row.decision_ms[0] for row in rows]),
-        *(
-            sum(counts)
-            for counts in zip(
-                *(
-                    (row.num_requests, row.num_deaths, row.num_moves, row.num_failed)
-                    for row in rows
-                ),
-                strict=True,
-            )
-        ),
+        *(sum(row.num_requests for row in rows), sum(row.num_deaths for row in rows)),
+        *(sum(row.num_moves for row in rows), sum(row.num_failed for row in rows)),
     )
 
 
@@ -227,7 +241,7 @@ def _spread(values: Sequence[float]) -> Cell:
     """Mean, lowest and highest; the value itself, of one alone."""
     if len(values) == 1:
         return float(values[0])
-    return f"{show(fmean(values))} ({show(min(values))} to {show(max(values))})"
+    return interval(fmean(values), min(values), max(values))
 
 
 if __name__ == "__main__":

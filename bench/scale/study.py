@@ -1,12 +1,14 @@
 """The runs of a study: one day for lone replicas and for fleets of every size, seed by seed.
 
 A day is the same for all: as long, and with the same peak. How much a fleet bears is searched for:
-its load rises or falls until it just misses the objective, and then closes in on where it does.
+its load rises or falls by steps until one of two neighbouring loads meets the objective and the
+other one misses it; what is borne lies between them.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeAlias
 
-from bench.harness.figures import quantile
+from bench.harness.figures import RESULTS, quantile
 from bench.scale import calls, decisions
 from bench.scale.decisions import RouterTimes, TimedRouter, Timings
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
@@ -75,10 +77,8 @@ class Search:
 
     case: Case
     """At the load that is tried first."""
-    step: float = 1.12
-    """Factor between loads until one meets the objective and the next one does not..."""
-    num_halvings: int = 1
-    """...and how often what is between those two is then halved."""
+    step: float = 1.06
+    """Factor between loads, until one meets the objective and the next one does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ class Row:
     num_moves: int
     decision_ms: tuple[float, float]
     """Mean and p99, virtual: from a request's arrival at a router until that had decided."""
+    all_ttft_ms: tuple[float, ...] = ()
+    """Of every request that got its whole reply."""
 
 
 def run_case(case: Case) -> Row:
@@ -157,11 +159,6 @@ def run_search(search: Search, run: Callable[[Case], Row] = run_case) -> tuple[R
     factor = search.step if rose else 1 / search.step
     while (rows[-1].met_share >= MET_SHARE) == rose and len(rows) < MOST_TRIES:
         rows.append(run(replace(search.case, rate=rows[-1].case.rate * factor)))
-    for _ in range(search.num_halvings):
-        met = [row.case.rate for row in rows if row.met_share >= MET_SHARE]
-        missed = [row.case.rate for row in rows if row.met_share < MET_SHARE]
-        if met and missed:
-            rows.append(run(replace(search.case, rate=(max(met) + min(missed)) / 2)))
     return tuple(rows)
 
 
@@ -184,7 +181,7 @@ def _setting(case: Case) -> Setting:
         _regions(case),
         case.num_replicas,
         report_s=case.report_s or REPORT_S.get(case.num_replicas, 0.05),
-        mtbf_s=_MTBF_S if case.failures else 0.0,
+        mtbf_s=MTBF_S if case.failures else 0.0,
         router_times=_router_times(case),
         seed=case.seed,
     )
@@ -195,6 +192,15 @@ def _router_times(case: Case) -> RouterTimes | None:
     if not case.decisions_take_time or not case.router.startswith("outrider"):
         return None
     return decisions.recorded(case.num_replicas)
+
+
+def inputs() -> dict[str, object]:
+    """The records that times are drawn from: when they were made, and from which commit."""
+    found: dict[str, object] = {}
+    for name in ("calls", "tick", "decisions"):
+        record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        found[name] = {"date": record["machine"]["date"], "commit": record.get("commit")}
+    return found
 
 
 def _demand(case: Case) -> Demand:
@@ -210,7 +216,7 @@ def _demand(case: Case) -> Demand:
     )
 
 
-_MTBF_S = 1200.0
+MTBF_S = 1200.0
 """A replica dies once in twenty minutes on average: with 10 s until another stands there, some one
 in a hundred is away at any time."""
 
@@ -253,6 +259,7 @@ def _row(case: Case, outcomes: Sequence[Outcome]) -> Row:
         num_deaths=sum(outcome.num_deaths for outcome in outcomes),
         num_moves=sum(outcome.num_moves for outcome in outcomes),
         decision_ms=(sum(decided) / len(decided), quantile(decided, 0.99)),
+        all_ttft_ms=tuple(ask.ttft_ms for ask in whole),
     )
 
 
@@ -298,7 +305,7 @@ def run_all(
 
 def _work(task: Task) -> float:
     """About how long it takes, in no unit."""
-    case, runs = (task.case, 4) if isinstance(task, Search) else (task, 1)
+    case, runs = (task.case, 3) if isinstance(task, Search) else (task, 1)
     return runs * case.num_replicas * case.num_apart * case.rate * case.seconds
 
 
