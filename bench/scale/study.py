@@ -137,7 +137,8 @@ def _outcome(case: Case, make_router: MakeRouter) -> Outcome:
 
 def time_routers(num_replicas: int) -> Timings:
     """How long routers of a fleet of this size take, in a short day of it."""
-    case = Case(num_replicas, _TIMED_RATE, _TIMED_S, failures=False, decisions_take_time=False)
+    day_s = max(_TIMED_S, _TIMED_DECISIONS / (_TIMED_RATE * num_replicas))
+    case = Case(num_replicas, _TIMED_RATE, day_s, failures=False, decisions_take_time=False)
     timings = Timings(after_s=WARM_S)
 
     def make_router(own: Region, regions: Sequence[Region], seed: int) -> Router:
@@ -147,8 +148,11 @@ def time_routers(num_replicas: int) -> Timings:
     return timings
 
 
-_TIMED_RATE, _TIMED_S = 7.0, 3.0
-"""About the load that fleets bear, and enough decisions for their distribution."""
+_TIMED_RATE = 7.0
+"""About the load that fleets bear."""
+_TIMED_S = 3.0
+_TIMED_DECISIONS = 700
+"""At least about so many: enough for a p99."""
 
 
 def run_search(search: Search, run: Callable[[Case], Row] = run_case) -> tuple[Row, ...]:

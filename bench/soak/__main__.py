@@ -49,7 +49,8 @@ def _virtual(run: Run, arguments: argparse.Namespace) -> bool:
         ends.add(end, count)
     waits = run.table("Time in the queue, virtual ms", "priority", "p50", "p99", "longest")
     for name, times in sorted(tally.queue_ms.items()):
-        waits.add(name, quantile(times, 0.5), quantile(times, 0.99), max(times))
+        waits.add(name, quantile(times, 0.5), waits.quantile(times, 0.99), max(times))
+        run.samples(f"{name}: time in the queue", times, unit="ms")
     run.figures |= {
         "virtual_hours": round(replica.now / 3600, 3),
         "sessions": sum(tally.ends.values()),
@@ -105,6 +106,9 @@ def _streams(run: Run, arguments: argparse.Namespace) -> bool:
     ends = run.table("Streams by how they ended, warm-up included", "end", "streams")
     for end, count in sorted(tally.ends.items()):
         ends.add(end, count)
+    for name, rss in tally.rss_mib.items():
+        run.samples(f"memory of the {name}, a sample a second", rss, unit="MiB")
+    run.samples("sessions that were over at those moments", tally.num_over, unit="sessions")
     errors = sum(count for end, count in tally.ends.items() if end != "finished")
     run.figures |= {
         "minutes": minutes,

@@ -1,6 +1,6 @@
 """Tokenization: one text by length and backend, the caches, event loops under prompts of 100,000
 tokens, what the tokenizer service adds to the time to the first token, files in bulk, and equality
-on whole books."""
+on whole books. `--core` leaves out what needs processes under load or texts to be fetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from outrider.tokenization.backends.choice import AUTO, load_backend
 
 
 def main() -> int:
-    run = start("tokenizer", parser("tokenizer", __doc__ or "").parse_args())
+    flags = parser("tokenizer", __doc__ or "", core="one text, caches, one front, and less in bulk")
+    run = start("tokenizer", flags.parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
     backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
@@ -27,10 +28,12 @@ def main() -> int:
     num_wrong += replay.measure(run, vocabulary, backends)
     shared.measure(run, vocabulary, backends)
     front.measure(run, vocabulary, backends)
-    processes.measure(run, backends[-1].name)
+    if not run.core:
+        processes.measure(run, backends[-1].name)
     ttft.measure(run)
-    bulk.measure(run, rounds=1, megabytes=48 if run.quick else 768)
-    num_wrong += equality.measure(run)
+    bulk.measure(run, rounds=1, megabytes=48 if run.quick else 96 if run.core else 192)
+    if not run.core:
+        num_wrong += equality.measure(run)
     run.figures["differences"] = num_wrong
     run.finish()
     return 1 if num_wrong else 0
