@@ -13,6 +13,8 @@ SERVICES = ("outrider", "services", "protos")
 PROMPTS = "bench/data/held_out"
 PEERS = ("bench/contenders", "bench/peers")
 WORKLOAD = ("bench/workload", PROMPTS)
+DRAWN_FROM = ("calls", "decisions", "tick")
+"""Records that the scale study draws its times from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,14 @@ _ALL = (
         "instances", "bench.instances",
         sources=(*SERVICES, *PEERS, *WORKLOAD, "bench/inference"), minutes=15.0,
     ),
-    Bench("scale", "bench.scale", minutes=180.0, core_minutes=6.0),
-    Bench("calls", "bench.scale.calls", minutes=3.0),
+    Bench(
+        "calls", "bench.scale.calls", sources=("outrider/engines", "outrider/models"), minutes=3.0
+    ),
+    Bench("decisions", "bench.scale.decisions", minutes=15.0),
+    Bench(
+        "scale", "bench.scale", minutes=300.0, core_minutes=7.0,
+        sources=(*SERVICES, *(f"bench/results/{name}.json" for name in DRAWN_FROM)),
+    ),
     Bench("router", "bench.router", minutes=6.0),
     Bench(
         "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),
@@ -102,7 +110,7 @@ _ALL = (
     ),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
-    Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=5.0),
+    Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
     Bench(
         "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,

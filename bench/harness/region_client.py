@@ -117,13 +117,15 @@ class RegionClient:
         drafter: Drafter | None = None,
         priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM,
         cache_salt: bytes = b"",
+        deadline_ms: int = 0,
     ) -> Reply:
-        """Run one session to its end; cancelled, it cancels the session. Raises what the region
-        answers as a typed error."""
+        """Run one session to its end, which a deadline may bring about; cancelled, it cancels the
+        session. Raises what the region answers as a typed error."""
         opening = opening_frame(self._coder, prompt, sampling, digest)
         opening.speculation = speculation
         opening.priority = priority
         opening.cache_salt = cache_salt
+        opening.deadline_ms = deadline_ms
         state = _Session(self._coder, drafter)
         async with self.open(opening) as talk:
             state.reply.opened_at = talk.opened_at

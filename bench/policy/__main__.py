@@ -6,7 +6,7 @@ import sys
 from itertools import product
 
 import bench.policy
-from bench.harness.figures import Run, median, parser, quantile, start
+from bench.harness.figures import Cell, Run, Table, median, parser, quantile, start
 from bench.policy import recorded
 from bench.policy.recorded import Chat
 from bench.policy.virtual import Served, VirtualReplica
@@ -41,9 +41,16 @@ def main() -> int:
         documents = recorded.chats(engine, vocabulary, "document", max(AT_ONCE), 0.0)
     finally:
         engine.close()
-    table = run.table("Milliseconds of a call by rows", *map(str, durations))
-    table.add(*durations.values())
-    replica = VirtualReplica(engine.info, durations, shipped_prior(vocabulary.digest))
+    share, num_calls = recorded.SHARE, recorded.NUM_CALLS
+    table = run.table(
+        f"Milliseconds of a call by rows: what {1 - share:.0%} of {num_calls} calls exceeded",
+        *map(str, durations),
+    )
+    table.add(*(quantile(times, share) for times in durations.values()))
+    for size, times in durations.items():
+        run.samples(f"a call of {size} rows", times, unit="ms")
+    quick_calls = {size: quantile(times, share) for size, times in durations.items()}
+    replica = VirtualReplica(engine.info, quick_calls, shipped_prior(vocabulary.digest))
     run.figures["wrong_texts"] = (
         _closed(run, replica, chats)
         + _arriving(run, replica, chats[0.0])
@@ -64,8 +71,8 @@ def _closed(run: Run, replica: VirtualReplica, chats: dict[float, list[Chat]]) -
         off, on = (replica.serve(of_kind, drafts=d, sessions=sessions) for d in (False, True))
         ratio = round(_speed(on) / _speed(off), 3)
         ratios.setdefault(f"{temperature:g}", {})[str(sessions)] = ratio
-        table.add(temperature, sessions, "off", *_cells(off), 1.0)
-        table.add(temperature, sessions, "on", *_cells(on), ratio)
+        table.add(temperature, sessions, "off", *_cells(table, off), 1.0)
+        table.add(temperature, sessions, "on", *_cells(table, on), ratio)
         wrong += off.wrong + on.wrong
     run.figures["drafts_on_over_off"] = ratios
     return wrong
@@ -79,7 +86,7 @@ def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
     for share in SHARES:
         for drafts in (False, True):
             served = replica.serve(chats, drafts=drafts, rate=share * most)
-            table.add(f"{share:.0%}", "on" if drafts else "off", *_cells(served))
+            table.add(f"{share:.0%}", "on" if drafts else "off", *_cells(table, served))
             wrong += served.wrong
     return wrong
 
@@ -91,7 +98,7 @@ def _at_once(run: Run, replica: VirtualReplica, documents: list[Chat]) -> int:
     for count in AT_ONCE:
         for drafts in (False, True):
             served = replica.serve(documents[:count], drafts=drafts, sessions=count)
-            table.add(count, "on" if drafts else "off", *_cells(served))
+            table.add(count, "on" if drafts else "off", *_cells(table, served))
             wrong += served.wrong
     return wrong
 
@@ -103,13 +110,13 @@ def _speed(served: Served) -> float:
     return served.num_tokens / served.seconds
 
 
-def _cells(served: Served) -> tuple[float, ...]:
+def _cells(table: Table, served: Served) -> tuple[Cell, ...]:
     ttft, gaps = served.ttft_ms, served.gaps_ms
     return (
         _speed(served),
         median(served.call_ms),
-        *(quantile(ttft, share) for share in (0.5, 0.95)),
-        *(quantile(gaps, share) for share in (0.5, 0.99)),
+        *(table.quantile(ttft, share) for share in (0.5, 0.95)),
+        *(table.quantile(gaps, share) for share in (0.5, 0.99)),
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.figures import quantile
 from bench.workload.supply import Supply
 from outrider.engines.base import Engine, Round
 from outrider.models.chat import Message
@@ -22,9 +21,10 @@ from services.inference.scheduling.scheduler import Scheduler
 MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120
 _SESSIONS = 8
-_CALLS = 60
-_SHARE = 0.15
-"""A low quantile: what the call takes when nobody else is at the memory."""
+NUM_CALLS = 60
+SHARE = 0.15
+"""The 15th percentile of the calls: about what a call takes when nobody else is at the memory. A
+median would hold what other work on a shared machine adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Chat:
     temperature: float
 
 
-def durations(engine: Engine) -> dict[int, float]:
-    """Milliseconds of a call by its rows, for the sizes that the engine is prepared for; sizes are
-    called in turn."""
+def durations(engine: Engine) -> dict[int, list[float]]:
+    """Milliseconds of NUM_CALLS calls by their rows, for the sizes that the engine is prepared for;
+    sizes are called in turn."""
     blocks_each = -(-(_CONTEXT + max(engine.info.sizing.sizes)) // engine.info.block_tokens) + 1
     for sequence in range(_SESSIONS):
         engine.open(sequence, np.array([1], np.int32))
     samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
-    for _ in range(_CALLS):
+    for _ in range(NUM_CALLS):
         for size, times in samples.items():
             rounds = _rounds(size, blocks_each)
             begin = time.perf_counter()
@@ -51,7 +51,7 @@ def durations(engine: Engine) -> dict[int, float]:
             times.append((time.perf_counter() - begin) * 1e3)
     for sequence in range(_SESSIONS):
         engine.close_sequence(sequence)
-    return {size: quantile(times, _SHARE) for size, times in samples.items()}
+    return samples
 
 
 def _rounds(num_rows: int, blocks_each: int) -> list[Round]:

@@ -1,145 +1,247 @@
-"""Runs the study and reports."""
+"""Plans the study, runs it and reports.
+
+`--core` has fleets of 10 and 100 and takes minutes; without it there is one of 1,000 as well, and
+the tables on causes and floors are of 100 replicas in place of 10, which takes hours.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 import bench.scale
-from bench.harness.figures import Cell, Run, parser, start
+from bench.harness.figures import TOO_FEW, Cell, Run, interval, parser, start
+from bench.harness.statistics import num_needed
+from bench.scale.demand import GROUPS_PER_REPLICA
 from bench.scale.study import (
+    DAY_S,
     MET_SHARE,
+    MTBF_S,
     NUM_REGIONS,
     OBJECTIVE_MS,
     REPORT_S,
+    WARM_S,
     Case,
     Row,
+    Search,
+    Task,
     capacity,
+    inputs,
     run_all,
     without,
 )
 
-ALONE_RATES = (7.0, 7.5, 8.0, 8.5, 9.0, 10.0)
-LOADS = {10: (7.0, 8.0, 9.0, 10.0), 100: (7.0, 8.0, 9.0, 10.0), 1000: (8.0, 10.0)}
-"""Requests a second of one replica, by replicas of the fleet."""
-TARGETS = {10: 0.85, 100: 0.75, 1000: 0.65}
+SIZES = (10, 100, 1000)
+CORE_SIZES = (10, 100)
+AIMS = {10: 0.85, 100: 0.75, 1000: 0.65}
+"""Of linear, set before anything was measured."""
+NUM_ALONE = 10
+"""Lone replicas of a seed, counted together: as many requests as a fleet of ten has."""
+LONG_DAYS = 10
+FLAT, SAME_DAY, LONG_DAY = (
+    "alone, demand the same at every hour",
+    "alone",
+    f"alone, the same day {LONG_DAYS} times as long",
+)
+_FIRST_RATES = {FLAT: 13.4, SAME_DAY: 9.7, LONG_DAY: 8.8, 10: 8.2, 100: 9.0, 1000: 8.0}
+"""Requests a second of one replica that a search begins with; near the answer, it is short."""
+_CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
-_SECONDS = {1: 240.0, 10: 60.0, 100: 24.0, 1000: 24.0}
-_CAUSES_REPLICAS = 100
-_CAUSES_RATE = 8.0
+FLOORS = ("outrider", "outrider, behind admission", "least loaded", "round robin")
+
+Rows = Mapping[Task, Sequence[Row]]
 
 
 def main() -> int:
-    flags = parser("scale", bench.scale.__doc__ or "")
+    flags = parser("scale", bench.scale.__doc__ or "", core="fleets of 10 and 100 alone")
+    flags.add_argument("--seeds", type=int, default=3, help="runs of everything, each another day")
     flags.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    flags.add_argument("--max-replicas", type=int, default=1000, help="largest fleet")
     arguments = flags.parse_args()
     run = start("scale", arguments)
-    most = 10 if run.quick else arguments.max_replicas
-    plan = _Plan([size for size in LOADS if size <= most], run.quick)
+    if run.quick:
+        plan = Plan(CORE_SIZES[:1], range(1, 3), DAY_S / 3, middle=10)
+    else:
+        sizes = CORE_SIZES if run.core else SIZES
+        middle = 10 if run.core else 100
+        plan = Plan(sizes, range(1, arguments.seeds + 1), DAY_S, middle)
     begin = time.monotonic()
 
-    def progress(done: int, count: int) -> None:
-        print(f"{done} of {count} runs, {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    def progress(share: float) -> None:
+        took_s = time.monotonic() - begin
+        left_s = took_s * (1 / share - 1)
+        print(f"{share:.0%} after {took_s:.0f} s, about {left_s:.0f} s to go", file=sys.stderr)
 
-    rows = run_all(plan.cases, arguments.jobs, progress)
-    _report(run, plan, rows)
+    run.setting("inputs", **inputs())
+    rows = run_all(plan.tasks, arguments.jobs, progress)
+    report(run, plan, rows)
     run.finish()
-    return int(any(row.num_failed for row in rows.values() if row.case.router == "outrider"))
+    return int(bool(run.figures["failed"]))
 
 
-class _Plan:
-    """The cases, by what they are for."""
+class Plan:
+    """What is run, by what it is for; each for every seed, in the order of the seeds."""
 
-    def __init__(self, sizes: Sequence[int], quick: bool) -> None:
-        scale = 0.25 if quick else 1.0
-        self.alone = [
-            Case(1, rate, scale * _SECONDS[1], failures=False)
-            for rate in (ALONE_RATES[::2] if quick else ALONE_RATES)
-        ]
-        self.fleets = {
-            size: [Case(size, rate, scale * _SECONDS[size]) for rate in LOADS[size]]
-            for size in sizes
+    def __init__(
+        self, sizes: Sequence[int], seeds: Sequence[int], day_s: float, middle: int
+    ) -> None:
+        """`middle`: replicas of the fleet that causes and floors are shown with."""
+        self.sizes, self.seeds, self.middle = sizes, seeds, middle
+        lone = Case(1, _FIRST_RATES[SAME_DAY], day_s, failures=False, decisions_take_time=False)
+        by_name: dict[str | int, Case] = {
+            FLAT: replace(lone, diurnal=False, num_apart=NUM_ALONE),
+            SAME_DAY: replace(lone, num_apart=NUM_ALONE),
+            LONG_DAY: replace(lone, seconds=LONG_DAYS * day_s),
         }
-        middle = min(_CAUSES_REPLICAS, sizes[-1])
-        self.causes = without(Case(middle, _CAUSES_RATE, scale * _SECONDS[middle]))
-        self.floors = [
-            Case(middle, rate, scale * _SECONDS[middle], router=router)
+        by_name |= {size: Case(size, 0.0, day_s) for size in sizes}
+        self.searches = {
+            name: [Search(replace(case, rate=_FIRST_RATES[name], seed=seed)) for seed in seeds]
+            for name, case in by_name.items()
+        }
+        middle_case = Case(middle, _CAUSES_RATE, day_s)
+        self.causes = {
+            name: [replace(case, seed=seed) for seed in seeds]
+            for name, case in without(middle_case).items()
+        }
+        self.floors = {
+            (router, rate): [replace(middle_case, router=router, rate=rate, seed=s) for s in seeds]
             for rate in FLOOR_RATES
-            for router in ("outrider", "outrider, behind admission", "least loaded", "round robin")
-        ]
+            for router in FLOORS
+        }
 
     @property
-    def cases(self) -> list[Case]:
-        """Each once."""
-        fleets = [case for cases in self.fleets.values() for case in cases]
-        return list(dict.fromkeys([*self.alone, *fleets, *self.causes.values(), *self.floors]))
+    def tasks(self) -> list[Task]:
+        """All of it."""
+        tasks: list[Task] = [one for group in self.searches.values() for one in group]
+        tasks += [case for group in self.causes.values() for case in group]
+        return tasks + [case for group in self.floors.values() for case in group]
 
 
-def _report(run: Run, plan: _Plan, rows: dict[Case, Row]) -> None:
-    one = capacity([rows[case] for case in plan.alone])
-    _efficiency(run, plan, rows, one)
-    title = "A fleet at rising loads"
-    loads = run.table(title, "replicas", "regions", "requests/s each", *_COLUMNS)
-    for cases in ([*plan.alone], *plan.fleets.values()):
-        for case in cases:
-            regions = NUM_REGIONS[case.num_replicas]
-            loads.add(case.num_replicas, regions, case.rate, *_cells(rows[case]))
-    _causes(run, plan, rows)
-    middle = plan.floors[0].num_replicas
-    floors = run.table(
-        f"{middle} replicas, our router and floors", "router", "requests/s each", *_COLUMNS
+def report(run: Run, plan: Plan, rows: Rows) -> None:
+    """Adds the tables and figures."""
+    _efficiency(run, plan, rows)
+    tried = run.table("All loads that were tried", "fleet", "seed", "requests/s each", *_COLUMNS)
+    for name, searches in plan.searches.items():
+        for search in searches:
+            for row in sorted(rows[search], key=lambda row: row.case.rate):
+                tried.add(_fleet(name), search.case.seed, row.case.rate, *_cells([row]))
+    title = f"What limits {plan.middle} replicas at {_CAUSES_RATE:g} requests/s each"
+    causes = run.table(title, "one cause less", *_COLUMNS)
+    for cause, cases in plan.causes.items():
+        causes.add(cause, *_cells([rows[case][0] for case in cases]))
+    title = f"{plan.middle} replicas, our router and floors"
+    floors = run.table(title, "router", "requests/s each", *_COLUMNS)
+    for (router, rate), cases in plan.floors.items():
+        floors.add(router, rate, *_cells([rows[case][0] for case in cases]))
+    ours = [row for found in rows.values() for row in found if row.case.router == "outrider"]
+    run.setting(
+        "all",
+        day_s=plan.searches[SAME_DAY][0].case.seconds,
+        warm_up_s=WARM_S,
+        groups_per_replica=GROUPS_PER_REPLICA,
+        seeds=list(plan.seeds),
     )
-    for case in plan.floors:
-        floors.add(case.router, case.rate, *_cells(rows[case]))
+    run.setting("lone replicas", num_counted_together=NUM_ALONE, deaths=False, decisions_ms=0)
+    run.setting("fleets", mean_time_to_death_s=MTBF_S, reports_every_s={10: 0.05} | REPORT_S)
     run.figures |= {
         "objective_ttft_ms": OBJECTIVE_MS,
         "met_share": MET_SHARE,
-        "requests_per_s_alone": round(one, 2),
-        "failed": sum(row.num_failed for row in rows.values() if row.case.router == "outrider"),
+        "seeds": len(plan.seeds),
+        "day_s": plan.searches[SAME_DAY][0].case.seconds,
+        "failed": sum(row.num_failed for row in ours),
     }
 
 
-def _efficiency(run: Run, plan: _Plan, rows: dict[Case, Row], one: float) -> None:
-    """A fleet's highest load over as many times that of one replica alone."""
-    columns = ("replicas", "regions", "requests/s each", "goodput/s", "of linear", "aim")
-    more = ("reports every, ms", "decision mean, ms", "p99", "sessions moved")
-    table = run.table("Highest load at which 95% get their first token within 1 s", *columns, *more)
-    efficiencies: dict[str, float] = {}
-    for size, cases in plan.fleets.items():
-        found = [rows[case] for case in cases]
-        most = capacity(found)
-        efficiencies[str(size)] = round(most / one, 3) if one else 0.0
-        last = found[-1]
-        decided = (us / 1000 for us in last.decision_us)
-        report_ms = 1e3 * REPORT_S.get(size, 0.05)
+def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
+    """The highest load each fleet bears, over that of the strongest lone replica."""
+    found = {
+        name: [capacity(rows[search]) for search in searches]
+        for name, searches in plan.searches.items()
+    }
+    best = [max(pair) for pair in zip(found[FLAT], found[SAME_DAY], strict=True)]
+    table = run.table(
+        f"Highest load at which {MET_SHARE:.0%} get their first token within "
+        f"{OBJECTIVE_MS / 1e3:g} s: mean (lowest to highest) of {len(plan.seeds)} seeds",
+        *("fleet", "regions", "requests/s each", "of linear", "aim", "of as many alone"),
+        *("reports every, ms", "deciding, mean ms", "p99"),
+    )
+    efficiency: dict[str, float] = {}
+    ranges: dict[str, list[float]] = {}
+    same_day: dict[str, float] = {}
+    for name, rates in found.items():
+        run.samples(f"{_fleet(name)}: load borne, by seed", rates, unit="requests/s")
+        for search in plan.searches[name]:
+            near = _nearest(rows[search])
+            label = f"{_fleet(name)}, seed {near.case.seed}, {near.case.rate:.2f} requests/s: TTFT"
+            run.samples(label, near.all_ttft_ms, unit="ms")
+        linear = _ratios(rates, best)
+        over_same = _ratios(rates, found[SAME_DAY])
+        cells: tuple[Cell, ...] = (*("-",) * 3,)
+        if isinstance(name, int):
+            efficiency[str(name)] = round(fmean(linear), 3)
+            ranges[str(name)] = [round(min(linear), 3), round(max(linear), 3)]
+            same_day[str(name)] = round(fmean(over_same), 3)
+            cells = _deciding(name, [row for one in plan.searches[name] for row in rows[one]])
         table.add(
-            *(size, NUM_REGIONS[size], most, MET_SHARE * most * size, efficiencies[str(size)]),
-            *(TARGETS[size], report_ms, *decided, sum(row.num_moves for row in found)),
+            *(_fleet(name), NUM_REGIONS[name] if isinstance(name, int) else 1, _spread(rates)),
+            *(_spread(linear), AIMS[name] if isinstance(name, int) else "-", _spread(over_same)),
+            *cells,
         )
-    run.figures["efficiency"] = efficiencies
+    run.figures |= {
+        "efficiency": efficiency,
+        "efficiency_range": ranges,
+        "efficiency_same_day": same_day,
+        "requests_per_s_alone": round(fmean(best), 2),
+        "requests_per_s_alone_same_day": round(fmean(found[SAME_DAY]), 2),
+    }
 
 
-def _causes(run: Run, plan: _Plan, rows: dict[Case, Row]) -> None:
-    case = plan.causes["as it is"]
-    title = f"What limits {case.num_replicas} replicas at {case.rate:g} requests/s each"
-    table = run.table(title, "one cause less", *_COLUMNS)
-    for name, variant in plan.causes.items():
-        table.add(name, *_cells(rows[variant]))
+def _nearest(rows: Sequence[Row]) -> Row:
+    """The run that came nearest to the load that its fleet just bears."""
+    return min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
+
+
+def _deciding(size: int, rows: Sequence[Row]) -> tuple[Cell, ...]:
+    mean_ms, p99_ms = _nearest(rows).decision_ms
+    return 1e3 * REPORT_S.get(size, 0.05), mean_ms, p99_ms
+
+
+def _ratios(rates: Sequence[float], bases: Sequence[float]) -> list[float]:
+    """Seed by seed; 0 where a base was not found."""
+    return [rate / base if base else 0.0 for rate, base in zip(rates, bases, strict=True)]
+
+
+def _fleet(name: str | int) -> str:
+    return f"{name:,} replicas" if isinstance(name, int) else name
 
 
 _COLUMNS = (
-    *("within 1 s", "TTFT p50, ms", "p90", "p99", "hit rate", "away"),
+    *("within 1 s", "TTFT p50, ms", "p90", "p99", "hit rate", "away", "deciding, mean ms"),
     *("requests", "deaths", "moved", "failed"),
 )
 
 
-def _cells(row: Row) -> tuple[Cell, ...]:
+def _cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
+    """Of one case with several seeds: means and ranges of shares and times, sums of counts."""
+    p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
+    enough = min(row.num_requests for row in rows) >= num_needed(0.99)
     return (
-        *(round(row.met_share, 3), *row.ttft_ms, round(row.hit_rate, 3), round(row.away_share, 3)),
-        *(row.num_requests, row.num_deaths, row.num_moves, row.num_failed),
+        *(_spread([row.met_share for row in rows]), _spread(p50), _spread(p90)),
+        _spread(p99) if enough else TOO_FEW,
+        *(_spread([row.hit_rate for row in rows]), _spread([row.away_share for row in rows])),
+        _spread([row.decision_ms[0] for row in rows]),
+        *(sum(row.num_requests for row in rows), sum(row.num_deaths for row in rows)),
+        *(sum(row.num_moves for row in rows), sum(row.num_failed for row in rows)),
     )
+
+
+def _spread(values: Sequence[float]) -> Cell:
+    """Mean, lowest and highest; the value itself, of one alone."""
+    if len(values) == 1:
+        return float(values[0])
+    return interval(fmean(values), min(values), max(values))
 
 
 if __name__ == "__main__":

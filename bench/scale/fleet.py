@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from bench.scale.clock import Clock
+from bench.scale.decisions import RouterTimes
 from bench.scale.demand import Ask
 from bench.scale.regions import Region, rtt_ms
 from bench.scale.replicas.base import Hooks, Replica
@@ -42,6 +43,8 @@ class Setting:
     """Until another one stands in its place, with an empty cache."""
     drain_s: float = 120.0
     """Time after the last request came in which all have to end."""
+    router_times: RouterTimes | None = None
+    """How long a router takes to decide and to read a report; None: no time at all."""
     seed: int = 1
 
 
@@ -55,6 +58,30 @@ class Outcome:
     """Times that a client was told to come again later."""
     num_moves: int = 0
     """Sessions that went on at another replica."""
+    decision_ms: list[float] = field(default_factory=list)
+    """From a request's arrival at its router until that had decided: the wait for the router's
+    thread, and the decision itself. One for each time that a router was asked."""
+
+
+class _RouterThread:
+    """What a router does, it does one after the other."""
+
+    def __init__(self, times: RouterTimes | None, seed: int) -> None:
+        self._times = times
+        self._random = random.Random(seed)
+        self._free_at = 0.0
+
+    def decision_at(self, now: float) -> float:
+        """When a decision that is asked for now is made."""
+        return self._done_at(now, self._times.draw_ms(self._random.random()) if self._times else 0)
+
+    def report_at(self, now: float, num_replicas: int) -> float:
+        """When reports of so many replicas that come now have been taken in."""
+        return self._done_at(now, self._times.report_ms * num_replicas if self._times else 0)
+
+    def _done_at(self, now: float, work_ms: float) -> float:
+        self._free_at = max(now, self._free_at) + work_ms / 1e3
+        return self._free_at
 
 
 class _Slot:
@@ -89,6 +116,10 @@ class Fleet:
         self._routers = [
             make_router(region, regions, setting.seed + index)
             for index, region in enumerate(regions)
+        ]
+        self._threads = [
+            _RouterThread(setting.router_times, setting.seed + index)
+            for index in range(len(regions))
         ]
         self._at: dict[int, str] = {}
         """Requests by number: the replica that has them."""
@@ -130,8 +161,14 @@ class Fleet:
 
     def _arrive(self, ask: Ask) -> None:
         self.outcome.asks.append(ask)
-        self._place(ask)
+        self._ask_router(ask)
         self._expect()
+
+    def _ask_router(self, ask: Ask) -> None:
+        """Its router places it once its thread has come to it."""
+        decided_at = self._threads[ask.region].decision_at(self._clock.now)
+        self.outcome.decision_ms.append((decided_at - self._clock.now) * 1e3)
+        self._clock.at(decided_at, self._place, ask)
 
     def _place(self, ask: Ask) -> None:
         try:
@@ -142,7 +179,7 @@ class Fleet:
             self._refuse(ask, error)
         else:
             if name is not None:
-                self._send(ask, name)
+                self._send(ask, name, self._clock.now)
         self._wake(ask.region)  # a refusal may have been somebody else's
 
     def _wake(self, region: int) -> None:
@@ -150,15 +187,16 @@ class Fleet:
             if isinstance(outcome, OutriderError):
                 self._refuse(ask, outcome)
             else:
-                self._send(ask, outcome)
+                self._send(ask, outcome, self._threads[region].decision_at(self._clock.now))
 
-    def _send(self, ask: Ask, name: str) -> None:
+    def _send(self, ask: Ask, name: str, at: float) -> None:
+        """It sets out for its replica then."""
         slot = self._slots[name]
         ask.began_away |= ask.num_places == 0 and slot.region != ask.region
         ask.num_places += 1
         self._at[ask.number] = name
         slot.asks[ask.number] = (ask, slot.life)
-        self._clock.after(self._one_way_s(ask, slot), self._reach, ask, slot, slot.life)
+        self._clock.at(at + self._one_way_s(ask, slot), self._reach, ask, slot, slot.life)
 
     def _refuse(self, ask: Ask, error: OutriderError) -> None:
         """The client comes again when it was told to, while it has patience."""
@@ -167,7 +205,7 @@ class Fleet:
             ask.error = error.reason
             return
         self.outcome.num_refusals += 1
-        self._clock.after(delay_s, self._place, ask)
+        self._clock.after(delay_s, self._ask_router, ask)
 
     def _one_way_s(self, ask: Ask, slot: _Slot) -> float:
         return self._rtt_s[ask.region][slot.region] / 2
@@ -202,7 +240,7 @@ class Fleet:
         """Its replica will not serve it to the end: another one goes on where that stopped."""
         ask.tried = frozenset({self._at[ask.number]})
         self._leave(ask)
-        self._place(ask)
+        self._ask_router(ask)
 
     def _start(self, slot: _Slot) -> None:
         hooks = Hooks(
@@ -258,5 +296,10 @@ class Fleet:
         self._clock.after(self._setting.report_s, self._report, region)
 
     def _hear(self, index: int, reports: Sequence[Report]) -> None:
+        """They have come; what they say counts once the router has read them."""
+        read_at = self._threads[index].report_at(self._clock.now, len(reports))
+        self._clock.at(read_at, self._read, index, reports)
+
+    def _read(self, index: int, reports: Sequence[Report]) -> None:
         self._routers[index].report(reports, self._clock.now)
         self._wake(index)

@@ -1,19 +1,27 @@
-"""The runs of a study: fleets of every size, one cause of loss taken away at a time, and floors."""
+"""The runs of a study: one day for lone replicas and for fleets of every size, seed by seed.
+
+A day is the same for all: as long, and with the same peak. How much a fleet bears is searched for:
+its load rises or falls by steps until one of two neighbouring loads meets the objective and the
+other one misses it; what is borne lies between them.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from typing import TypeAlias
 
-from bench.harness.figures import quantile
-from bench.scale.calls import recorded
+from bench.harness.figures import RESULTS, quantile
+from bench.scale import calls, decisions
+from bench.scale.decisions import RouterTimes, TimedRouter, Timings
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
-from bench.scale.fleet import Fleet, Outcome, Setting
+from bench.scale.fleet import Fleet, MakeRouter, Outcome, Setting
 from bench.scale.regions import REGIONS, Region
 from bench.scale.replicas.full import FullReplica
 from bench.scale.routing.base import Router
@@ -28,6 +36,9 @@ MET_SHARE = 0.95
 """A fleet serves a load while so many of its requests meet the objective."""
 WARM_S = 12.0
 """In which each group is asked once: about as busy as the day itself."""
+DAY_S = 24.0
+"""Length of the day that is measured, for lone replicas and for fleets alike. Short, for a thousand
+replicas' sake: the evening's peak is some eight seconds, in which no long queue can gather."""
 NUM_REGIONS = {1: 1, 10: 2, 32: 4, 100: 6, 1000: 12}
 REPORT_S = {1000: 0.25}
 """Where it is not the router's default of 50 ms: 20,000 reports a second are more than one router
@@ -41,7 +52,7 @@ class Case:
     num_replicas: int
     rate: float
     """Requests a second of one replica, on average."""
-    seconds: float = 24.0
+    seconds: float = DAY_S
     """Of the day that is measured."""
     router: str = "outrider"
     num_regions: int = 0
@@ -52,12 +63,28 @@ class Case:
     """Of priority, each as often as it stands there."""
     report_s: float = 0.0
     """0: as REPORT_S says."""
+    decisions_take_time: bool = True
+    """Whether a router's decisions and reports take as long as was measured, or no time."""
+    num_apart: int = 1
+    """So many of these fleets, each with demand and deaths of its own, their requests counted
+    together. Lone replicas are run so: one alone has too few requests to tell 95 % from 94 %."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """Runs of one fleet at different loads: where does it cease to meet the objective?"""
+
+    case: Case
+    """At the load that is tried first."""
+    step: float = 1.06
+    """Factor between loads, until one meets the objective and the next one does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """What became of a case. Of the measured day's requests alone, but for the deaths."""
+    """What became of a case. Of the measured day's requests alone, but for deaths, moves and
+    decisions."""
 
     case: Case
     num_requests: int
@@ -75,25 +102,71 @@ class Row:
     """Placed outside of their region at first."""
     num_deaths: int
     num_moves: int
-    decision_us: tuple[float, float]
-    """Real time, mean and p99; 0 where nothing is decided."""
+    decision_ms: tuple[float, float]
+    """Mean and p99, virtual: from a request's arrival at a router until that had decided."""
+    all_ttft_ms: tuple[float, ...] = ()
+    """Of every request that got its whole reply."""
 
 
 def run_case(case: Case) -> Row:
-    """Run it. The same case gives the same row, but for `decision_us`."""
-    times, routers = recorded(), list[Router]()
+    """Run it. The same case gives the same row."""
+    return _row(case, [_outcome(part, _ROUTERS[case.router]) for part in _apart(case)])
 
-    def make_router(own: Region, regions: Sequence[Region], seed: int) -> Router:
-        routers.append(_ROUTERS[case.router](own, regions, seed))
-        return routers[-1]
 
+def _apart(case: Case) -> list[Case]:
+    """The fleets of a case, each with a seed that no other one of the study has."""
+    if case.num_apart == 1:
+        return [case]
+    seeds = (_SEEDS_APART * case.seed + number for number in range(case.num_apart))
+    return [replace(case, num_apart=1, seed=seed) for seed in seeds]
+
+
+_SEEDS_APART = 1000
+
+
+def _outcome(case: Case, make_router: MakeRouter) -> Outcome:
+    times = calls.recorded()
     fleet = Fleet(
         _setting(case),
         lambda clock, hooks, seed: FullReplica(clock, times, hooks, seed),
         make_router,
     )
     with _uncollected():
-        return _row(case, fleet.run(_demand(case).asks()), routers)
+        return fleet.run(_demand(case).asks())
+
+
+def time_routers(num_replicas: int) -> Timings:
+    """How long routers of a fleet of this size take, in a short day of it."""
+    day_s = max(_TIMED_S, _TIMED_DECISIONS / (_TIMED_RATE * num_replicas))
+    case = Case(num_replicas, _TIMED_RATE, day_s, failures=False, decisions_take_time=False)
+    timings = Timings(after_s=WARM_S)
+
+    def make_router(own: Region, regions: Sequence[Region], seed: int) -> Router:
+        return TimedRouter(MeshRouter(own, regions, seed), timings)
+
+    _outcome(case, make_router)
+    return timings
+
+
+_TIMED_RATE = 7.0
+"""About the load that fleets bear."""
+_TIMED_S = 3.0
+_TIMED_DECISIONS = 700
+"""At least about so many: enough for a p99."""
+
+
+def run_search(search: Search, run: Callable[[Case], Row] = run_case) -> tuple[Row, ...]:
+    """All its runs; `capacity` reads the answer from them. A load at which a fleet never meets the
+    objective, or always does, is not looked for beyond MOST_TRIES."""
+    rows = [run(search.case)]
+    rose = rows[0].met_share >= MET_SHARE
+    factor = search.step if rose else 1 / search.step
+    while (rows[-1].met_share >= MET_SHARE) == rose and len(rows) < MOST_TRIES:
+        rows.append(run(replace(search.case, rate=rows[-1].case.rate * factor)))
+    return tuple(rows)
+
+
+MOST_TRIES = 8
 
 
 @contextmanager
@@ -112,9 +185,26 @@ def _setting(case: Case) -> Setting:
         _regions(case),
         case.num_replicas,
         report_s=case.report_s or REPORT_S.get(case.num_replicas, 0.05),
-        mtbf_s=_MTBF_S if case.failures else 0.0,
+        mtbf_s=MTBF_S if case.failures else 0.0,
+        router_times=_router_times(case),
         seed=case.seed,
     )
+
+
+def _router_times(case: Case) -> RouterTimes | None:
+    """Floors count sessions at most: they decide in no time."""
+    if not case.decisions_take_time or not case.router.startswith("outrider"):
+        return None
+    return decisions.recorded(case.num_replicas)
+
+
+def inputs() -> dict[str, object]:
+    """The records that times are drawn from: when they were made, and from which commit."""
+    found: dict[str, object] = {}
+    for name in ("calls", "tick", "decisions"):
+        record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        found[name] = {"date": record["machine"]["date"], "commit": record.get("commit")}
+    return found
 
 
 def _demand(case: Case) -> Demand:
@@ -130,7 +220,7 @@ def _demand(case: Case) -> Demand:
     )
 
 
-_MTBF_S = 1200.0
+MTBF_S = 1200.0
 """A replica dies once in twenty minutes on average: with 10 s until another stands there, some one
 in a hundred is away at any time."""
 
@@ -154,12 +244,13 @@ _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
 }
 
 
-def _row(case: Case, outcome: Outcome, routers: Sequence[Router]) -> Row:
-    asks = [ask for ask in outcome.asks if ask.number > GROUPS_PER_REPLICA * case.num_replicas]
+def _row(case: Case, outcomes: Sequence[Outcome]) -> Row:
+    num_warm = GROUPS_PER_REPLICA * case.num_replicas
+    asks = [ask for outcome in outcomes for ask in outcome.asks if ask.number > num_warm]
     whole = [ask for ask in asks if ask.ended_at]
     met = sum(ask.ttft_ms <= OBJECTIVE_MS for ask in whole)
     ttft_ms = [ask.ttft_ms for ask in whole] or [0.0]
-    decided = [us for one in routers if isinstance(one, MeshRouter) for us in one.decision_us]
+    decided = [ms for outcome in outcomes for ms in outcome.decision_ms]
     return Row(
         case,
         num_requests=len(asks),
@@ -169,11 +260,10 @@ def _row(case: Case, outcome: Outcome, routers: Sequence[Router]) -> Row:
         ttft_ms=(quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.9), quantile(ttft_ms, 0.99)),
         hit_rate=_hit_rate(asks),
         away_share=sum(ask.began_away for ask in asks) / max(1, len(asks)),
-        num_deaths=outcome.num_deaths,
-        num_moves=outcome.num_moves,
-        decision_us=(sum(decided) / len(decided), quantile(decided, 0.99))
-        if decided
-        else (0.0, 0.0),
+        num_deaths=sum(outcome.num_deaths for outcome in outcomes),
+        num_moves=sum(outcome.num_moves for outcome in outcomes),
+        decision_ms=(sum(decided) / len(decided), quantile(decided, 0.99)),
+        all_ttft_ms=tuple(ask.ttft_ms for ask in whole),
     )
 
 
@@ -189,24 +279,38 @@ def _hit_rate(asks: Sequence[Ask]) -> float:
     return sum(ask.cached_tokens for ask in asks) / max(1, sum(len(ask.prompt) for ask in asks))
 
 
-def run_all(
-    cases: Sequence[Case], jobs: int, progress: Callable[[int, int], None]
-) -> dict[Case, Row]:
-    """Every case, several at a time in processes of their own, the largest first; `progress` hears
-    how many of them are done."""
-    rows: dict[Case, Row] = {}
-    ordered = sorted(cases, key=lambda case: -case.num_replicas * case.rate * case.seconds)
-    if jobs == 1:
-        for done, case in enumerate(ordered, 1):
-            rows[case] = run_case(case)
-            progress(done, len(ordered))
-        return rows
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: list[Future[Row]] = [pool.submit(run_case, case) for case in ordered]
-        for done, future in enumerate(as_completed(futures), 1):
-            rows[future.result().case] = future.result()
-            progress(done, len(ordered))
+Task: TypeAlias = Case | Search
+
+
+def run_task(task: Task) -> tuple[Row, ...]:
+    """One run of a case, or all those of a search."""
+    rows = run_search(task) if isinstance(task, Search) else (run_case(task),)
+    gc.collect()  # before the next one of this process
     return rows
+
+
+def run_all(
+    tasks: Sequence[Task], jobs: int, progress: Callable[[float], None]
+) -> dict[Task, tuple[Row, ...]]:
+    """Every task once, several at a time in processes of their own, the longest first; `progress`
+    hears which share of the work is done, by a rough reckoning."""
+    rows: dict[Task, tuple[Row, ...]] = {}
+    ordered = sorted(dict.fromkeys(tasks), key=_work, reverse=True)
+    whole = sum(map(_work, ordered))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[tuple[Row, ...]], Task] = {
+            pool.submit(run_task, task): task for task in ordered
+        }
+        for future in as_completed(futures):
+            rows[futures[future]] = future.result()
+            progress(sum(map(_work, rows)) / whole)
+    return rows
+
+
+def _work(task: Task) -> float:
+    """About how long it takes, in no unit."""
+    case, runs = (task.case, 3) if isinstance(task, Search) else (task, 1)
+    return runs * case.num_replicas * case.num_apart * case.rate * case.seconds
 
 
 def capacity(rows: Sequence[Row]) -> float:
@@ -232,5 +336,8 @@ def without(case: Case) -> dict[str, Case]:
         "no failures": replace(case, failures=False),
         "demand the same at every hour": replace(case, diurnal=False),
         "one region": replace(case, num_regions=1),
-        "reports every 5 ms": replace(case, report_s=0.005),
+        "decisions and reports in no time": replace(case, decisions_take_time=False),
+        "the same, and reports every 5 ms": replace(
+            case, decisions_take_time=False, report_s=0.005
+        ),
     }

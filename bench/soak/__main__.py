@@ -9,7 +9,13 @@ import sys
 import bench.soak
 from bench.harness.figures import Run, parser, quantile, start
 from bench.soak.live import Soak, Tally, make_chats, num_sessions, num_wrong
-from bench.soak.streams import WARM_UP_S, Streams, flatness, growth
+from bench.soak.streams import (
+    MAX_GROWTH_MB,
+    WARM_UP_S,
+    WARM_UP_SESSIONS,
+    Streams,
+    growth_mb,
+)
 from bench.soak.virtual import VirtualReplica
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -43,7 +49,8 @@ def _virtual(run: Run, arguments: argparse.Namespace) -> bool:
         ends.add(end, count)
     waits = run.table("Time in the queue, virtual ms", "priority", "p50", "p99", "longest")
     for name, times in sorted(tally.queue_ms.items()):
-        waits.add(name, quantile(times, 0.5), quantile(times, 0.99), max(times))
+        waits.add(name, quantile(times, 0.5), waits.quantile(times, 0.99), max(times))
+        run.samples(f"{name}: time in the queue", times, unit="ms")
     run.figures |= {
         "virtual_hours": round(replica.now / 3600, 3),
         "sessions": sum(tally.ends.values()),
@@ -71,42 +78,54 @@ def _live(run: Run, arguments: argparse.Namespace) -> bool:
         "sessions": sum(tally.ends.values()),
         "wrong_texts": wrong,
         "starved": starved,
+        "wrong_errors": len(tally.wrong_errors),
         "longest_wait_s": round(max(tally.longest_s.values(), default=0.0), 1),
         **left,
         "hit_rate": round(tally.cached_tokens / max(1, tally.prompt_tokens), 3),
         "kv_events": tally.num_kv_events,
     }
-    return not wrong and not starved and not any(left.values())
+    for told in sorted(set(tally.wrong_errors)):
+        print(f"bad input ended with {told}", file=sys.stderr)
+    return not (wrong or starved or tally.wrong_errors or any(left.values()))
 
 
 def _streams(run: Run, arguments: argparse.Namespace) -> bool:
     minutes = min(0.5, arguments.minutes) if run.quick else arguments.minutes
+    warm_up_sessions = 0 if run.quick else WARM_UP_SESSIONS
     streams = Streams(arguments.streams, arguments.seed)
-    tally = asyncio.run(streams.run(60 * minutes, WARM_UP_S))
-    memory = run.table("Memory, MiB", "process", "lowest", "highest", "off the mean", "growth")
-    for name, samples in tally.rss_mib.items():
-        off = f"{flatness(samples):.2%}"
-        memory.add(name, min(samples), max(samples), off, f"{growth(samples):+.2%}")
-    ends = run.table("Streams by how they ended", "end", "streams")
+    tally = asyncio.run(streams.run(60 * minutes, WARM_UP_S, warm_up_sessions))
+    grown = {name: growth_mb(rss, tally.num_over) for name, rss in tally.rss_mib.items()}
+    memory = run.table(
+        f"Memory after the warm-up, and its growth: at most {MAX_GROWTH_MB:g} MB "
+        "per 1,000 sessions",
+        *("process", "lowest, MiB", "highest, MiB", "growth, MB per 1,000 sessions", "verdict"),
+    )
+    for name, rss in tally.rss_mib.items():
+        verdict = "flat" if grown[name] <= MAX_GROWTH_MB else "grows"
+        memory.add(name, min(rss), max(rss), grown[name], verdict)
+    ends = run.table("Streams by how they ended, warm-up included", "end", "streams")
     for end, count in sorted(tally.ends.items()):
         ends.add(end, count)
+    for name, rss in tally.rss_mib.items():
+        run.samples(f"memory of the {name}, a sample a second", rss, unit="MiB")
+    run.samples("sessions that were over at those moments", tally.num_over, unit="sessions")
     errors = sum(count for end, count in tally.ends.items() if end != "finished")
     run.figures |= {
         "minutes": minutes,
+        "warm_up_s": round(tally.warm_up_s),
         "streams_least": min(tally.num_open),
         "sessions": tally.ends["finished"],
+        "sessions_after_warm_up": tally.num_over[-1] - tally.num_over[0],
         "tokens_per_s": round(tally.num_tokens / tally.seconds),
         "ttft_ms_p99": round(quantile(tally.ttft_ms, 0.99)),
         "errors": errors,
         "wrong_replies": tally.wrong,
-        "memory_off_mean": {n: round(flatness(s), 4) for n, s in tally.rss_mib.items()},
+        "growth_mb_per_1000_sessions": {name: round(mb, 3) for name, mb in grown.items()},
     }
-    flat = all(flatness(samples) <= _FLAT for samples in tally.rss_mib.values())
+    if run.quick:
+        print("memory is not judged in a quick run: nothing has warmed up", file=sys.stderr)
+    flat = run.quick or all(mb <= MAX_GROWTH_MB for mb in grown.values())
     return flat and not errors and not tally.wrong
-
-
-_FLAT = 0.05
-"""Share of its mean that a process's memory may be off it."""
 
 
 def _tables(run: Run, tally: Tally) -> None:

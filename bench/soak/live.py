@@ -18,12 +18,14 @@ from typing import Any
 
 from bench.contenders.replica import replica_process
 from bench.harness.prompts import load_prompts
-from bench.harness.region_client import RegionClient, Reply
+from bench.harness.region_client import RegionClient, Reply, opening_frame
+from bench.soak.bad_input import BadInput
 from bench.soak.holdings import Holdings, holdings, left_over
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
+from outrider.errors import BadTokenBlockError, DeadlineError, OutriderError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
@@ -39,6 +41,10 @@ NUM_WORKERS = 12
 SALTS = (b"", b"acme", b"umbrella")
 STARVED_S = 120.0
 """A session that takes so long counts as starved: by then LOW ones go before HIGH ones."""
+_DEADLINES_MS = (100, 3000)
+"""Some pass in the queue, some amid the reply, some never."""
+_BAD_DRAFTS = 0.3
+"""Share of bad input that is a draft, behind a good opening."""
 _WARM_UP_S = 20.0
 _PRIORITIES = (common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_MEDIUM, common_pb2.PRIORITY_HIGH)
 _SPECULATION = (
@@ -63,13 +69,15 @@ class Tally:
     replies: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """By the chat's number; all those of a chat have to be the same."""
     partial: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
-    """The same of sessions that were given up: beginnings of the reply."""
+    """The same of sessions that were given up or ran out of time: beginnings of the reply."""
     longest_s: dict[str, float] = field(default_factory=dict)
     """By priority, the longest that a session had to wait for its next token."""
     ends: Counter[str] = field(default_factory=Counter)
     cached_tokens: int = 0
     prompt_tokens: int = 0
     num_kv_events: int = 0
+    wrong_errors: list[str] = field(default_factory=list)
+    """Of bad input: what came instead of the error that should have."""
     load: inference_pb2.WatchLoadResponse | None = None
     """When all was over."""
     left: Holdings | None = None
@@ -111,6 +119,7 @@ class Soak:
         )
         self._chats = chats
         self._random = random.Random(seed)
+        self._bad_input = BadInput(self._coder, random.Random(seed))
         self.tally = Tally()
 
     async def run(self, seconds: float, threads: int) -> Tally:
@@ -147,32 +156,57 @@ class Soak:
             elif roll < 0.2:
                 async with self._client(address) as own:
                     await self._cut(self._ask(own, number), "disconnected")
+            elif roll < 0.3:
+                deadline_ms = self._random.randint(*_DEADLINES_MS)
+                await self._wait_for(self._ask(shared, number, deadline_ms))
+            elif roll < 0.4:
+                await self._ask_badly(shared, number)
             else:
                 await self._wait_for(self._ask(shared, number))
 
-    async def _wait_for(self, asking: Coroutine[Any, Any, None]) -> None:
+    async def _wait_for(self, asking: Coroutine[Any, Any, str]) -> None:
         try:
             async with asyncio.timeout(STARVED_S):
-                await asking
+                end = await asking
         except TimeoutError:
-            self.tally.ends["starved"] += 1
-        else:
-            self.tally.ends["finished"] += 1
+            end = "starved"
+        self.tally.ends[end] += 1
 
-    async def _cut(self, asking: Coroutine[Any, Any, None], how: str) -> None:
+    async def _cut(self, asking: Coroutine[Any, Any, str], how: str) -> None:
         """Give a session up after a while; one that is done by then has finished."""
         task = asyncio.create_task(asking)
         done, _ = await asyncio.wait([task], timeout=self._random.uniform(0, 2))
         if done:
-            task.result()
-            self.tally.ends["finished"] += 1
+            self.tally.ends[task.result()] += 1
             return
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         self.tally.ends[how] += 1
 
-    async def _ask(self, client: RegionClient, number: int) -> None:
+    async def _ask_badly(self, client: RegionClient, number: int) -> None:
+        """With an opening that has to be refused, or with a damaged draft behind a good one."""
+        chat = self._chats[number]
+        opening = opening_frame(self._coder, chat.prompt, chat.sampling, self._vocabulary.digest)
+        drafts_badly = self._random.random() < _BAD_DRAFTS
+        expected: type[OutriderError] = BadTokenBlockError
+        if not drafts_badly:
+            expected = self._bad_input.spoil(opening)
+        end = "nothing"
+        try:
+            async with client.open(opening) as talk:
+                if drafts_badly:
+                    talk.draft(self._bad_input.draft())
+                while (await talk.receive()).WhichOneof("kind") != "done":
+                    pass
+        except OutriderError as error:
+            end = error.reason
+        if end != expected.reason:
+            self.tally.wrong_errors.append(f"{end} instead of {expected.reason}")
+        self.tally.ends["refused: bad draft" if drafts_badly else "refused: bad opening"] += 1
+
+    async def _ask(self, client: RegionClient, number: int, deadline_ms: int = 0) -> str:
+        """How it ended."""
         chat, known = self._chats[number], self.tally.replies.setdefault(number, [])
         priority, seen = self._random.choice(_PRIORITIES), list[int]()
 
@@ -192,12 +226,19 @@ class Soak:
                 drafter=drafter,
                 priority=priority,
                 cache_salt=self._random.choice(SALTS),
+                deadline_ms=deadline_ms,
             )
         except asyncio.CancelledError:
             self.tally.partial.setdefault(number, []).append(tuple(seen))
             raise
+        except DeadlineError:
+            return "deadline, before it began"
+        if reply.finish_reason == common_pb2.FINISH_REASON_DEADLINE:
+            self.tally.partial.setdefault(number, []).append(tuple(reply.ids))
+            return "deadline"
         known.append(tuple(reply.ids))
         self._count(reply, common_pb2.Priority.Name(priority).removeprefix("PRIORITY_"))
+        return "finished"
 
     def _count(self, reply: Reply, priority: str) -> None:
         tally = self.tally

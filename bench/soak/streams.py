@@ -1,8 +1,13 @@
 """A thousand streams at once through a real router process to a real replica process.
 
-The replica's engine is fake and paced: what is watched is whether anything grows. When a reply has
-ended, the next is asked for at once, so that as many streams are open all the time. A while passes
-first, in which pools, caches and allocators get to their size.
+The replica's engine is fake and paced: what is watched is whether memory grows with the sessions
+that are over. When a reply has ended, the next is asked for at once, so that as many streams are
+open all the time. Every stream is asked for whole: nobody cancels, has a deadline or sends drafts
+or bad input; those are `live`'s.
+
+Much grows at first and is bounded: the prefix cache keeps a record of each block until its pool is
+full, and so do the log of its changes and the router's copy. So the run warms up until sessions
+enough are over to have filled all of them, and growth is judged after that.
 """
 
 from __future__ import annotations
@@ -26,9 +31,16 @@ from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 
 WARM_UP_S = 60.0
+"""The least that the warm-up takes..."""
+WARM_UP_SESSIONS = 5000
+"""...and the sessions that have to be over by then. Each leaves some two full blocks behind: the
+pool has 6,144, the log of changes keeps 8,192 (streaming.block_feed)."""
+MAX_GROWTH_MB = 1.0
+"""MB per 1,000 sessions that a process may grow after the warm-up: 1 KB a session. A session that
+somebody forgets to let go of takes several, with its prompt, its reply and its spans."""
 PACE = Pace(700.0, 0.0)
 """Slow enough that two cores carry a token of each stream in every call."""
-_NUM_BLOCKS = 8192
+_NUM_BLOCKS = 6144
 _PATIENT = (
     *("hang_s = 60.0", "stall_s = 600.0", "silence_s = 60.0"),
     *("probe_timeout_s = 20.0", "suspect_s = 120.0"),
@@ -50,21 +62,26 @@ class Tally:
     """Replies that were not as long as asked for."""
     num_open: list[int] = field(default_factory=list)
     """Streams at the moments of the samples."""
+    num_over: list[int] = field(default_factory=list)
+    """Sessions that had ended at those moments, since the start."""
     rss_mib: dict[str, list[float]] = field(default_factory=dict)
     """By process; one sample a second after the warm-up."""
+    warm_up_s: float = 0.0
+    """How long the warm-up took."""
     ttft_ms: list[float] = field(default_factory=list)
 
 
-def flatness(samples: Sequence[float]) -> float:
-    """The farthest that a sample lies from the mean, over the mean."""
-    mean = sum(samples) / len(samples)
-    return max(abs(sample - mean) for sample in samples) / mean
-
-
-def growth(samples: Sequence[float]) -> float:
-    """The last fifth's median over the first fifth's, less one."""
-    part = max(1, len(samples) // 5)
-    return quantile(samples[-part:], 0.5) / quantile(samples[:part], 0.5) - 1.0
+def growth_mb(rss_mib: Sequence[float], num_over: Sequence[int]) -> float:
+    """MB per 1,000 sessions, from the second third of the samples to the last one: the difference
+    of the thirds' medians, of the memory and of the sessions that were over. Medians, since single
+    samples jump with the allocator. Raises ValueError where no session ended in between."""
+    part = len(rss_mib) // 3
+    middle, last = slice(part, 2 * part), slice(2 * part, None)
+    num_sessions = quantile(num_over[last], 0.5) - quantile(num_over[middle], 0.5)
+    if num_sessions <= 0:
+        raise ValueError("too short a run: no session ended between its second third and its last")
+    grown_mib = quantile(rss_mib[last], 0.5) - quantile(rss_mib[middle], 0.5)
+    return grown_mib * 2**20 / 1e6 / (num_sessions / 1000)
 
 
 class Streams:
@@ -77,11 +94,18 @@ class Streams:
         self._shared = [tuple(self._random.choices(ids, k=32)) for _ in range(50)]
         self._ids = ids
         self._num_open = 0
-        self._measuring = False
+        self._measuring = self._over = False
+        self._ended = asyncio.Event()
+        """Some session has."""
         self.tally = Tally()
 
-    async def run(self, seconds: float, warm_up_s: float = WARM_UP_S) -> Tally:
-        """Raises RuntimeError if a process ends meanwhile."""
+    async def run(
+        self,
+        seconds: float,
+        warm_up_s: float = WARM_UP_S,
+        warm_up_sessions: int = WARM_UP_SESSIONS,
+    ) -> Tally:
+        """`seconds`: of what is measured. Raises RuntimeError if a process ends meanwhile."""
         settings = {
             "max_sessions": self._count + 24,
             "max_batch_tokens": 16 * (self._count + 64),
@@ -96,33 +120,44 @@ class Streams:
             router = await stack.enter_async_context(start_router([replica.address], _PATIENT))
             client = RegionClient(coder(), router.address.grpc, via_router=True)
             await stack.enter_async_context(client)
-            await self._hold(client, {"router": router, "replica": replica}, warm_up_s, seconds)
+            gap_s = warm_up_s / 2 / self._count
+            workers = [
+                asyncio.create_task(self._work(client, number * gap_s))
+                for number in range(self._count)
+            ]
+            begin = time.monotonic()
+            await asyncio.sleep(warm_up_s)
+            await self._warmed_up(warm_up_sessions, workers)
+            self.tally.warm_up_s = time.monotonic() - begin
+            await self._watch({"router": router, "replica": replica}, seconds)
+            self._over = True
+            await asyncio.gather(*workers)
         return self.tally
 
-    async def _hold(
-        self, client: RegionClient, started: dict[str, Started], warm_up_s: float, seconds: float
-    ) -> None:
-        end = time.monotonic() + warm_up_s + seconds
-        gap_s = warm_up_s / 2 / self._count
-        workers = [
-            asyncio.create_task(self._work(client, number * gap_s, end))
-            for number in range(self._count)
-        ]
-        await asyncio.sleep(warm_up_s)
+    async def _warmed_up(self, num_sessions: int, workers: Sequence[asyncio.Task[None]]) -> None:
+        """So many sessions are over. Raises what a worker ends with."""
+        while self.tally.ends.total() < num_sessions:
+            self._ended.clear()
+            ended = asyncio.create_task(self._ended.wait())
+            done, _ = await asyncio.wait((ended, *workers), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _watch(self, started: dict[str, Started], seconds: float) -> None:
         self._measuring, begin = True, time.monotonic()
-        while time.monotonic() < end:
+        while time.monotonic() < begin + seconds:
             self.tally.num_open.append(self._num_open)
+            self.tally.num_over.append(self.tally.ends.total())
             for name, one in started.items():
                 if one.process.returncode is not None:
                     raise RuntimeError(f"the {name} ended with status {one.process.returncode}")
                 self.tally.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
             await asyncio.sleep(_SAMPLE_S)
         self.tally.seconds = time.monotonic() - begin
-        await asyncio.gather(*workers)
 
-    async def _work(self, client: RegionClient, delay_s: float, end: float) -> None:
+    async def _work(self, client: RegionClient, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
-        while time.monotonic() < end:
+        while not self._over:
             await self._ask(client)
 
     async def _ask(self, client: RegionClient) -> None:
@@ -144,6 +179,7 @@ class Streams:
         finally:
             self._num_open -= 1
         self.tally.ends["finished"] += 1
+        self._ended.set()
         self.tally.wrong += len(reply.ids) != length
         if self._measuring:
             self.tally.num_tokens += length

@@ -2,69 +2,72 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from time import perf_counter_ns
+from typing import TypeVar
 
-from bench.harness.figures import Run, spread
+from bench.harness.figures import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.base import REFERENCE, Backend, Reference
+from outrider.tokenization.backends.base import REFERENCE, Reference
 from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.packages import PACKAGES, installed_version, make
 from outrider.tokenization.front.encoder import CachingEncoder
 
+T = TypeVar("T")
 SIZES = {"100 B": 100, "2 KB": 2048, "16 KB": 16_384, "64 KB": 65_000, "1 MB": 1 << 20}
 
 
 def measure(run: Run, vocabulary: Vocabulary) -> int:
-    """Adds the table; returns how many texts a fast backend got wrong."""
+    """Adds the table; returns how many texts a fast backend got wrong. Everybody gets the same
+    texts in the same order, and is timed when it sees them for the first time; the cache, when it
+    sees them for the second time."""
     reference = Reference(vocabulary)
     fast = [make(name, vocabulary) for name in PACKAGES if installed_version(name)]
     table = run.table(
-        "Microseconds for one text, p50 (p99), distinct texts, one thread",
-        *("text", "tokenizers", *(backend.name for backend in fast), "cached"),
+        "Microseconds for one text that was not seen before, one thread, medians",
+        *("text", "texts", "tokenizers", *(backend.name for backend in fast), "cached"),
     )
     num_wrong = 0
-    for name, num_bytes in SIZES.items():
-        count = max(3, min(400 if not run.quick else 40, (4 << 20) // num_bytes))
-        texts = [text_of(num_bytes, seed) for seed in range(count)]
-        expected = [reference.encode(text) for text in texts]
-        cells = [_times(reference.encode, texts)]
+    for number, (name, num_bytes) in enumerate(SIZES.items()):
+        count = max(4, min(50 if run.quick else 500, (4 << 20) // num_bytes))
+        texts = [text_of(num_bytes, 1000 * number + seed) for seed in range(count)]
+        samples, expected = _timed(reference.encode, texts)
+        medians = [median(samples)]
+        cells = [table.median(samples)]
+        run.samples(f"{name}, {reference.name}", samples, unit="us")
         for backend in fast:
-            num_wrong += _count_wrong(backend, texts, expected)
-            cells.append(_times(backend.encode, texts))
+            samples, found = _timed(backend.encode, texts)
+            num_wrong += sum(ids != right for ids, right in zip(found, expected, strict=True))
+            medians.append(median(samples))
+            cells.append(table.median(samples))
+            run.samples(f"{name}, {backend.name}", samples, unit="us")
         cached = _cached(vocabulary, texts)
-        shown = [f"{p50:,.1f} ({p99:,.1f})" for p50, p99 in cells]
-        table.add(name, *shown, f"{cached[0]:,.1f} ({cached[1]:,.1f})" if cached else "not kept")
+        table.add(name, count, *cells, table.median(cached) if cached else "not kept")
+        if cached:
+            run.samples(f"{name}, cached", cached, unit="us")
         if name == "2 KB":
-            run.figures["reference_2kb_ms"] = round(cells[0][0] / 1e3, 4)
-            run.figures["fast_2kb_ms"] = round(min(c[0] for c in cells) / 1e3, 4)
-            assert cached is not None
-            run.figures["cached_2kb_us"] = round(cached[0], 2)
+            run.figures["reference_2kb_ms"] = round(medians[0] / 1e3, 4)
+            run.figures["fast_2kb_ms"] = round(min(medians) / 1e3, 4)
+            run.figures["cached_2kb_us"] = round(median(cached), 2)
     return num_wrong
 
 
-def _cached(vocabulary: Vocabulary, texts: list[str]) -> tuple[float, float] | None:
+def _cached(vocabulary: Vocabulary, texts: list[str]) -> list[float]:
     """The second time; texts above 64 KB are not kept."""
     encoder = CachingEncoder(vocabulary, choose(vocabulary, REFERENCE))
     for text in texts:
         encoder.encode(text)
     copies = [text[:1] + text[1:] for text in texts]  # another object: its hash is not known
-    if encoder.size[0] == 0:
-        return None
-    return _times(encoder.encode, copies)
+    return _timed(encoder.encode, copies)[0] if encoder.size[0] else []
 
 
-def _count_wrong(backend: Backend, texts: list[str], expected: list[array[int]]) -> int:
-    return sum(backend.encode(t) != ids for t, ids in zip(texts, expected, strict=True))
-
-
-def _times(encode: Callable[[str], object], texts: list[str]) -> tuple[float, float]:
-    samples = []
+def _timed(encode: Callable[[str], T], texts: list[str]) -> tuple[list[float], list[T]]:
+    """Microseconds of each text, and what came of it."""
+    samples, found = [], []
     for text in texts:
         begin = perf_counter_ns()
-        encode(text)
+        ids = encode(text)
         samples.append((perf_counter_ns() - begin) / 1e3)
-    found = spread(samples)
-    return found.p50, found.p99
+        found.append(ids)
+    return samples, found

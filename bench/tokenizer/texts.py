@@ -1,29 +1,52 @@
-"""Texts of any length, and chats that grow, made of the shared prompts."""
+"""Texts of any length, and chats that grow, made of this project's own lines and prompts."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from bench.harness.prompts import load_prompts
 from outrider.models.chat import Message
 
 NUM_SYSTEMS = 21
+_ROOT = Path(__file__).parents[2]
+_FOLDERS = ("outrider", "services", "protos")
+"""Those that a record of this bench depends on anyway: its texts change when it is stale."""
+_SUFFIXES = {".py", ".proto"}
+_LONGEST_LINE = 400
+"""Characters; longer ones are tables in generated code."""
+
+
+@cache
+def lines() -> tuple[str, ...]:
+    """Every line of this project's code, comments and docstrings, and every sentence of the bench's
+    prompts, in ASCII and each once: some 30,000."""
+    files = sorted(
+        path for name in _FOLDERS for path in (_ROOT / name).rglob("*") if path.suffix in _SUFFIXES
+    )
+    texts = [path.read_text("utf-8") for path in files]
+    texts += [prompt.text.replace(". ", ".\n") for prompt in load_prompts()]
+    found = (
+        line.encode("ascii", "ignore").decode().strip()
+        for text in texts
+        for line in text.split("\n")
+    )
+    return tuple(dict.fromkeys(line for line in found if 0 < len(line) <= _LONGEST_LINE))
 
 
 def text_of(num_bytes: int, seed: int) -> str:
-    """Distinct for every seed, and ASCII, so that characters are bytes."""
+    """ASCII, so that characters are bytes. Lines drawn at random: the texts of two seeds share
+    single lines and most of their words, as the texts of a language do, but no longer passages."""
     rng = random.Random(seed)
-    prompts = [p.text.encode("ascii", "ignore").decode() for p in load_prompts()]
-    words: list[str] = []
+    parts: list[str] = []
     size = 0
-    while size <= num_bytes:
-        text = rng.choice(prompts)
-        words.append(text)
-        size += len(text) + 1
-    whole = " ".join(words)
-    start = rng.randrange(len(whole) - num_bytes + 1)
-    return whole[start : start + num_bytes]
+    while size < num_bytes:
+        line = rng.choice(lines())
+        parts.append(line)
+        size += len(line) + 1
+    return "\n".join([*parts, ""])[:num_bytes]
 
 
 def chats(num_requests: int, seed: int = 0) -> Iterator[list[Message]]:

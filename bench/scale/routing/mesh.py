@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -60,8 +59,6 @@ class MeshRouter:
         self._on: dict[int, str] = {}
         """Which replica has a request."""
         self._expired_at = 0.0
-        self.decision_us: list[float] = []
-        """Real time of each decision here."""
 
     def connect(self, site: Site, now: float) -> None:
         registry = self._registry
@@ -107,13 +104,11 @@ class MeshRouter:
             prompt=prompt,
         )
         self._asks[ask.number] = (ask, request)
-        begin = time.perf_counter()
         try:
             decision = self._admit(ask, request, now)
         except OutriderError:
             del self._asks[ask.number]
             raise
-        self.decision_us.append((time.perf_counter() - begin) * 1e6)
         return None if decision is None else self._put(ask.number, decision, now)
 
     def _admit(self, ask: Ask, request: Request, now: float) -> Decision | None:

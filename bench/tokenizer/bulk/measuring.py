@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.harness.figures import RESULTS, Run, median
 from bench.tokenizer.bulk.corpus import Corpus
-from bench.tokenizer.bulk.rival import SAMPLES_MB, WAYS, rate
+from bench.tokenizer.bulk.rival import WAYS, run_package
 
 _COMMAND: Final = (sys.executable, "-m", "outrider.cli.main", "tokenize")
 _CORES: Final = 2
@@ -39,13 +39,16 @@ def _measure(run: Run, corpus: Corpus, rounds: int) -> None:
     table = run.table(
         f"Bulk tokenization: MB of text per second on {_CORES} cores, "
         f"{corpus.num_bytes / 1e6:,.0f} MB in {corpus.num_documents:,} documents "
-        f"({corpus.num_distinct:,} distinct), median of {rounds}",
+        f"({corpus.num_distinct:,} distinct); {rounds} round{'s' * (rounds > 1)}",
         *("system", "MB/s", "over tokenizers"),
     )
     found = [_round(corpus) for _ in range(rounds)]
-    rates = {name: median([one[name] for one in found]) for name in found[0]} | _on_ray(corpus)
-    for name, rate_ in rates.items():
-        table.add(name, rate_, rate_ / rates[_REFERENCE])
+    for name in found[0]:
+        rates = [one[name] for one in found]
+        run.samples(f"bulk, {name}", rates, unit="MB/s")
+        table.add(name, table.median(rates), table.median([r[name] / r[_REFERENCE] for r in found]))
+    for name, rate in _on_ray(corpus).items():
+        table.add(name, rate, rate / median([r[_REFERENCE] for r in found]))
     run.figures["bulk_vs_reference"] = round(median([r[_TWO] / r[_REFERENCE] for r in found]), 2)
     best = [r[_TWO] / max(r[name] for name in _RIVALS) for r in found]
     run.figures["bulk_vs_best_rival"] = round(median(best), 3)
@@ -61,8 +64,9 @@ def _round(corpus: Corpus) -> dict[str, float]:
     rates: dict[str, float] = {}
     documents = corpus.patterns["Parquet"]
     for name, (package, way) in zip((_REFERENCE, *_RIVALS), WAYS, strict=True):
-        max_mb = SAMPLES_MB.get(package, corpus.num_bytes >> 20)
-        rates[name] = rate(package, way, documents, max_mb, _CORES)
+        num_bytes, seconds = run_package(package, way, documents, _CORES)
+        assert num_bytes == corpus.num_bytes, "everybody gets all of it"
+        rates[name] = num_bytes / 1e6 / seconds
     for kind, workers in _CASES:
         rates[_ours(kind, workers)] = _rate(corpus, kind, workers)
     return rates

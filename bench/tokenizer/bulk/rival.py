@@ -1,8 +1,9 @@
 """One package alone, in a process of its own: documents in memory, ids dropped, cold caches.
 
-    python -m bench.tokenizer.bulk.rival PACKAGE WAY PARQUET MAX_MB
+    python -m bench.tokenizer.bulk.rival PACKAGE WAY PARQUET
 
-prints MB of text per second. The number of threads is RAYON_NUM_THREADS.
+prints how many bytes of text it encoded and how many seconds that took. The number of threads is
+RAYON_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -32,14 +33,12 @@ WAYS: Final = (
 )
 """Packages, and ways to give them all documents. The batches are spread over the package's own
 threads, of which small ones keep some waiting; "Python threads" are Python's, one batch each."""
-SAMPLES_MB: Final = {REFERENCE: 16, Fastokens.name: 96}
-"""Of the slow ones."""
 
 
-def rate(package: str, way: str, documents: str, max_mb: int, num_threads: int) -> float:
-    """MB of text per second of one package, used in one way."""
+def run_package(package: str, way: str, documents: str, num_threads: int) -> tuple[int, float]:
+    """One package, used in one way, on all documents in their order: bytes and seconds."""
     own = 1 if "threads" in way else num_threads
-    command = [sys.executable, "-m", __name__, package, way, documents, str(max_mb)]
+    command = [sys.executable, "-m", __name__, package, way, documents]
     environment = {
         **os.environ,
         "RAYON_NUM_THREADS": str(own),
@@ -47,7 +46,8 @@ def rate(package: str, way: str, documents: str, max_mb: int, num_threads: int) 
         "RIVAL_THREADS": str(num_threads),
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    num_bytes, seconds = done.stdout.split()
+    return int(num_bytes), float(seconds)
 
 
 def _encoder(package: str) -> Encode:
@@ -62,17 +62,12 @@ def _encoder(package: str) -> Encode:
     return lambda texts: native.encode_batch_flat(texts)
 
 
-def _documents(path: str, max_bytes: int) -> tuple[list[str], int]:
+def read_documents(path: str) -> tuple[list[str], int]:
+    """All of them, and their bytes."""
     import pyarrow.parquet as pq
 
-    texts: list[str] = []
-    size = 0
-    for text in pq.read_table(path).column("text").to_pylist():
-        size += len(text.encode())
-        if size > max_bytes:
-            return texts, size - len(text.encode())
-        texts.append(text)
-    return texts, size
+    texts: list[str] = pq.read_table(path).column("text").to_pylist()
+    return texts, sum(len(text.encode()) for text in texts)
 
 
 def _all(encode: Encode, way: str, texts: list[str], num_threads: int) -> None:
@@ -89,13 +84,13 @@ def _batches(texts: list[str], count: int) -> list[list[str]]:
 
 
 def main() -> None:
-    package, way, path, max_mb = sys.argv[1:]
+    package, way, path = sys.argv[1:]
     encode = _encoder(package)
-    texts, num_bytes = _documents(path, int(max_mb) << 20)
+    texts, num_bytes = read_documents(path)
     encode(["warm"])
     begin = time.perf_counter()
     _all(encode, way, texts, int(os.environ["RIVAL_THREADS"]))
-    print(num_bytes / 1e6 / (time.perf_counter() - begin))
+    print(num_bytes, time.perf_counter() - begin)
 
 
 if __name__ == "__main__":

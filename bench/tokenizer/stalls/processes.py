@@ -53,8 +53,8 @@ def measure(run: Run, backend: str) -> None:
     ):
         for load, seen in zip(LOADS, phases, strict=True):
             lag, chat = seen.lag_ms, seen.chat_ms
-            cells = quantile(lag, 0.5), quantile(lag, 0.99), max(lag)
-            chats = quantile(chat, 0.5), quantile(chat, 0.99)
+            cells = quantile(lag, 0.5), table.quantile(lag, 0.99), max(lag)
+            chats = quantile(chat, 0.5), table.quantile(chat, 0.99)
             table.add(name, load, *cells, *chats, seen.num_long / seen.seconds)
         idle, beside, full = phases
         unloaded = quantile(idle.chat_ms, 0.99)

@@ -1,18 +1,24 @@
-"""The simulator's parts: clock, regions, demand, times of calls, and what a study makes of rows."""
+"""The simulator's parts: clock, regions, demand, recorded times, and how a study searches."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench.scale import study
+from bench.harness.figures import Run
+from bench.scale import decisions, study
+from bench.scale.__main__ import FLAT, LONG_DAY, SAME_DAY, Plan, report
 from bench.scale.calls import SHARES, SIZES, CallTimes, recorded
 from bench.scale.clock import Clock
 from bench.scale.demand import BLOCK_TOKENS, Demand, Shape
 from bench.scale.regions import LOCAL_RTT_MS, REGIONS, rtt_ms
-from bench.scale.study import Case, Row, capacity
+from bench.scale.study import MET_SHARE, Case, Row, Search, Task, capacity, run_search
 from outrider.codec.block_hashes import block_hashes
 
 
@@ -73,11 +79,93 @@ def test_times_of_calls_are_drawn_from_what_was_measured() -> None:
     assert all(real.mean_ms(a, 1) < real.mean_ms(b, 1) for a, b in itertools.pairwise(SIZES))
 
 
+def test_times_of_decisions_are_those_of_a_fleet_at_least_as_large(tmp_path: Path) -> None:
+    figures = {
+        "decision_ms": {"10": [0.1, 0.2], "1000": [0.3, 0.9]},
+        "report_ms": {"10": 0.01, "1000": 0.05},
+    }
+    (tmp_path / "decisions.json").write_text(json.dumps({"figures": figures}), encoding="utf-8")
+    assert decisions.recorded(3, tmp_path).draw_ms(0.0) == 0.1
+    assert decisions.recorded(10, tmp_path).draw_ms(0.99) == 0.2
+    assert decisions.recorded(100, tmp_path) == decisions.RouterTimes([0.3, 0.9], 0.05)
+    assert decisions.recorded(5000, tmp_path).report_ms == 0.05
+
+
 def row(rate: float, met_share: float) -> Row:
-    case = Case(4, rate)
-    return Row(
-        case, 100, 0, met_share, (1.0, 1.0, 1.0), (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0)
-    )
+    return row_of(Case(4, rate), met_share)
+
+
+def row_of(case: Case, met_share: float) -> Row:
+    shares = (met_share,) * 3
+    return Row(case, 100, 0, met_share, shares, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0))
+
+
+def bears(limit: float) -> Callable[[Case], Row]:
+    """A fleet that just meets the objective at this load, and less of it the more there is."""
+    return lambda case: row_of(case, min(1.0, MET_SHARE * limit / case.rate))
+
+
+@pytest.mark.parametrize("first", [6.0, 7.9, 8.1, 11.0])
+def test_a_search_closes_in_on_the_load_a_fleet_bears(first: float) -> None:
+    search = Search(Case(4, first))
+    rows = run_search(search, bears(8.0))
+    assert capacity(rows) == pytest.approx(8.0, rel=0.01)
+    assert {replace(row.case, rate=first) for row in rows} == {search.case}, "loads differ alone"
+
+
+def test_a_search_gives_up_on_a_fleet_that_never_meets_the_objective() -> None:
+    assert capacity(run_search(Search(Case(4, 8.0)), bears(0.01))) == 0.0
+
+
+def plan() -> Plan:
+    return Plan((10, 100), (1, 2), day_s=24.0, middle=10)
+
+
+def test_all_have_the_same_day_and_every_seed() -> None:
+    searches = plan().searches
+    assert set(searches) == {FLAT, SAME_DAY, LONG_DAY, 10, 100}
+    for name, found in searches.items():
+        assert [search.case.seed for search in found] == [1, 2]
+        for search in found:
+            assert search.case.seconds == (240.0 if name == LONG_DAY else 24.0)
+            assert search.case.diurnal == (name != FLAT)
+
+
+def test_lone_replicas_that_are_counted_together_have_days_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(study, "WARM_S", 2.0)
+    case = Case(1, 3.0, seconds=3.0, failures=False, decisions_take_time=False)
+    together = study.run_case(replace(case, num_apart=3, seed=7))
+    parts = [study.run_case(replace(case, seed=7000 + number)) for number in range(3)]
+    assert together.num_requests == sum(part.num_requests for part in parts)
+    assert together.num_requests > parts[0].num_requests
+    met = sum(part.met_share * part.num_requests for part in parts)
+    assert together.met_share == pytest.approx(met / together.num_requests)
+
+
+def test_fleets_are_held_against_the_strongest_lone_replica_of_their_seed() -> None:
+    made = plan()
+    borne = {FLAT: 12.0, SAME_DAY: 8.0, LONG_DAY: 7.0, 10: 6.0, 100: 9.0}
+    rows: dict[Task, tuple[Row, ...]] = {
+        search: run_search(
+            replace(search, case=replace(search.case, rate=borne[name] * search.case.seed)),
+            bears(borne[name] * search.case.seed),
+        )
+        for name, searches in made.searches.items()
+        for search in searches
+    }
+    others = [task for task in made.tasks if isinstance(task, Case)]
+    rows |= {case: (row_of(case, 1.0),) for case in others}
+    run = Run("scale", quick=True, command="")
+    report(run, made, rows)
+    efficiency, ranges = run.figures["efficiency"], run.figures["efficiency_range"]
+    assert isinstance(efficiency, dict) and isinstance(ranges, dict)
+    assert efficiency["10"] == pytest.approx(0.5, abs=0.01)
+    assert efficiency["100"] == pytest.approx(0.75, abs=0.01)
+    assert ranges["100"][0] <= efficiency["100"] <= ranges["100"][1]
+    assert run.figures["efficiency_same_day"] == pytest.approx({"10": 0.75, "100": 1.125}, abs=0.02)
+    assert [len(table.rows) for table in run.tables[:1]] == [5]
 
 
 def test_capacity_lies_where_the_objective_ceases_to_be_met() -> None:
@@ -92,6 +180,7 @@ def test_a_case_is_run_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(2, 3.0, seconds=4.0, num_regions=2)
     found = study.run_case(case)
     assert found.case == case
+    assert found == study.run_case(case), "to the last digit"
     assert found.num_failed == 0
     assert found.num_requests == pytest.approx(24, abs=16)
     assert 0 < found.ttft_ms[0] <= found.ttft_ms[1] <= found.ttft_ms[2]
