@@ -210,7 +210,7 @@ def works(prompts: tuple[Prompt, ...]) -> list[Work]:
 def main() -> int:
     arguments = parser("exactness", __doc__ or "").parse_args()
     run = start("exactness", arguments)
-    prompts = interleaved(load_prompts())
+    prompts = interleaved(load_prompts(split="all"))
     prompts = prompts[:10] if arguments.quick else prompts
     exact = compare(run, works(prompts), stages(quick=arguments.quick))
     run.figures |= {"exact": exact, "prompts": len(prompts)}

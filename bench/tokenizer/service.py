@@ -119,7 +119,7 @@ async def _encoding(pipe: Connection, backend: str) -> None:
 
 def long_text(num_bytes: int) -> str:
     """At least `num_bytes` of code, prose and many languages; the same in every run."""
-    found = sorted([*ROOT.glob("**/*.md"), *ROOT.glob("bench/data/*.json"), *_sources()])
+    found = sorted([*ROOT.glob("**/*.md"), *ROOT.glob("bench/data/*/*.json"), *_sources()])
     texts = [path.read_text("utf-8") for path in found if ".venv" not in path.parts]
     rng = random.Random(50)
     made: list[str] = []

@@ -2,9 +2,9 @@
 
 A run that asked the same twice would let a system that remembers earlier replies look fast. So a
 supply never repeats itself and refuses when it is empty. Chats and code begin with the prompts of
-`bench/data`, which were written one by one, and go on with composed ones: every ask with every
-topic, or with every task and language, in a fixed random order. Different prompts share their
-wording, as users' do. Documents are pieces of the documentation that comes with every Python
+`bench/data/held_out`, which were written one by one, and go on with composed ones: every ask with
+every topic, or with every task and language, in a fixed random order. Different prompts share
+their wording, as users' do. Documents are pieces of the documentation that comes with every Python
 interpreter, cut at paragraphs: first the language reference (`pydoc_data.topics`), then what the
 standard library says about itself.
 """

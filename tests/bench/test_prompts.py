@@ -1,30 +1,67 @@
 """The shared prompts are what the benches say they are."""
 
 import json
+from collections import Counter
 
-from bench.harness.prompts import as_prompt_file, interleaved, load_prompts
+import pytest
+
+from bench.harness.prompts import Split, as_prompt_file, interleaved, load_prompts
 from outrider.models.vocabulary import Vocabulary
 
 KINDS = {"chat_short", "chat_long", "code", "languages", "structured", "math", "document"}
 
 
-def test_there_are_enough_and_ids_are_unique() -> None:
-    prompts = load_prompts()
-    assert len(prompts) >= 60
+@pytest.mark.parametrize("split", ["held_out", "tuning"])
+def test_each_folder_has_enough_of_every_kind(split: Split) -> None:
+    counts = Counter(prompt.kind for prompt in load_prompts(split=split))
+    assert set(counts) == KINDS
+    assert counts.total() >= 60
+    assert min(counts.values()) >= 6
+
+
+def test_ids_and_texts_are_unique_in_both_folders() -> None:
+    prompts = load_prompts(split="all")
     assert len({prompt.id for prompt in prompts}) == len(prompts)
-    assert {prompt.kind for prompt in prompts} == KINDS
+    assert len({prompt.text for prompt in prompts}) == len(prompts)
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
 
 
+def test_all_is_both_folders_and_a_figure_s_default_is_held_out() -> None:
+    held_out, tuning = load_prompts(), load_prompts(split="tuning")
+    assert held_out == load_prompts(split="held_out")
+    assert set(load_prompts(split="all")) == {*held_out, *tuning}
+    assert set(held_out).isdisjoint(tuning)
+
+
+def test_no_held_out_prompt_shares_its_wording_with_a_tuning_prompt() -> None:
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = text.lower().split()
+        return {tuple(words[at : at + 8]) for at in range(len(words) - 7)}
+
+    tuned = set().union(*(runs(prompt.text) for prompt in load_prompts(split="tuning")))
+    assert [p.id for p in load_prompts() if runs(p.text) & tuned] == []
+
+
 def test_scripts_of_the_world_are_there() -> None:
-    text = "".join(prompt.text for prompt in load_prompts("languages"))
-    for sample in ("长城", "四季", "القراءة", "зимой", "भारत", "한국", "für", "télétravail"):
+    text = "".join(prompt.text for prompt in load_prompts("languages", split="all"))
+    for sample in (
+        "长城",
+        "海水",
+        "四季",
+        "القراءة",
+        "зимой",
+        "भारत",
+        "한국",
+        "für",
+        "télétravail",
+    ):
         assert sample in text
 
 
 def test_documents_are_long(vocabulary: Vocabulary) -> None:
-    lengths = [len(vocabulary.encode(prompt.text)) for prompt in load_prompts("document")]
-    assert len(lengths) >= 8
+    prompts = load_prompts("document", split="all")
+    lengths = [len(vocabulary.encode(prompt.text)) for prompt in prompts]
+    assert len(lengths) >= 14
     assert all(1000 <= length <= 1700 for length in lengths)
 
 

@@ -20,7 +20,7 @@ VARIANTS = dict(stages(quick=True)[0].variants)
 @pytest.fixture(scope="module")
 def truths() -> list[tuple[Work, list[Answer]]]:
     """One prompt of every kind, greedy and sampled, with what the reference says."""
-    prompts = interleaved(load_prompts())[:NUM_PROMPTS]
+    prompts = interleaved(load_prompts(split="all"))[:NUM_PROMPTS]
     shorter = [
         replace(work, sampling=replace(work.sampling, max_tokens=MAX_TOKENS))
         for work in works(prompts)

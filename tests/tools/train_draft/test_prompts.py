@@ -76,7 +76,7 @@ def test_no_training_prompt_is_held_out_or_a_benchmark_s() -> None:
     held_out = {draw_chat("held_out", n).messages[-1].content for n in range(400)}
     # Roughened prompts may meet: the hash speaks of the prompt before its typos.
     assert len(train & held_out) < 4
-    assert train.isdisjoint(prompt.text for prompt in load_prompts())
+    assert train.isdisjoint(prompt.text for prompt in load_prompts(split="all"))
 
 
 def test_half_of_the_training_replies_are_greedy_and_most_are_short() -> None:
@@ -87,9 +87,10 @@ def test_half_of_the_training_replies_are_greedy_and_most_are_short() -> None:
 
 
 def test_bench_has_every_prompt_greedy_and_sampled() -> None:
-    chats = [draw_chat("bench", n) for n in range(2 * len(load_prompts()))]
-    assert {chat.messages[0].content for chat in chats} == {p.text for p in load_prompts()}
-    assert sum(chat.plan.temperature == 0 for chat in chats) == len(load_prompts())
+    prompts = load_prompts(split="all")
+    chats = [draw_chat("bench", n) for n in range(2 * len(prompts))]
+    assert {chat.messages[0].content for chat in chats} == {prompt.text for prompt in prompts}
+    assert sum(chat.plan.temperature == 0 for chat in chats) == len(prompts)
 
 
 def test_calibration_takes_from_both_kinds_of_held_out_chats() -> None:

@@ -4,7 +4,7 @@
 - `held_out`: other prompts of the same kinds. A hash of its text says to which of the two a prompt
   belongs, so no number of draws brings one into both;
 - `unlike`: kinds that no training prompt has;
-- `bench`: the benchmarks' prompts, written before these and for another purpose;
+- `bench`: the benchmarks' prompts, held-out and tuning ones, written by hand and never trained on;
 - `calibration`: more of `held_out` and `unlike`.
 """
 
@@ -75,7 +75,7 @@ def draw_chat(split: Split, number: int) -> Chat:
 
 def _bench_chat(number: int) -> Chat:
     """Every prompt twice: greedy, then sampled."""
-    prompts = interleaved(load_prompts())
+    prompts = interleaved(load_prompts(split="all"))
     prompt = prompts[number // 2 % len(prompts)]
     plan = ReplyPlan(_MEASURED_TOKENS, _MEASURED_TEMPERATURES[number % 2], number)
     return Chat(prompt.kind, (Message("user", prompt.text),), (), plan)
