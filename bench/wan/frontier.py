@@ -1,7 +1,10 @@
-"""What provisional text costs and brings, by how bold it is.
+"""What provisional text brings and costs, by how bold it is: for choosing its thresholds.
 
-An edge per setting, all of them at the same region, is asked the same chats in turns, one at a
-time: how much of a reply stands on screen before it is final, and how much is taken back.
+Asked are the prompts of `bench/data/tuning` alone, which no other table uses, so that what is
+chosen here is not chosen on the prompts by which it is judged. An edge per setting, all of them at
+one region, is asked the same chats in turns, one at a time, and plain streaming too. Settings are
+all combinations of the values given for `theta` and `eager_theta`; whatever else an edge is set up
+with comes from `--set KEY=VALUE`.
 """
 
 from __future__ import annotations
@@ -9,45 +12,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness.figures import Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.wan.asking import ask_client, messages_of, sampling_of
-from bench.wan.machines.bed import HOST, Bed, RegionEngine, running_bed
-from bench.wan.plan import KINDS
+from bench.wan.machines.bed import HOST, RegionEngine, running_bed
+from bench.wan.measure import Links
+from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
 from bench.wan.relay.lane import Conditions
-from bench.wan.samples import Sample
+from bench.wan.report.first_words import how
+from bench.wan.report.intervals import mean, ratio, share
+from bench.wan.samples import Sample, Word
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
+from services.edge.config import EdgeConfig
 
-SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
-    "theta 0.3": {"theta": 0.3},
-    "theta 0.4": {"theta": 0.4},
-    "theta 0.5": {},
-    "theta 0.6": {"theta": 0.6},
-    "theta 0.7": {"theta": 0.7},
-    "theta 0.5, every rewrite at its time": {"rewrite_interval_ms": 0.0},
-    "theta 0.5, no two rewrites close together": {"rewrite_burst": 1},
-    "theta 0.3, every rewrite at its time": {"theta": 0.3, "rewrite_interval_ms": 0.0},
-}
 _RTTS_MS = (0.0, 50.0, 250.0)
 _TEMPERATURES = (0.0, 0.8)
-_MAX_TOKENS = 60
+_MAX_TOKENS = 48
+_EAGER_THETAS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8)
+_GATEWAY = "far"
+"""The name of plain streaming's edge among the settings' names."""
 
-_Cell = tuple[str, float]
-"""Setting and temperature."""
+Chats = dict[tuple[str, float], list[Sample]]
+"""By setting (`_GATEWAY`: plain streaming) and temperature; entry n is of chat n in all of them."""
 
 
 def main() -> int:
     arguments = _flags().parse_args()
     run = start("frontier", arguments)
     configure_logging("bench", "error")
-    samples = asyncio.run(_measure(2 if run.quick else arguments.prompts))
-    _report(run, samples)
+    settings = {
+        f"theta {theta:g}, eager_theta {eager:g}": {"theta": theta, "eager_theta": eager}
+        for theta, eager in itertools.product(arguments.theta, arguments.eager_theta)
+    }
+    num_prompts = 2 if run.quick else arguments.prompts
+    chats = asyncio.run(_measure(settings, num_prompts, arguments))
+    _report(run, list(settings), chats)
     return 0
 
 
@@ -55,73 +61,119 @@ def _flags() -> argparse.ArgumentParser:
     flags = parser("frontier", __doc__ or "")
     flags.prog = "python -m bench.wan.frontier"
     flags.add_argument("--prompts", type=int, default=12, help="chats per setting and RTT")
+    flags.add_argument(
+        "--theta", type=_numbers, default=(EdgeConfig().theta,), help="values, with commas between"
+    )
+    flags.add_argument(
+        "--eager-theta", type=_numbers, default=_EAGER_THETAS, help="values, with commas between"
+    )
+    flags.add_argument("--client-rtt-ms", type=float, default=10.0, help="of the last mile")
+    flags.add_argument(
+        *("--set", "-s"), action="append", default=[], metavar="KEY=VALUE", help="of every edge"
+    )
     return flags
 
 
-async def _measure(num_prompts: int) -> dict[_Cell, list[Sample]]:
-    samples: dict[_Cell, list[Sample]] = defaultdict(list)
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
+async def _measure(
+    settings: Mapping[str, Mapping[str, object]], num_prompts: int, arguments: argparse.Namespace
+) -> Chats:
+    chats: Chats = defaultdict(list)
+    edge_settings = {"edge": arguments.set}
     async with contextlib.AsyncExitStack() as stack:
-        bed = await stack.enter_async_context(running_bed(RegionEngine(), {}, SETTINGS))
+        bed = await stack.enter_async_context(
+            running_bed(RegionEngine(), edge_settings, (PLAIN,), settings)
+        )
         clients = {
             name: await stack.enter_async_context(
                 connect(HOST, edge.port, ca=edge.ca, timeout_s=10.0)
             )
-            for name, edge in bed.others.items()
+            for name, edge in bed.edges.items()
         }
         for at, rtt_ms in enumerate(_RTTS_MS):
-            await _set_rtt(bed, rtt_ms)
+            for link, conditions in _links(settings, rtt_ms, arguments.client_rtt_ms):
+                await bed.relay.set(link, conditions)
             for number in range(num_prompts):
                 print(f"RTT {rtt_ms:g} ms, chat {number + 1} of {num_prompts}", file=sys.stderr)
-                await _ask(clients, at * num_prompts + number, samples)
-    return samples
+                await _ask(clients, at * num_prompts + number, chats)
+    return chats
 
 
-async def _set_rtt(bed: Bed, rtt_ms: float) -> None:
-    for name in bed.others:
-        await bed.relay.set(f"{name} region", Conditions(rtt_ms / 2, 0.0, 0.0))
+def _links(
+    settings: Mapping[str, object], rtt_ms: float, client_rtt_ms: float
+) -> Iterator[tuple[str, Conditions]]:
+    """How each link is to be: those of plain streaming, and of every edge beside the clients."""
+    links = Links(client_rtt_ms=client_rtt_ms)
+    yield from links.conditions((PLAIN,), rtt_ms).items()
+    near = str(OURS.gateway)
+    for link, conditions in links.conditions((OURS,), rtt_ms).items():
+        for name in settings:
+            yield link.replace(near, name, 1), conditions
 
 
-async def _ask(
-    clients: Mapping[str, Client], number: int, samples: dict[_Cell, list[Sample]]
-) -> None:
-    """One prompt of all, the order changing with its number. Raises ValueError without a prompt."""
-    prompts, names = interleaved(load_prompts(*KINDS)), list(clients)
-    if number >= len(prompts):
-        raise ValueError(f"there are {len(prompts)} prompts: ask for fewer")
-    first = number % len(names)
+async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None:
+    """One prompt of all, the order changing with its number; after the last comes the first, with
+    another seed."""
+    prompts, names = interleaved(load_prompts(*KINDS, split="tuning")), list(clients)
+    prompt, first = prompts[number % len(prompts)], number % len(names)
     for temperature in _TEMPERATURES:
         sampling = sampling_of(temperature, number, _MAX_TOKENS)
         for name in names[first:] + names[:first]:
-            samples[name, temperature].append(
-                await ask_client(
-                    clients[name], messages_of(prompts[number]), sampling, provisional=True
-                )
+            scheme: Scheme = PLAIN if name == _GATEWAY else OURS
+            sample = await ask_client(
+                *(clients[name], messages_of(prompt), sampling),
+                provisional=scheme.provisional,
+                speculation=scheme.speculation,
             )
+            chats[name, temperature].append(sample)
 
 
-def _report(run: Run, samples: Mapping[_Cell, list[Sample]]) -> None:
+def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
-        how = "greedy" if temperature == 0 else f"T={temperature:g}"
         table = run.table(
-            f"Provisional text by setting, all RTTs together, {how}",
-            *("setting", "shown early", "erasure", "visible TTFT p50, ms"),
+            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)} "
+            "(95 % intervals)",
+            *("setting", "chats", "first word shown early", "first shown word right"),
+            *("taken back of provisional", "shown early of final"),
+            *("first word shown, ms", "first word that stays, ms", "staying over plain"),
         )
-        for name in SETTINGS:
-            cell = samples[name, temperature]
-            visible_ms = median([sample.visible_ms for sample in cell])
-            table.add(name, *_shares(cell), visible_ms)
-    run.figures["chats"] = len(samples[next(iter(SETTINGS)), 0.0])
+        rows: dict[str, Figure] = {}
+        for name in settings:
+            cell = chats[name, temperature]
+            table.add(name, len(cell), *_cells(cell, chats[_GATEWAY, temperature]))
+            words = [sample.word for sample in cell if sample.word is not None]
+            shown = sum(sample.provisional_chars for sample in cell)
+            rows[name] = {
+                "chats": len(cell),
+                "first_word_right": round(fmean(word.is_right for word in words), 4),
+                "taken_back": round(sum(s.erased_chars for s in cell) / shown, 4) if shown else 0.0,
+                "staying_word_ms": round(fmean(word.staying_ms for word in words), 1),
+            }
+        run.figures[how(temperature)] = rows
     run.finish()
 
 
-def _shares(samples: Iterable[Sample]) -> tuple[float, float]:
-    """Shown early and taken back, of the final text."""
-    chars = early = erased = 0
-    for sample in samples:
-        chars += sample.num_chars
-        early += sample.early_chars
-        erased += sample.erased_chars
-    return early / max(1, chars), erased / max(1, chars)
+def _cells(samples: Sequence[Sample], plain: Sequence[Sample]) -> Iterator[Cell]:
+    pairs: list[tuple[Word, Word]] = [
+        (ours.word, theirs.word)
+        for ours, theirs in zip(samples, plain, strict=True)
+        if ours.word is not None and theirs.word is not None
+    ]
+    words = [word for word, _ in pairs]
+    yield str(share(fmean(word.is_early for word in words), len(words)))
+    yield str(share(fmean(word.is_right for word in words), len(words)))
+    provisional = [float(sample.provisional_chars) for sample in samples]
+    erased = [float(sample.erased_chars) for sample in samples]
+    yield str(ratio(erased, provisional)) if sum(provisional) else "-"
+    early = [float(sample.early_chars) for sample in samples]
+    yield str(ratio(early, [float(sample.num_chars) for sample in samples]))
+    yield str(mean([word.shown_ms for word in words]))
+    yield str(mean([word.staying_ms for word in words]))
+    base = [theirs.staying_ms for _, theirs in pairs]
+    yield str(ratio([word.staying_ms for word in words], base))
 
 
 if __name__ == "__main__":

@@ -69,9 +69,10 @@ def test_before_it_is_final_nothing_is_known() -> None:
     first = FirstWord()
     first.see("The", " sky", 1.0)
     first.see("The", " sky", 2.0)
-    assert first.staying_at is None, "a provisional character behind it ends no final word"
+    before = first.shown_at, first.staying_at, first.final_at
+    assert before == (None, None, None), "a provisional character behind it ends no final word"
     first.see("The sk", "", 3.0)
-    assert (first.shown_at, first.staying_at, first.final_at) == (1.0, 1.0, 1.0)
+    assert [first.shown_at, first.staying_at, first.final_at] == [1.0, 1.0, 1.0]
 
 
 def test_a_reply_without_words_has_no_times() -> None:
