@@ -6,7 +6,7 @@ BIN := .venv/bin
 MODEL := smollm2-135m-instruct
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports protos-check deploy-check bench protos format exactness clean
+.PHONY: help setup demo test check lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -44,8 +44,14 @@ deploy-check:
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness
 
-bench: setup  ## Run every benchmark and regenerate the README's tables
+bench: setup  ## Run every benchmark whose record is stale and regenerate the tables; says how long it takes
 	$(PY) -m bench
+
+bench-core: setup  ## The benchmarks that say most, within an hour on two cores; resumable
+	$(PY) -m bench core
+
+bench-check: setup  ## Whether every table shown is recorded from the code as it is
+	$(PY) -m bench.harness.readme --check
 
 protos: setup  ## Regenerate outrider/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) tools/gen_protos.py

@@ -1,8 +1,9 @@
 """Regenerates the tables of `README.md` and `docs/figures.md` from `bench/results/*.json`.
 
 A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands
-between is replaced by the tables of that bench's last full run. `NAME:1` has the first of them
-alone. `--check` changes nothing and fails if a page is out of date.
+between is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone.
+`--check` changes nothing; it fails if a page is out of date, or shows a record that is stale:
+made from other sources than those that are there now (`bench.harness.benches` says which count).
 """
 
 from __future__ import annotations
@@ -11,31 +12,17 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench.harness.figures import RESULTS, Table
+from bench.harness.benches import bench_of
+from bench.harness.record import RESULTS
+from bench.harness.sources import ROOT, Commit, digest
+from bench.harness.tables import Table
 
-_COMMANDS = {
-    "calls": ("bench.scale.calls",),
-    "frontier": ("bench.wan.frontier",),
-    "priorities": ("bench.arrivals.priorities",),
-    "routing": ("bench.peers.routing",),
-    "soak_virtual": ("bench.soak", "--virtual"),
-    "soak_streams": ("bench.soak", "--streams", "1000"),
-    "tokenizer_bulk": ("bench.tokenizer.bulk",),
-    "tokenizer_equality": ("bench.tokenizer.equality",),
-    "tokenizer_service": ("bench.tokenizer.service",),
-}
-"""Of records that are not called after a module."""
-_ROOT = Path(__file__).parents[2]
-PAGES = (_ROOT / "README.md", _ROOT / "docs" / "figures.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
-
-
-def command_of(name: str) -> tuple[str, ...]:
-    """Module and flags of the bench that makes the record of this name."""
-    return _COMMANDS.get(name, (f"bench.{name}",))
 
 
 def shown(pages: Sequence[str]) -> list[str]:
@@ -43,43 +30,88 @@ def shown(pages: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(block[2] for page in pages for block in _BLOCK.finditer(page)))
 
 
-def regenerated(text: str, results: Path) -> str:
+def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
+    """The record of this name, if there is one."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def is_stale(record: Mapping[str, Any], root: Path = ROOT) -> bool:
+    """Whether the sources that its figures depend on are others now, or it does not say which
+    they were."""
+    sources = record.get("sources")
+    paths = bench_of(record["name"]).all_sources
+    return sources is None or digest(paths, root) != sources["digest"]
+
+
+def regenerated(text: str, results: Path, root: Path = ROOT) -> str:
     """`text` with every block made anew."""
     return _BLOCK.sub(
-        lambda block: block[1] + _section(results / f"{block[2]}.json", block[3]) + block[4], text
+        lambda block: block[1] + _section(block[2], block[3], results, root) + block[4], text
     )
 
 
-def rewrite(results: Path = RESULTS) -> None:
+def rewrite(results: Path = RESULTS, pages: Sequence[Path] = PAGES) -> None:
     """Make all pages anew."""
-    for page in PAGES:
+    for page in pages:
         page.write_text(regenerated(page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
-def _section(path: Path, number: str | None) -> str:
-    if not path.exists():
-        return f"Not recorded yet: `python -m {' '.join(command_of(path.stem))}`.\n"
-    record = json.loads(path.read_text(encoding="utf-8"))
+def complaints(
+    results: Path = RESULTS, pages: Sequence[Path] = PAGES, root: Path = ROOT
+) -> list[str]:
+    """What `--check` finds wrong, one line each: stale records with the command that renews them,
+    and pages that are not what the records say."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    found = []
+    for name in shown(list(texts.values())):
+        command = f"python -m {' '.join(bench_of(name).command())}"
+        record = load(name, results)
+        if record is None:
+            found.append(f"{name}: not recorded; `{command}` records it")
+        elif is_stale(record, root):
+            found.append(f"{name}: stale, {_made_at(record)}; `{command}` renews it")
+    for page, text in texts.items():
+        if regenerated(text, results, root) != text:
+            found.append(f"{page.name}: out of date; `python -m bench.harness.readme` rewrites it")
+    return found
+
+
+def _section(name: str, number: str | None, results: Path, root: Path) -> str:
+    record = load(name, results)
+    if record is None:
+        return f"Not recorded yet: `python -m {' '.join(bench_of(name).command())}`.\n"
     machine = record["machine"]
     parts = []
     for row in record["tables"] if number is None else [record["tables"][int(number) - 1]]:
-        table = Table(row["title"], tuple(row["columns"]), [tuple(cells) for cells in row["rows"]])
+        rows = [tuple(cells) for cells in row["rows"]]
+        table = Table(row["title"], tuple(row["columns"]), rows, row.get("notes", []))
         parts.append(f"**{table.title}**\n\n{table.markdown()}\n")
     where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
     if "loop_us" in machine:
         where += f", loop {machine['loop_us']:.0f} us"
-    parts.append(f"<sub>`{record['command']}`, {machine['date']}, {where}</sub>\n")
+    stale = ", stale" if is_stale(record, root) else ""
+    made = f"{machine['date']}, {where}, {_made_at(record)}{stale}"
+    parts.append(f"<sub>`{record['command']}`, {made}</sub>\n")
     return "\n".join(parts)
+
+
+def _made_at(record: Mapping[str, Any]) -> str:
+    return f"recorded at commit {Commit(**record.get('commit', {'id': '', 'dirty': False}))}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.harness.readme", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether all is up to date")
-    if parser.parse_args().check:
-        pages = [page.read_text(encoding="utf-8") for page in PAGES]
-        return int(any(regenerated(page, RESULTS) != page for page in pages))
-    rewrite()
-    return 0
+    if not parser.parse_args().check:
+        rewrite()
+        return 0
+    found = complaints()
+    print("\n".join(found) or "every record shown is fresh, and the pages show them")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""Every bench: the record it makes, how it is run, what its figures depend on, how long it takes.
+
+A record is stale when a file under its bench's `sources` has changed since it was made. By default
+these are all services and the bench's own folder; a bench that measures less of the project names
+less, so that a change elsewhere leaves its record fresh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVICES = ("outrider", "services", "protos")
+PROMPTS = "bench/data/held_out"
+PEERS = ("bench/contenders", "bench/peers")
+WORKLOAD = ("bench/workload", PROMPTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """How one record is made."""
+
+    record: str
+    """`bench/results/RECORD.json`."""
+    module: str
+    flags: tuple[str, ...] = ()
+    sources: tuple[str, ...] = SERVICES
+    """Files and folders that its figures depend on, beside its own folder."""
+    minutes: float = 5.0
+    """Of a whole run on two cores, until a record says how long it took."""
+    core_minutes: float = 0.0
+    """Of its part of `make bench-core`, if it has one."""
+    core_flags: tuple[str, ...] = ("--core",)
+    peers: tuple[str, ...] = ()
+    """What it compares with, where that is to be installed (bench.harness.installing)."""
+
+    @property
+    def all_sources(self) -> tuple[str, ...]:
+        """With its own folder, or file."""
+        own = "/".join(self.module.split(".")[:2])
+        return (*self.sources, own, f"{own}.py")
+
+    def command(self, *, core: bool = False, quick: bool = False) -> tuple[str, ...]:
+        """Module and flags."""
+        flags = (*self.flags, *(self.core_flags if core else ()), *(("--quick",) if quick else ()))
+        return (self.module, *flags)
+
+
+def bench_of(record: str) -> Bench:
+    """The bench that makes this record; one that is not listed is called after its record."""
+    return _BY_RECORD.get(record) or Bench(record, f"bench.{record}")
+
+
+_ALL = (
+    Bench(
+        "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=12.0,
+        core_minutes=5.0,
+    ),
+    Bench("fidelity", "bench.fidelity", core_minutes=5.0, core_flags=()),
+    Bench(
+        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS, *WORKLOAD),
+        minutes=8.0, core_minutes=4.0, peers=("llamacpp",),
+    ),
+    Bench(
+        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=240.0,
+        core_minutes=14.0, peers=("llamacpp",),
+    ),
+    Bench(
+        "arrivals", "bench.arrivals", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=40.0,
+        peers=("llamacpp",),
+    ),
+    Bench(
+        "priorities", "bench.arrivals.priorities", sources=(*SERVICES, *PEERS, *WORKLOAD),
+        minutes=20.0,
+    ),
+    Bench(
+        "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=2.0, core_minutes=2.0,
+        core_flags=(),
+    ),
+    Bench("overhead", "bench.overhead", minutes=3.0),
+    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=90.0, core_minutes=14.0),
+    Bench("frontier", "bench.wan.frontier", sources=(*SERVICES, PROMPTS), minutes=20.0),
+    Bench("policy", "bench.policy"),
+    Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
+    Bench("tick", "bench.tick", sources=(*SERVICES, *WORKLOAD), minutes=4.0),
+    Bench(
+        "engine", "bench.engine", sources=("outrider/engines", "outrider/models"), minutes=5.0
+    ),
+    Bench(
+        "instances", "bench.instances",
+        sources=(*SERVICES, *PEERS, *WORKLOAD, "bench/inference"), minutes=15.0,
+    ),
+    Bench("scale", "bench.scale", minutes=20.0, core_minutes=5.0),
+    Bench("calls", "bench.scale.calls", minutes=3.0),
+    Bench("router", "bench.router", minutes=6.0),
+    Bench(
+        "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),
+        minutes=30.0, peers=("smg", "dynamo"),
+    ),
+    Bench("faults", "bench.faults", minutes=40.0, core_minutes=5.0),
+    Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
+    Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
+    Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=5.0),
+    Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
+    Bench(
+        "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
+        core_minutes=4.0,
+    ),
+    Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
+    Bench("tokenizer_equality", "bench.tokenizer.equality", minutes=15.0),
+    Bench("tokenizer_service", "bench.tokenizer.service"),
+    Bench(
+        "codec", "bench.codec",
+        sources=("outrider/codec", "outrider/wire", "outrider/models", "protos", PROMPTS),
+        minutes=1.0,
+    ),
+    Bench("sampling", "bench.sampling", sources=("outrider/sampling",), minutes=1.0),
+)  # fmt: skip
+_BY_RECORD = {bench.record: bench for bench in _ALL}
+
+CORE = tuple(
+    _BY_RECORD[name]
+    for name in (
+        *("exactness", "fidelity", "tuning", "inference", "wan", "prefix", "faults", "scale"),
+        "tokenizer",
+    )
+)
+"""The parts of `make bench-core`, in their order."""
+MAX_CORE_MINUTES = 60.0

@@ -1,0 +1,120 @@
+"""Many benches one after the other: resumable, with the time they take said before and during."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.harness import installing
+from bench.harness.benches import Bench
+from bench.harness.readme import is_stale, load
+from bench.harness.record import RESULTS
+from bench.harness.sources import ROOT
+
+_TELL_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of each bench is run."""
+
+    core: bool = False
+    quick: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a series."""
+
+    skipped: list[str] = field(default_factory=list)
+    """Recorded already, from the same sources."""
+    failed: list[str] = field(default_factory=list)
+    not_installed: list[str] = field(default_factory=list)
+    measured_s: float = 0.0
+    """Of the parts that ran; installing peers is not in it."""
+
+
+def is_fresh(bench: Bench, size: Size, results: Path = RESULTS, root: Path = ROOT) -> bool:
+    """Whether its record was made from the sources that are there now, and is as large as asked:
+    a full record serves as a core one too."""
+    record = load(bench.record, results)
+    if record is None or is_stale(record, root):
+        return False
+    return size.core or record.get("plan") == "full"
+
+
+def minutes(bench: Bench, size: Size, results: Path = RESULTS) -> float:
+    """What it takes: what it took last time at this size, else what is declared."""
+    record = load(bench.record, results) or {}
+    plan = "core" if size.core and bench.core_flags else "full"
+    if record.get("plan") == plan and "duration_s" in record:
+        return float(record["duration_s"]) / 60
+    return bench.core_minutes if size.core else bench.minutes
+
+
+class Series:
+    """Benches in their order."""
+
+    def __init__(
+        self,
+        benches: Sequence[Bench],
+        size: Size,
+        *,
+        fresh: bool = False,
+        results: Path = RESULTS,
+        root: Path = ROOT,
+    ) -> None:
+        """`fresh` runs again what is recorded already."""
+        self._size, self._root = size, root
+        again = fresh or size.quick
+        self.left = [b for b in benches if again or not is_fresh(b, size, results, root)]
+        self.result = Result(skipped=[b.record for b in benches if b not in self.left])
+        self._minutes = {b.record: minutes(b, size, results) for b in self.left}
+
+    @property
+    def minutes_left(self) -> float:
+        """Expected, of the parts that have not run."""
+        return sum(self._minutes[bench.record] for bench in self.left)
+
+    def run(self, install: Callable[[Sequence[str]], list[str]] = installing.install) -> Result:
+        """All that is left, one after the other. What fails does not stop the others."""
+        if self.result.skipped:
+            _say(f"recorded already from these sources: {', '.join(self.result.skipped)}")
+        total = len(self.left)
+        if not self._size.quick:
+            _say(f"{total} to run, about {self.minutes_left:.0f} min in all")
+        for number in range(1, total + 1):
+            bench = self.left[0]
+            if not self._size.quick:
+                self.result.not_installed += install(bench.peers)
+            _say(f"[{number} of {total}] {bench.record}: {self._expectation(0.0)}")
+            began_at = time.monotonic()
+            if self._wait(bench, began_at):
+                self.result.failed.append(bench.record)
+            self.result.measured_s += time.monotonic() - began_at
+            del self.left[0]
+        return self.result
+
+    def _wait(self, bench: Bench, began_at: float) -> int:
+        """Run it in a process of its own; its exit status."""
+        command = bench.command(core=self._size.core, quick=self._size.quick)
+        with subprocess.Popen([sys.executable, "-m", *command], cwd=self._root) as process:
+            while True:
+                try:
+                    return process.wait(_TELL_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    passed = (time.monotonic() - began_at) / 60
+                    _say(f"{bench.record}: {passed:.0f} min passed; {self._expectation(passed)}")
+
+    def _expectation(self, passed: float) -> str:
+        mine = self._minutes[self.left[0].record]
+        rest = max(0.0, self.minutes_left - min(passed, mine))
+        return f"about {mine:.1f} min; {rest:.0f} min left in all"
+
+
+def _say(text: str) -> None:
+    print(f"=== {text}", file=sys.stderr, flush=True)
