@@ -18,6 +18,7 @@ from bench.wan.machines.bed import RegionEngine, running_bed
 from bench.wan.measure import Links, Measured, measure
 from bench.wan.plan import CORE, CORE_MINUTES, FULL, FULL_MINUTES, QUICK, Size, seed_of
 from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.record import keep_samples, keep_settings
 from bench.wan.report.results import Results
 from bench.wan.report.tables import add_tables
 from bench.wan.samples import Batch
@@ -40,25 +41,23 @@ def main() -> int:
     run = start("wan", arguments)
     configure_logging("bench", "error")  # the reference's engine would log between the tables
     cores = os.sched_getaffinity(0)
-    size = QUICK if run.quick else CORE if arguments.core else FULL
+    size = QUICK if run.quick else CORE if run.core else FULL
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     measured = asyncio.run(_measure(arguments, vocabulary, size, began))
     os.sched_setaffinity(0, cores)
     print("the reference replies", file=sys.stderr)
     truth = _reference(vocabulary, size, measured.batches, len(cores))
     results = Results(measured.batches)
+    keep_samples(run, results)
+    keep_settings(run, size, _links(arguments), measured, arguments.set)
     return _report(run, results, measured, truth)
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = parser("wan", bench.wan.__doc__ or "")
+    core = "(a), (b) and (f) at three RTTs, 60 greedy and 30 sampled chats a cell, one at a time"
+    flags = parser("wan", bench.wan.__doc__ or "", core=core)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add_argument("--threads", type=int, default=1, help="threads of the region's engines")
-    flags.add_argument(
-        "--core",
-        action="store_true",
-        help="(a), (b) and (f) at three RTTs, 60 greedy and 30 sampled chats a cell, one at a time",
-    )
     flags.add_argument(
         "--client-rtt-ms",
         type=float,
@@ -90,7 +89,6 @@ async def _measure(
         role: [s.removeprefix(f"{role}.") for s in arguments.set if s.startswith(f"{role}.")]
         for role in _ROLES
     }
-    links = Links(arguments.jitter_ms, arguments.loss, arguments.client_rtt_ms)
     engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
     waits = any(scheme.policy is not None for scheme in size.schemes)
     async with (
@@ -99,7 +97,11 @@ async def _measure(
     ):
         minutes = arguments.minutes or (CORE_MINUTES if arguments.core else FULL_MINUTES)
         limit_s = 60 * minutes - (monotonic() - began)
-        return await measure(bed, vocabulary, size, links, sources, limit_s)
+        return await measure(bed, vocabulary, size, _links(arguments), sources, limit_s)
+
+
+def _links(arguments: argparse.Namespace) -> Links:
+    return Links(arguments.jitter_ms, arguments.loss, arguments.client_rtt_ms)
 
 
 def _drafter(settings: list[str]) -> DrafterSettings | None:

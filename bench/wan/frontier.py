@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from bench.harness.figures import Cell, Figure, Run, parser, start
+from bench.harness.figures import TOO_FEW, Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.wan.asking import ask_client, messages_of, sampling_of
 from bench.wan.machines.bed import HOST, RegionEngine, running_bed
@@ -134,8 +134,7 @@ async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None
 def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
         table = run.table(
-            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)} "
-            "(95 % intervals)",
+            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)}",
             *("setting", "chats", "first word shown early", "first shown word right"),
             *("taken back of provisional", "shown early of final"),
             *("first word shown, ms", "first word that stays, ms", "staying over plain"),
@@ -167,7 +166,7 @@ def _cells(samples: Sequence[Sample], plain: Sequence[Sample]) -> Iterator[Cell]
     yield str(share(fmean(word.is_right for word in words), len(words)))
     provisional = [float(sample.provisional_chars) for sample in samples]
     erased = [float(sample.erased_chars) for sample in samples]
-    yield str(ratio(erased, provisional)) if sum(provisional) else "-"
+    yield str(ratio(erased, provisional)) if sum(provisional) else TOO_FEW
     early = [float(sample.early_chars) for sample in samples]
     yield str(ratio(early, [float(sample.num_chars) for sample in samples]))
     yield str(mean([word.shown_ms for word in words]))

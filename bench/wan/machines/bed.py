@@ -21,7 +21,7 @@ from outrider.process import Ports, read_ports
 from services.edge.drafter.metrics import DrafterState
 
 HOST = "127.0.0.1"
-_START_LIMIT_S = 240.0
+_START_LIMIT_S = 300.0
 _POLL_S = 0.05
 
 

@@ -9,9 +9,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from bench.harness.figures import Cell, Figure, Run, quantile
+from bench.harness.figures import TOO_FEW, Cell, Figure, Run, quantile
 from bench.wan.plan import OURS, PLAIN, Scheme
-from bench.wan.report.intervals import Estimate, mean, ratio, share, told_quantile
+from bench.wan.report.intervals import MIN_FOR_P50, Estimate, mean, ratio, share, told_quantile
 from bench.wan.report.results import Results, Where
 from bench.wan.samples import Sample, Word
 
@@ -42,7 +42,7 @@ def first_word_tables(run: Run, results: Results) -> None:
     for temperature in results.temperatures():
         table = run.table(
             "Time to the first word on screen, plain streaming and Outrider, one chat at a time, "
-            f"{how(temperature)}, ms: mean (its 95 % interval), median",
+            f"{how(temperature)}, ms",
             *("RTT, ms", "chats", "plain: first word", "p50"),
             *("Outrider: first word shown, right or wrong", "p50"),
             *("Outrider: first word that stays", "p50"),
@@ -61,12 +61,16 @@ def first_word_tables(run: Run, results: Results) -> None:
             shown = ratio([ours.shown_ms for _, ours in pairs], base)
             staying = ratio([ours.staying_ms for _, ours in pairs], base)
             table.add(int(rtt_ms), len(pairs), *cells, str(shown), str(staying))
+        table.note(
+            "Means, and ratios of means, with 95 % intervals (chats drawn anew, bootstrap); p50: "
+            f"medians, from {MIN_FOR_P50} chats on. A word is on screen when its last letter is."
+        )
 
 
 def provisional_tables(run: Run, results: Results) -> None:
     """What was shown before it was final, and what became of it."""
     table = run.table(
-        "Provisional text of Outrider, one chat at a time (95 % intervals)",
+        "Provisional text of Outrider, one chat at a time",
         *("RTT, ms", "temperature", "chats", "first word shown before it was final"),
         *("first shown word right", "of provisional characters: taken back"),
         *("of final characters: shown early", "drafts accepted"),
@@ -80,12 +84,16 @@ def provisional_tables(run: Run, results: Results) -> None:
         table.add(
             *("all" if where.rtt_ms is None else f"{where.rtt_ms:g}", where.temperature or 0.0),
             len(samples),
-            str(share(fmean(word.is_early for word in words), num)) if words else "-",
-            str(share(fmean(word.is_right for word in words), num)) if words else "-",
+            str(share(fmean(word.is_early for word in words), num)) if words else TOO_FEW,
+            str(share(fmean(word.is_right for word in words), num)) if words else TOO_FEW,
             _taken_back(samples),
             str(ratio([float(sample.early_chars) for sample in samples], final)),
-            accepted / drafts if drafts else "-",
+            accepted / drafts if drafts else TOO_FEW,
         )
+    table.note(
+        "Shares with 95 % intervals: of chats by their number (Wilson; chats at several RTTs have "
+        "the same prompts and count once), of characters by drawing chats anew (bootstrap)."
+    )
     ahead = run.table(
         "How long before they were final characters stood on screen, Outrider, one chat at a time: "
         "share of all final characters, and quantiles of those shown early",
@@ -102,7 +110,7 @@ def provisional_tables(run: Run, results: Results) -> None:
         ahead.add(
             *("all" if where.rtt_ms is None else f"{where.rtt_ms:g}", where.temperature or 0.0),
             *(len(samples), chars, sum(n for _, n in runs) / chars, *over),
-            *(quantile(_spread(runs), at) if runs else "-" for at in (0.1, 0.5, 0.9)),
+            *(quantile(_spread(runs), at) if runs else TOO_FEW for at in (0.1, 0.5, 0.9)),
         )
 
 
@@ -232,7 +240,7 @@ def _share_taken_back(samples: Sequence[Sample]) -> float:
 def _taken_back(samples: Sequence[Sample]) -> str:
     shown = [float(sample.provisional_chars) for sample in samples]
     if not sum(shown):
-        return "-"
+        return TOO_FEW
     return str(ratio([float(sample.erased_chars) for sample in samples], shown))
 
 
@@ -242,4 +250,4 @@ def _spread(runs: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def _cell(value: float | None) -> Cell:
-    return "-" if value is None else value
+    return TOO_FEW if value is None else value

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.figures import quantile, show
+from bench.harness.figures import interval, quantile, share_interval, show
+from bench.harness.statistics import num_needed
 
-MIN_FOR_P50, MIN_FOR_P95, MIN_FOR_P99 = 20, 100, 500
-"""Chats below which a quantile is not told."""
+MIN_FOR_P50 = 20
+"""Chats below which a median is not told; other quantiles as in all benches (`num_needed`)."""
 _MIN_FOR_INTERVAL = 3
 _NUM_RESAMPLES = 4000
 _SEED = 1
-_Z = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Estimate:
     def __str__(self) -> str:
         if not math.isfinite(self.high - self.low):
             return show(self.value)
-        return f"{show(self.value)} ({show(self.low)} to {show(self.high)})"
+        return interval(self.value, self.low, self.high)
 
     def rounded(self, digits: int = 3) -> list[float | None]:
         """Value, low and high for JSON, which knows no infinity."""
@@ -63,16 +63,12 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
 
 
 def share(part: float, num: int) -> Estimate:
-    """A share seen in `num` independent chats (Wilson, 1927). Raises ValueError for none."""
+    """A share seen in `num` independent chats. Raises ValueError for none."""
     if not num:
         raise ValueError("no chats")
-    spread = 1 + _Z**2 / num
-    middle = (part + _Z**2 / (2 * num)) / spread
-    half = _Z * math.sqrt(part * (1 - part) / num + _Z**2 / (4 * num**2)) / spread
-    return Estimate(part, max(0.0, middle - half), min(1.0, middle + half))
+    return Estimate(part, *share_interval(round(part * num), num))
 
 
 def told_quantile(values: Sequence[float], at: float) -> float | None:
     """A quantile, where there are values enough to tell it."""
-    least = MIN_FOR_P50 if at <= 0.5 else MIN_FOR_P95 if at <= 0.95 else MIN_FOR_P99
-    return quantile(values, at) if len(values) >= least else None
+    return quantile(values, at) if len(values) >= max(MIN_FOR_P50, num_needed(at)) else None

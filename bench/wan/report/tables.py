@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.harness.figures import Cell, Run, mean_ratio, show
+from bench.harness.figures import TOO_FEW, Cell, Run, show
 from bench.wan.machines.bed import Placement
 from bench.wan.measure import Measured
 from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, Scheme
@@ -14,7 +14,6 @@ from bench.wan.report.first_words import first_word_tables, how, provisional_tab
 from bench.wan.report.results import Results, Where
 
 _ALONE = 1
-_MEAN = "geometric mean over {} (its 95 % interval)"
 
 
 def add_tables(
@@ -40,28 +39,27 @@ def paces(run: Run, results: Results) -> None:
         rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
         alone = sessions == _ALONE
         chats = "one chat at a time" if alone else f"{sessions} chats at once"
-        mean = _MEAN.format("chats" if alone else "rounds")
-        title = f"Pace of final tokens over plain streaming, {chats}, {how(temperature)}, {mean}"
+        title = f"Pace of final tokens over plain streaming, {chats}, {how(temperature)}"
         counted = "chats" if alone else "rounds"
         columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
         table = run.table(title, "scheme", f"{counted} by RTT", *columns)
         for scheme in results.schemes():
             ratios = [results.pace_ratios(scheme, where[rtt_ms]) for rtt_ms in rtts_ms]
             if any(ratios) and scheme != PLAIN:
-                table.add(scheme.name, _counts(ratios), *map(_ranged, ratios))
+                table.add(scheme.name, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
 def crowds(run: Run, results: Results) -> None:
     """What a pace with many chats is made of, all RTTs and temperatures together."""
     steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
-    title = f"Pace of final tokens, one scheme over another, {_MEAN.format('rounds')}"
+    title = "Pace of final tokens of chats at once, one scheme over another, round by round"
     names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)
     table = run.table(title, "chats at once", "rounds", *names)
     for sessions in results.crowds():
         where = Where(sessions=sessions)
         if results.batches(QUIET, where) and sessions != _ALONE:
             ratios = [results.pace_ratios(scheme, where, over) for scheme, over in steps]
-            table.add(sessions, _counts(ratios), *map(_ranged, ratios))
+            table.add(sessions, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
 def capacity(run: Run, results: Results) -> None:
@@ -74,8 +72,8 @@ def capacity(run: Run, results: Results) -> None:
     for one in capacities(results):
         ratios: list[Cell] = [one.over_plain, one.over_suffix, one.over_drafter, one.predicted]
         terms: list[Cell] = [one.drafts_per_commit, one.draft_ms, one.token_ms]
-        shown = [ratio or "-" for ratio in ratios]
-        table.add(one.sessions, *shown, *(terms if one.over_drafter else ["-"] * len(terms)))
+        shown = [ratio or TOO_FEW for ratio in ratios]
+        table.add(one.sessions, *shown, *(terms if one.over_drafter else [TOO_FEW] * len(terms)))
 
 
 def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
@@ -97,7 +95,7 @@ def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
 
 def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
     region_ms, edge_ms = results.cpu_ms_per_token(scheme, Where(sessions=sessions))
-    return f"{show(region_ms)} + {show(edge_ms)}" if region_ms else "-"
+    return f"{show(region_ms)} + {show(edge_ms)}" if region_ms else TOO_FEW
 
 
 def break_even(run: Run, model: Model) -> None:
@@ -108,14 +106,14 @@ def break_even(run: Run, model: Model) -> None:
     )  # fmt: skip
     for (scheme, over), measured_ms in model.measured_ms.items():
         predicted = model.predicted_ms.get((scheme, over))
-        table.add(scheme, over, measured_ms, "-" if predicted is None else predicted)
+        table.add(scheme, over, measured_ms, TOO_FEW if predicted is None else predicted)
 
 
 def placements(run: Run, placed: Sequence[Placement]) -> None:
     """Which cores computed what."""
     table = run.table("Where processes ran", "process", "cores", "threads that compute a model")
     for one in placed:
-        table.add(one.process, ", ".join(map(str, one.cores)), one.threads or "-")
+        table.add(one.process, ", ".join(map(str, one.cores)), one.threads or TOO_FEW)
 
 
 def relay(run: Run, measured: Measured) -> None:
@@ -126,15 +124,6 @@ def relay(run: Run, measured: Measured) -> None:
     )
     share = measured.relay_cpu_s / measured.seconds if measured.seconds else 0.0
     table.add(measured.relay.packets, *late, share)
-
-
-def _ranged(ratios: Sequence[float]) -> str:
-    if not ratios:
-        return "-"
-    mean, low, high = mean_ratio(ratios)
-    if len(ratios) == 1:
-        return show(mean)
-    return f"{show(mean)} ({show(low)} to {show(high)})"
 
 
 def _counts(ratios: Sequence[Sequence[float]]) -> str:
