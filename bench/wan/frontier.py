@@ -3,8 +3,8 @@
 Asked are the prompts of `bench/data/tuning` alone, which no other table uses, so that what is
 chosen here is not chosen on the prompts by which it is judged. An edge per setting, all of them at
 one region, is asked the same chats in turns, one at a time, and plain streaming too. Settings are
-all combinations of the values given for `theta` and `eager_theta`; whatever else an edge is set up
-with comes from `--set KEY=VALUE`.
+all combinations of the values that `--sweep KEY=VALUE,VALUE` gives for keys of an edge's
+configuration (`services.edge.config`); what all have in common comes from `--set KEY=VALUE`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from bench.wan.report.intervals import mean, ratio, share
 from bench.wan.samples import Sample, Word
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
-from services.edge.config import EdgeConfig
 
 _RTTS_MS = (0.0, 50.0, 250.0)
 _TEMPERATURES = (0.0, 0.8)
 _MAX_TOKENS = 48
-_EAGER_THETAS = (0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8)
+_SWEEPS = ("theta=0.4,0.5,0.6", "first_theta=0.3,0.5,0.7")
 _GATEWAY = "far"
 """The name of plain streaming's edge among the settings' names."""
 
@@ -47,12 +46,11 @@ def main() -> int:
     arguments = _flags().parse_args()
     run = start("frontier", arguments)
     configure_logging("bench", "error")
-    settings = {
-        f"theta {theta:g}, eager_theta {eager:g}": {"theta": theta, "eager_theta": eager}
-        for theta, eager in itertools.product(arguments.theta, arguments.eager_theta)
-    }
+    settings = combinations(arguments.sweep or _SWEEPS)
     num_prompts = 2 if run.quick else arguments.prompts
-    chats = asyncio.run(_measure(settings, num_prompts, arguments))
+    links = Links(client_rtt_ms=arguments.client_rtt_ms)
+    chats = asyncio.run(ask_all(settings, num_prompts, links, arguments.set))
+    _keep(run, settings, chats, links, arguments.set)
     _report(run, list(settings), chats)
     return 0
 
@@ -62,10 +60,10 @@ def _flags() -> argparse.ArgumentParser:
     flags.prog = "python -m bench.wan.frontier"
     flags.add_argument("--prompts", type=int, default=12, help="chats per setting and RTT")
     flags.add_argument(
-        "--theta", type=_numbers, default=(EdgeConfig().theta,), help="values, with commas between"
-    )
-    flags.add_argument(
-        "--eager-theta", type=_numbers, default=_EAGER_THETAS, help="values, with commas between"
+        "--sweep",
+        action="append",
+        metavar="KEY=VALUE,VALUE",
+        help=f"values that a setting of the edges takes; by default {' '.join(_SWEEPS)}",
     )
     flags.add_argument("--client-rtt-ms", type=float, default=10.0, help="of the last mile")
     flags.add_argument(
@@ -74,18 +72,30 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+def combinations(sweeps: Sequence[str]) -> dict[str, dict[str, object]]:
+    """The settings of each edge, by what they are called; a sweep is KEY=VALUE,VALUE. Raises
+    ValueError for a value that is no number."""
+    parts = [sweep.partition("=") for sweep in sweeps]
+    values = [[(key, float(value)) for value in given.split(",")] for key, _, given in parts]
+    return {
+        ", ".join(f"{key} {value:g}" for key, value in chosen): dict(chosen)
+        for chosen in itertools.product(*values)
+    }
 
 
-async def _measure(
-    settings: Mapping[str, Mapping[str, object]], num_prompts: int, arguments: argparse.Namespace
+async def ask_all(
+    settings: Mapping[str, Mapping[str, object]],
+    num_prompts: int,
+    links: Links,
+    edge_settings: Sequence[str],
+    engine: RegionEngine | None = None,
 ) -> Chats:
+    """The chats of every edge and of plain streaming: as many prompts at every RTT, greedy and
+    sampled."""
     chats: Chats = defaultdict(list)
-    edge_settings = {"edge": arguments.set}
     async with contextlib.AsyncExitStack() as stack:
         bed = await stack.enter_async_context(
-            running_bed(RegionEngine(), edge_settings, (PLAIN,), settings)
+            running_bed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
         )
         clients = {
             name: await stack.enter_async_context(
@@ -94,7 +104,7 @@ async def _measure(
             for name, edge in bed.edges.items()
         }
         for at, rtt_ms in enumerate(_RTTS_MS):
-            for link, conditions in _links(settings, rtt_ms, arguments.client_rtt_ms):
+            for link, conditions in _conditions(links, settings, rtt_ms):
                 await bed.relay.set(link, conditions)
             for number in range(num_prompts):
                 print(f"RTT {rtt_ms:g} ms, chat {number + 1} of {num_prompts}", file=sys.stderr)
@@ -102,11 +112,10 @@ async def _measure(
     return chats
 
 
-def _links(
-    settings: Mapping[str, object], rtt_ms: float, client_rtt_ms: float
+def _conditions(
+    links: Links, settings: Mapping[str, object], rtt_ms: float
 ) -> Iterator[tuple[str, Conditions]]:
     """How each link is to be: those of plain streaming, and of every edge beside the clients."""
-    links = Links(client_rtt_ms=client_rtt_ms)
     yield from links.conditions((PLAIN,), rtt_ms).items()
     near = str(OURS.gateway)
     for link, conditions in links.conditions((OURS,), rtt_ms).items():
@@ -129,6 +138,40 @@ async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None
                 speculation=scheme.speculation,
             )
             chats[name, temperature].append(sample)
+
+
+def _keep(
+    run: Run,
+    settings: Mapping[str, Mapping[str, object]],
+    chats: Chats,
+    links: Links,
+    edge_settings: Sequence[str],
+) -> None:
+    """For the record: how everybody was set up, and the chats one by one."""
+    run.setting(
+        "all",
+        prompts="bench/data/tuning",
+        max_tokens=_MAX_TOKENS,
+        client_rtt_ms=links.client_rtt_ms,
+        rtts_ms=_RTTS_MS,
+        edges=list(edge_settings),
+    )
+    for name, values in settings.items():
+        run.setting(name, **values)
+    for (name, temperature), samples in chats.items():
+        words = [sample.word for sample in samples if sample.word is not None]
+        cell = f"{name}, {how(temperature)}"
+        for told, values_ms in (
+            ("first word shown", [word.shown_ms for word in words]),
+            ("first word that stays", [word.staying_ms for word in words]),
+        ):
+            run.samples(f"{cell}: {told}", values_ms, unit="ms")
+        for told, counts in (
+            ("first word shown was right", [word.is_right for word in words]),
+            ("characters shown early", [sample.early_chars for sample in samples]),
+            ("characters taken back", [sample.erased_chars for sample in samples]),
+        ):
+            run.samples(f"{cell}: {told}", [float(count) for count in counts], unit="")
 
 
 def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
