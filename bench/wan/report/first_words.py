@@ -37,9 +37,9 @@ def how(temperature: float) -> str:
     return f"T={temperature:g}" if temperature else "greedy"
 
 
-def first_word_tables(run: Run, results: Results) -> None:
+def first_word_tables(run: Run, results: Results, temperatures: Sequence[float]) -> None:
     """Visible and staying first words side by side, by RTT, beside plain streaming's."""
-    for temperature in results.temperatures():
+    for temperature in temperatures:
         table = run.table(
             "Time to the first word on screen, plain streaming and Outrider, one chat at a time, "
             f"{how(temperature)}, ms",
@@ -77,8 +77,9 @@ def provisional_tables(run: Run, results: Results) -> None:
     )
     for where, samples in _conditions(results):
         words = _words(samples)
-        num = _num_prompts(results, where)
-        final = [float(sample.num_chars) for sample in samples]
+        by_prompt = _by_prompt(results, where)
+        num = len(by_prompt)
+        final = [_sum(chats, "num_chars") for chats in by_prompt]
         drafts = sum(sample.num_drafts for sample in samples)
         accepted = sum(sample.num_accepted for sample in samples)
         table.add(
@@ -86,13 +87,13 @@ def provisional_tables(run: Run, results: Results) -> None:
             len(samples),
             str(share(fmean(word.is_early for word in words), num)) if words else TOO_FEW,
             str(share(fmean(word.is_right for word in words), num)) if words else TOO_FEW,
-            _taken_back(samples),
-            str(ratio([float(sample.early_chars) for sample in samples], final)),
+            _taken_back(by_prompt),
+            str(ratio([_sum(chats, "early_chars") for chats in by_prompt], final)),
             accepted / drafts if drafts else TOO_FEW,
         )
     table.note(
-        "Shares with 95 % intervals: of chats by their number (Wilson; chats at several RTTs have "
-        "the same prompts and count once), of characters by drawing chats anew (bootstrap)."
+        "Shares with 95 % intervals: of chats by their number (Wilson), of characters by drawing "
+        "chats anew (bootstrap). Chats at several RTTs have the same prompts and count as one."
     )
     ahead = run.table(
         "How long before they were final characters stood on screen, Outrider, one chat at a time: "
@@ -181,9 +182,18 @@ def _conditions(results: Results) -> Iterator[tuple[Where, list[Sample]]]:
                 yield where, samples
 
 
-def _num_prompts(results: Results, where: Where) -> int:
-    """Different chats: those at several RTTs have the same prompts, and are no more than one."""
-    return len({asked for batch in results.batches(OURS, where) for asked in batch.asked})
+def _by_prompt(results: Results, where: Where) -> list[list[Sample]]:
+    """Outrider's chats by their prompt: those at several RTTs share it, and are no more than one
+    observation."""
+    found: dict[tuple[int, int], list[Sample]] = {}
+    for batch in results.batches(OURS, where):
+        for asked, sample in zip(batch.asked, batch.samples, strict=True):
+            found.setdefault(asked, []).append(sample)
+    return list(found.values())
+
+
+def _sum(samples: Sequence[Sample], name: str) -> float:
+    return float(sum(getattr(sample, name) for sample in samples))
 
 
 def _pairs(results: Results, where: Where) -> Iterator[tuple[Word, Word]]:
@@ -237,11 +247,11 @@ def _share_taken_back(samples: Sequence[Sample]) -> float:
     return round(sum(sample.erased_chars for sample in samples) / shown, 4) if shown else 0.0
 
 
-def _taken_back(samples: Sequence[Sample]) -> str:
-    shown = [float(sample.provisional_chars) for sample in samples]
+def _taken_back(by_prompt: Sequence[Sequence[Sample]]) -> str:
+    shown = [_sum(chats, "provisional_chars") for chats in by_prompt]
     if not sum(shown):
         return TOO_FEW
-    return str(ratio([float(sample.erased_chars) for sample in samples], shown))
+    return str(ratio([_sum(chats, "erased_chars") for chats in by_prompt], shown))
 
 
 def _spread(runs: Sequence[tuple[float, int]]) -> list[float]:

@@ -19,10 +19,12 @@ _ALONE = 1
 def add_tables(
     run: Run, results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
 ) -> None:
-    """All of them, those of most interest first."""
-    first_word_tables(run, results)
-    provisional_tables(run, results)
+    """All of them. The README shows the first two: first words, and the pace, both greedy."""
+    greedy, *sampled = results.temperatures()
+    first_word_tables(run, results, [greedy])
     paces(run, results)
+    first_word_tables(run, results, sampled)
+    provisional_tables(run, results)
     crowds(run, results)
     capacity(run, results)
     costs(run, results, exact)
@@ -51,6 +53,8 @@ def paces(run: Run, results: Results) -> None:
 
 def crowds(run: Run, results: Results) -> None:
     """What a pace with many chats is made of, all RTTs and temperatures together."""
+    if QUIET not in results.schemes():
+        return
     steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
     title = "Pace of final tokens of chats at once, one scheme over another, round by round"
     names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)

@@ -33,6 +33,7 @@ from bench.wan.plan import (
 from bench.wan.relay.lane import Traffic
 from bench.wan.report import theory
 from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.record import keep_samples, keep_settings
 from bench.wan.report.results import Results, Where
 from bench.wan.report.tables import add_tables
 from bench.wan.samples import Batch, Reader, Sample, Spent, Word
@@ -290,15 +291,24 @@ def planned(size: Size, at_once: bool) -> list[Batch]:
 def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path: Path) -> None:
     """Also of replies whose pace nobody knows, and where nothing says what it cost."""
     made = planned(size, at_once)
-    results, measured = Results(made), Measured()
+    results, measured = Results(made), Measured(num_rounds=1)
     exact = {scheme.name: "all" for scheme in SCHEMES}
     model = model_of(results)
     run = Run("wan", quick=False, command="python -m bench.wan")
     add_tables(run, results, measured, model, exact)
     run.figures.update(figures_of(results, measured, model, exact))
+    keep_samples(run, results)
+    keep_settings(run, size, Links(client_rtt_ms=10.0), measured, ["edge.theta=0.5"])
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan -->\n<!-- /bench:wan -->", tmp_path)
     assert all(table.title in page for table in run.tables)
+    record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
+    kept = record["samples"]["(f) Outrider, RTT 50 ms, 1 at once, greedy: first word that stays"]
+    assert kept["n"] == len(results.samples(OURS, Where(50.0, 1, 0.0)))
+    assert record["settings"][OURS.name]["links_rtt_ms"]["RTT 50"] == {
+        "near client": 10.0,
+        "near region": 50.0,
+    }
     truth = {(t, b.cell.temperature, n): () for b in made for t, n in b.asked}
     asked = sum(len(batch.samples) for batch in made if batch.scheme == OURS)
     assert results.num_exact(OURS, truth) == (0, asked)
