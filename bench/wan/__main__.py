@@ -13,11 +13,12 @@ import bench.wan
 from bench.contenders.reference import reference
 from bench.contenders.work import Request, Work
 from bench.harness.figures import Run, parser, start
-from bench.wan.asking import messages_of, sampling_of
+from bench.wan.asking import messages_of
 from bench.wan.machines.bed import RegionEngine, running_bed
-from bench.wan.measure import Measured, Rough, measure
-from bench.wan.plan import FULL, QUICK, SCHEMES, Size
+from bench.wan.measure import Links, Measured, measure
+from bench.wan.plan import CORE, CORE_MINUTES, FULL, FULL_MINUTES, QUICK, Size, seed_of
 from bench.wan.report.figures import figures_of, model_of
+from bench.wan.report.record import keep_samples, keep_settings
 from bench.wan.report.results import Results
 from bench.wan.report.tables import add_tables
 from bench.wan.samples import Batch
@@ -40,27 +41,36 @@ def main() -> int:
     run = start("wan", arguments)
     configure_logging("bench", "error")  # the reference's engine would log between the tables
     cores = os.sched_getaffinity(0)
-    size = QUICK if run.quick else FULL
+    size = QUICK if run.quick else CORE if run.core else FULL
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     measured = asyncio.run(_measure(arguments, vocabulary, size, began))
     os.sched_setaffinity(0, cores)
     print("the reference replies", file=sys.stderr)
     truth = _reference(vocabulary, size, measured.batches, len(cores))
     results = Results(measured.batches)
+    keep_samples(run, results)
+    keep_settings(run, size, _links(arguments), measured, arguments.set)
     return _report(run, results, measured, truth)
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = parser("wan", bench.wan.__doc__ or "")
+    core = "(a), (b) and (f) at three RTTs, 60 greedy and 30 sampled chats a cell, one at a time"
+    flags = parser("wan", bench.wan.__doc__ or "", core=core)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add_argument("--threads", type=int, default=1, help="threads of the region's engines")
+    flags.add_argument(
+        "--client-rtt-ms",
+        type=float,
+        default=10.0,
+        help="round trip of the client's last mile, in every scheme",
+    )
     flags.add_argument("--jitter-ms", type=float, default=0.0, help="per packet, at most, one way")
     flags.add_argument("--loss", type=float, default=0.0, help="share of QUIC's datagrams")
     flags.add_argument(
         "--minutes",
         type=float,
-        default=15.0,
-        help="no round begins that would end the run later than this",
+        help="no round begins that would end the run later than this "
+        f"({CORE_MINUTES:g} with --core, otherwise {FULL_MINUTES:g})",
     )
     flags.add_argument(
         "--set",
@@ -79,14 +89,19 @@ async def _measure(
         role: [s.removeprefix(f"{role}.") for s in arguments.set if s.startswith(f"{role}.")]
         for role in _ROLES
     }
-    rough = Rough(arguments.jitter_ms, arguments.loss)
     engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
+    waits = any(scheme.policy is not None for scheme in size.schemes)
     async with (
-        running_bed(engine, settings) as bed,
-        drafting(_drafter(settings["edge"]), vocabulary) as sources,
+        running_bed(engine, settings, size.schemes) as bed,
+        drafting(_drafter(settings["edge"]) if waits else None, vocabulary) as sources,
     ):
-        limit_s = 60 * arguments.minutes - (monotonic() - began)
-        return await measure(bed, vocabulary, size, rough, sources, limit_s)
+        minutes = arguments.minutes or (CORE_MINUTES if arguments.core else FULL_MINUTES)
+        limit_s = 60 * minutes - (monotonic() - began)
+        return await measure(bed, vocabulary, size, _links(arguments), sources, limit_s)
+
+
+def _links(arguments: argparse.Namespace) -> Links:
+    return Links(arguments.jitter_ms, arguments.loss, arguments.client_rtt_ms)
 
 
 def _drafter(settings: list[str]) -> DrafterSettings | None:
@@ -110,7 +125,7 @@ def _reference(
             Request(
                 tuple(vocabulary.encode_chat(messages_of(prompts[turn][number]))),
                 size.max_tokens,
-                seed=sampling_of(temperature, number, size.max_tokens).seed,
+                seed=seed_of(turn, number),
             )
             for turn, number in asked
         ]
@@ -127,7 +142,7 @@ def _report(
     measured: Measured,
     truth: dict[tuple[int, float, int], tuple[int, ...]],
 ) -> int:
-    counts = {scheme.name: results.num_exact(scheme, truth) for scheme in SCHEMES}
+    counts = {s.name: results.num_exact(s, truth) for s in results.schemes()}
     exact = {name: f"{right} of {count}" for name, (right, count) in counts.items()}
     model = model_of(results)
     add_tables(run, results, measured, model, exact)

@@ -11,11 +11,11 @@ from typing import Literal
 
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient, opening_frame
-from bench.wan.plan import Cell, Scheme
+from bench.wan.plan import Cell, Scheme, seed_of
 from bench.wan.samples import Reader, Sample
 from bench.wan.waiting.edge import WaitingPolicy, converse
 from bench.wan.waiting.source import Sources
-from outrider.client import Client
+from outrider.client import Client, Committed
 from outrider.codec.tokens import TokenCoder
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
@@ -28,7 +28,8 @@ class Connections:
 
     gateways: Mapping[str, Client]
     """By the schemes' names for them."""
-    waiting: RegionClient
+    waiting: RegionClient | None
+    """None: no scheme waits."""
     sources: Sources
     """Of the bench's drafts, where it is the edge."""
 
@@ -41,15 +42,19 @@ class Asker:
     vocabulary: Vocabulary
     coder: TokenCoder
     max_tokens: int
+    client_rtt_ms: float = 0.0
+    """Of the last mile. Where the bench is client and edge in one, nothing travels it: a chat's
+    request and its answers would take half of it each, so all its times are later by all of it."""
 
     async def ask_all(
-        self, scheme: Scheme, cell: Cell, prompts: Sequence[Prompt], first: int = 0
+        self, scheme: Scheme, cell: Cell, prompts: Sequence[Prompt], turn: int = 0, first: int = 0
     ) -> tuple[Sample, ...]:
         """All prompts at once, the first of which has this number in its round; in their order."""
         way = self._way(scheme)
 
         async def one(number: int, prompt: Prompt) -> Sample:
-            return await way(prompt, sampling_of(cell.temperature, number, self.max_tokens))
+            seed = seed_of(turn, number)
+            return await way(prompt, sampling_of(cell.temperature, seed, self.max_tokens))
 
         return tuple(await asyncio.gather(*(one(n, p) for n, p in enumerate(prompts, first))))
 
@@ -60,6 +65,7 @@ class Asker:
         return lambda prompt, sampling: self._as_client(scheme, prompt, sampling)
 
     async def _as_client(self, scheme: Scheme, prompt: Prompt, sampling: SamplingParams) -> Sample:
+        assert scheme.gateway is not None
         return await ask_client(
             self.connections.gateways[scheme.gateway],
             messages_of(prompt),
@@ -71,6 +77,7 @@ class Asker:
     async def _as_edge(
         self, policy: WaitingPolicy, prompt: Prompt, sampling: SamplingParams
     ) -> Sample:
+        assert self.connections.waiting is not None
         began = time.perf_counter()
         ids = self.vocabulary.encode_chat(messages_of(prompt))
         opening = opening_frame(self.coder, ids, sampling, self.vocabulary.digest)
@@ -78,17 +85,13 @@ class Asker:
         with contextlib.closing(source):
             async with self.connections.waiting.open(opening) as talk:
                 reply = await converse(talk, source, policy, self.coder)
-        commits = tuple(((at - began) * 1000, count) for at, count in reply.commits)
-        first_ms = commits[0][0]
-        return Sample(
-            ids=tuple(reply.ids),
-            visible_ms=first_ms,
-            stable_ms=first_ms,
-            commits=commits,
-            num_drafts=reply.num_drafts,
-            num_accepted=reply.num_accepted,
-            num_restarts=reply.num_restarts,
-        )
+        reader, detokenizer, upto = Reader(), self.vocabulary.detokenizer(), 0
+        for at, count in reply.commits:
+            final = tuple(reply.ids[upto:count])
+            upto = count
+            at_ms = (at - began) * 1000 + self.client_rtt_ms
+            reader.take(Committed(detokenizer.push_all(final), final, upto), at_ms)
+        return reader.sample(reply.num_drafts, reply.num_accepted, reply.num_restarts)
 
 
 async def ask_client(
@@ -116,6 +119,6 @@ def messages_of(prompt: Prompt) -> list[Message]:
     return [Message("user", prompt.text)]
 
 
-def sampling_of(temperature: float, number: int, max_tokens: int) -> SamplingParams:
-    """How the round's prompt of this number is answered, by whatever scheme."""
-    return SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens)
+def sampling_of(temperature: float, seed: int, max_tokens: int) -> SamplingParams:
+    """How a chat is answered, by whatever scheme."""
+    return SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens)

@@ -1,7 +1,10 @@
-"""What provisional text costs and brings, by how bold it is.
+"""What provisional text brings and costs, by how bold it is: for choosing its thresholds.
 
-An edge per setting, all of them at the same region, is asked the same chats in turns, one at a
-time: how much of a reply stands on screen before it is final, and how much is taken back.
+Asked are the prompts of `bench/data/tuning` alone, which no other table uses, so that what is
+chosen here is not chosen on the prompts by which it is judged. An edge per setting, all of them at
+one region, is asked the same chats in turns, one at a time, and plain streaming too. Settings are
+all combinations of the values that `--sweep KEY=VALUE,VALUE` gives for keys of an edge's
+configuration (`services.edge.config`); what all have in common comes from `--set KEY=VALUE`.
 """
 
 from __future__ import annotations
@@ -9,45 +12,46 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness.figures import TOO_FEW, Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.wan.asking import ask_client, messages_of, sampling_of
-from bench.wan.machines.bed import HOST, Bed, RegionEngine, running_bed
-from bench.wan.plan import KINDS
+from bench.wan.machines.bed import HOST, RegionEngine, running_bed
+from bench.wan.measure import Links
+from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
 from bench.wan.relay.lane import Conditions
-from bench.wan.samples import Sample
+from bench.wan.report.first_words import how
+from bench.wan.report.intervals import mean, ratio, share
+from bench.wan.samples import Sample, Word
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
 
-SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
-    "theta 0.3": {"theta": 0.3},
-    "theta 0.4": {"theta": 0.4},
-    "theta 0.5": {},
-    "theta 0.6": {"theta": 0.6},
-    "theta 0.7": {"theta": 0.7},
-    "theta 0.5, every rewrite at its time": {"rewrite_interval_ms": 0.0},
-    "theta 0.5, no two rewrites close together": {"rewrite_burst": 1},
-    "theta 0.3, every rewrite at its time": {"theta": 0.3, "rewrite_interval_ms": 0.0},
-}
 _RTTS_MS = (0.0, 50.0, 250.0)
 _TEMPERATURES = (0.0, 0.8)
-_MAX_TOKENS = 60
+_MAX_TOKENS = 48
+_SWEEPS = ("theta=0.4,0.5,0.6", "first_theta=0.3,0.5,0.7")
+_GATEWAY = "far"
+"""The name of plain streaming's edge among the settings' names."""
 
-_Cell = tuple[str, float]
-"""Setting and temperature."""
+Chats = dict[tuple[str, float], list[Sample]]
+"""By setting (`_GATEWAY`: plain streaming) and temperature; entry n is of chat n in all of them."""
 
 
 def main() -> int:
     arguments = _flags().parse_args()
     run = start("frontier", arguments)
     configure_logging("bench", "error")
-    samples = asyncio.run(_measure(2 if run.quick else arguments.prompts))
-    _report(run, samples)
+    settings = combinations(arguments.sweep or _SWEEPS)
+    num_prompts = 2 if run.quick else arguments.prompts
+    links = Links(client_rtt_ms=arguments.client_rtt_ms)
+    chats = asyncio.run(ask_all(settings, num_prompts, links, arguments.set))
+    _keep(run, settings, chats, links, arguments.set)
+    _report(run, list(settings), chats)
     return 0
 
 
@@ -55,73 +59,163 @@ def _flags() -> argparse.ArgumentParser:
     flags = parser("frontier", __doc__ or "")
     flags.prog = "python -m bench.wan.frontier"
     flags.add_argument("--prompts", type=int, default=12, help="chats per setting and RTT")
+    flags.add_argument(
+        "--sweep",
+        action="append",
+        metavar="KEY=VALUE,VALUE",
+        help=f"values that a setting of the edges takes; by default {' '.join(_SWEEPS)}",
+    )
+    flags.add_argument("--client-rtt-ms", type=float, default=10.0, help="of the last mile")
+    flags.add_argument(
+        *("--set", "-s"), action="append", default=[], metavar="KEY=VALUE", help="of every edge"
+    )
     return flags
 
 
-async def _measure(num_prompts: int) -> dict[_Cell, list[Sample]]:
-    samples: dict[_Cell, list[Sample]] = defaultdict(list)
+def combinations(sweeps: Sequence[str]) -> dict[str, dict[str, object]]:
+    """The settings of each edge, by what they are called; a sweep is KEY=VALUE,VALUE. Raises
+    ValueError for a value that is no number."""
+    parts = [sweep.partition("=") for sweep in sweeps]
+    values = [[(key, float(value)) for value in given.split(",")] for key, _, given in parts]
+    return {
+        ", ".join(f"{key} {value:g}" for key, value in chosen): dict(chosen)
+        for chosen in itertools.product(*values)
+    }
+
+
+async def ask_all(
+    settings: Mapping[str, Mapping[str, object]],
+    num_prompts: int,
+    links: Links,
+    edge_settings: Sequence[str],
+    engine: RegionEngine | None = None,
+) -> Chats:
+    """The chats of every edge and of plain streaming: as many prompts at every RTT, greedy and
+    sampled."""
+    chats: Chats = defaultdict(list)
     async with contextlib.AsyncExitStack() as stack:
-        bed = await stack.enter_async_context(running_bed(RegionEngine(), {}, SETTINGS))
+        bed = await stack.enter_async_context(
+            running_bed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
+        )
         clients = {
             name: await stack.enter_async_context(
                 connect(HOST, edge.port, ca=edge.ca, timeout_s=10.0)
             )
-            for name, edge in bed.others.items()
+            for name, edge in bed.edges.items()
         }
         for at, rtt_ms in enumerate(_RTTS_MS):
-            await _set_rtt(bed, rtt_ms)
+            for link, conditions in _conditions(links, settings, rtt_ms):
+                await bed.relay.set(link, conditions)
             for number in range(num_prompts):
                 print(f"RTT {rtt_ms:g} ms, chat {number + 1} of {num_prompts}", file=sys.stderr)
-                await _ask(clients, at * num_prompts + number, samples)
-    return samples
+                await _ask(clients, at * num_prompts + number, chats)
+    return chats
 
 
-async def _set_rtt(bed: Bed, rtt_ms: float) -> None:
-    for name in bed.others:
-        await bed.relay.set(f"{name} region", Conditions(rtt_ms / 2, 0.0, 0.0))
+def _conditions(
+    links: Links, settings: Mapping[str, object], rtt_ms: float
+) -> Iterator[tuple[str, Conditions]]:
+    """How each link is to be: those of plain streaming, and of every edge beside the clients."""
+    yield from links.conditions((PLAIN,), rtt_ms).items()
+    near = str(OURS.gateway)
+    for link, conditions in links.conditions((OURS,), rtt_ms).items():
+        for name in settings:
+            yield link.replace(near, name, 1), conditions
 
 
-async def _ask(
-    clients: Mapping[str, Client], number: int, samples: dict[_Cell, list[Sample]]
-) -> None:
-    """One prompt of all, the order changing with its number. Raises ValueError without a prompt."""
-    prompts, names = interleaved(load_prompts(*KINDS)), list(clients)
-    if number >= len(prompts):
-        raise ValueError(f"there are {len(prompts)} prompts: ask for fewer")
-    first = number % len(names)
+async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None:
+    """One prompt of all, the order changing with its number; after the last comes the first, with
+    another seed."""
+    prompts, names = interleaved(load_prompts(*KINDS, split="tuning")), list(clients)
+    prompt, first = prompts[number % len(prompts)], number % len(names)
     for temperature in _TEMPERATURES:
         sampling = sampling_of(temperature, number, _MAX_TOKENS)
         for name in names[first:] + names[:first]:
-            samples[name, temperature].append(
-                await ask_client(
-                    clients[name], messages_of(prompts[number]), sampling, provisional=True
-                )
+            scheme: Scheme = PLAIN if name == _GATEWAY else OURS
+            sample = await ask_client(
+                *(clients[name], messages_of(prompt), sampling),
+                provisional=scheme.provisional,
+                speculation=scheme.speculation,
             )
+            chats[name, temperature].append(sample)
 
 
-def _report(run: Run, samples: Mapping[_Cell, list[Sample]]) -> None:
+def _keep(
+    run: Run,
+    settings: Mapping[str, Mapping[str, object]],
+    chats: Chats,
+    links: Links,
+    edge_settings: Sequence[str],
+) -> None:
+    """For the record: how everybody was set up, and the chats one by one."""
+    run.setting(
+        "all",
+        prompts="bench/data/tuning",
+        max_tokens=_MAX_TOKENS,
+        client_rtt_ms=links.client_rtt_ms,
+        rtts_ms=_RTTS_MS,
+        edges=list(edge_settings),
+    )
+    for name, values in settings.items():
+        run.setting(name, **values)
+    for (name, temperature), samples in chats.items():
+        words = [sample.word for sample in samples if sample.word is not None]
+        cell = f"{name}, {how(temperature)}"
+        for told, values_ms in (
+            ("first word shown", [word.shown_ms for word in words]),
+            ("first word that stays", [word.staying_ms for word in words]),
+        ):
+            run.samples(f"{cell}: {told}", values_ms, unit="ms")
+        for told, counts in (
+            ("first word shown was right", [word.is_right for word in words]),
+            ("characters shown early", [sample.early_chars for sample in samples]),
+            ("characters taken back", [sample.erased_chars for sample in samples]),
+        ):
+            run.samples(f"{cell}: {told}", [float(count) for count in counts], unit="")
+
+
+def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
-        how = "greedy" if temperature == 0 else f"T={temperature:g}"
         table = run.table(
-            f"Provisional text by setting, all RTTs together, {how}",
-            *("setting", "shown early", "erasure", "visible TTFT p50, ms"),
+            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)}",
+            *("setting", "chats", "first word shown early", "first shown word right"),
+            *("taken back of provisional", "shown early of final"),
+            *("first word shown, ms", "first word that stays, ms", "staying over plain"),
         )
-        for name in SETTINGS:
-            cell = samples[name, temperature]
-            visible_ms = median([sample.visible_ms for sample in cell])
-            table.add(name, *_shares(cell), visible_ms)
-    run.figures["chats"] = len(samples[next(iter(SETTINGS)), 0.0])
+        rows: dict[str, Figure] = {}
+        for name in settings:
+            cell = chats[name, temperature]
+            table.add(name, len(cell), *_cells(cell, chats[_GATEWAY, temperature]))
+            words = [sample.word for sample in cell if sample.word is not None]
+            shown = sum(sample.provisional_chars for sample in cell)
+            rows[name] = {
+                "chats": len(cell),
+                "first_word_right": round(fmean(word.is_right for word in words), 4),
+                "taken_back": round(sum(s.erased_chars for s in cell) / shown, 4) if shown else 0.0,
+                "staying_word_ms": round(fmean(word.staying_ms for word in words), 1),
+            }
+        run.figures[how(temperature)] = rows
     run.finish()
 
 
-def _shares(samples: Iterable[Sample]) -> tuple[float, float]:
-    """Shown early and taken back, of the final text."""
-    chars = early = erased = 0
-    for sample in samples:
-        chars += sample.num_chars
-        early += sample.early_chars
-        erased += sample.erased_chars
-    return early / max(1, chars), erased / max(1, chars)
+def _cells(samples: Sequence[Sample], plain: Sequence[Sample]) -> Iterator[Cell]:
+    pairs: list[tuple[Word, Word]] = [
+        (ours.word, theirs.word)
+        for ours, theirs in zip(samples, plain, strict=True)
+        if ours.word is not None and theirs.word is not None
+    ]
+    words = [word for word, _ in pairs]
+    yield str(share(fmean(word.is_early for word in words), len(words)))
+    yield str(share(fmean(word.is_right for word in words), len(words)))
+    provisional = [float(sample.provisional_chars) for sample in samples]
+    erased = [float(sample.erased_chars) for sample in samples]
+    yield str(ratio(erased, provisional)) if sum(provisional) else TOO_FEW
+    early = [float(sample.early_chars) for sample in samples]
+    yield str(ratio(early, [float(sample.num_chars) for sample in samples]))
+    yield str(mean([word.shown_ms for word in words]))
+    yield str(mean([word.staying_ms for word in words]))
+    base = [theirs.staying_ms for _, theirs in pairs]
+    yield str(ratio([word.staying_ms for word in words], base))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeVar
 
@@ -15,10 +15,9 @@ from bench.harness.figures import median
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient
 from bench.wan.asking import Asker, Connections
-from bench.wan.machines.bed import HOST, Bed, Edge
-from bench.wan.machines.cpu import pin
+from bench.wan.machines.bed import HOST, Bed, Placement
 from bench.wan.meter import Meter
-from bench.wan.plan import PLAIN, SCHEMES, Cell, Part, Scheme, Size
+from bench.wan.plan import PLAIN, Cell, Part, Scheme, Size
 from bench.wan.progress import Progress
 from bench.wan.relay.lane import Conditions, Traffic
 from bench.wan.samples import Batch
@@ -49,6 +48,8 @@ class Measured:
     """What drafted in the schemes that wait."""
     num_rounds: int = 0
     seconds: float = 0.0
+    placements: tuple[Placement, ...] = ()
+    """Which process computed on which cores."""
 
     def take(self, batch: Batch, relay_cpu_s: float) -> None:
         """A batch is done, after the relay has used so much."""
@@ -59,31 +60,43 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Rough:
-    """What else the long link does to packets."""
+class Links:
+    """What the links do to packets besides the RTT of the long one."""
 
     jitter_ms: float = 0.0
+    """Of the link that has the RTT to the region."""
     loss: float = 0.0
-    """Of datagrams only."""
+    """Of datagrams only, between clients and their gateways."""
+    client_rtt_ms: float = 0.0
+    """Of a client's last mile: to an edge beside it, or to the beginning of the long way."""
 
-    def conditions(self, link: str, rtt_ms: float) -> Conditions:
-        """Of one direction of a link of the relay, by name."""
-        loss = self.loss if link.endswith("client") else 0.0
-        return Conditions(rtt_ms / 2, self.jitter_ms, loss)
+    def conditions(self, schemes: Collection[Scheme], rtt_ms: float) -> dict[str, Conditions]:
+        """Of one direction of each relayed link, by name."""
+        found = {}
+        for scheme in schemes:
+            for link, link_rtt_ms in scheme.rtts_ms(rtt_ms, self.client_rtt_ms).items():
+                jitter_ms = self.jitter_ms if link == scheme.long_link else 0.0
+                loss = self.loss if link.endswith("client") else 0.0
+                found[link] = Conditions(link_rtt_ms / 2, jitter_ms, loss)
+        return found
 
 
 async def measure(
     bed: Bed,
     vocabulary: Vocabulary,
     size: Size,
-    rough: Rough,
+    links: Links,
     sources: Sources,
     limit_s: float = math.inf,
 ) -> Measured:
     """Round by round, as long as another one fits the limit, but at least one; within one, RTT by
     RTT; at each, condition by condition, all schemes in turns."""
-    measured = Measured(drafter=bed.near.drafter.name.lower(), waiting_drafter=sources.name)
-    work = _Work(bed, vocabulary, size, rough, sources, measured, Progress(size, limit_s))
+    measured = Measured(
+        drafter=bed.edges["near"].drafter.name.lower(),
+        waiting_drafter=sources.name,
+        placements=bed.placements,
+    )
+    work = _Work(bed, vocabulary, size, links, sources, measured, Progress(size, limit_s))
     while work.progress.num_rounds(measured.num_rounds, work.now_s) > measured.num_rounds:
         await work.round(measured.num_rounds)
         measured.num_rounds += 1
@@ -98,7 +111,7 @@ class _Work:
     bed: Bed
     vocabulary: Vocabulary
     size: Size
-    rough: Rough
+    links: Links
     sources: Sources
     measured: Measured
     progress: Progress
@@ -115,11 +128,14 @@ class _Work:
         prompts, steps = self.size.prompts(turn), self.progress.steps(turn)
         for rtt_ms, at_rtt in itertools.groupby(enumerate(steps, 1), lambda step: step[1][0]):
             began = self.now_s
-            for link in sorted({scheme.long_link for scheme in SCHEMES}):
-                await self.bed.relay.set(link, self.rough.conditions(link, rtt_ms))
-            async with _connections(self.bed, coder, self.sources) as connections:
-                asker = Asker(connections, self.vocabulary, coder, self.size.max_tokens)
-                await _warm_up(asker)
+            for link, conditions in self.links.conditions(self.size.schemes, rtt_ms).items():
+                await self.bed.relay.set(link, conditions)
+            async with _connections(self.bed, self.size, coder, self.sources) as connections:
+                asker = Asker(
+                    *(connections, self.vocabulary, coder, self.size.max_tokens),
+                    client_rtt_ms=self.links.client_rtt_ms,
+                )
+                await _warm_up(asker, self.size.schemes)
                 for done, (_, number) in at_rtt:
                     await self._part(asker, self.size.parts[number], rtt_ms, turn, prompts)
                     self.progress.took(rtt_ms, number, self.now_s - began)
@@ -153,11 +169,11 @@ class _Work:
         first: int,
     ) -> None:
         bed = self.bed
-        pin(bed.far.pid, bed.region_cores if scheme.drafts_in_region else bed.edge_cores)
         await bed.relay.passage()  # what came before is not this batch's
         self.sources.take_calls_ms()
-        meter = await Meter.start(bed, scheme)
-        samples = await asker.ask_all(scheme, cell, prompts, first)
+        link = self.sources.link
+        meter = await Meter.start(bed, scheme, link.pid if link else None)
+        samples = await asker.ask_all(scheme, cell, prompts, turn, first)
         passage, spent = await bed.relay.passage(), await meter.stop()
         calls_ms = tuple(self.sources.take_calls_ms())
         ways = passage.links[scheme.long_link]
@@ -175,28 +191,30 @@ class _Work:
 
 
 @contextlib.asynccontextmanager
-async def _connections(bed: Bed, coder: TokenCoder, sources: Sources) -> AsyncIterator[Connections]:
+async def _connections(
+    bed: Bed, size: Size, coder: TokenCoder, sources: Sources
+) -> AsyncIterator[Connections]:
     """New ones at every RTT: what a connection has learnt of its path holds."""
-    async with (
-        _client(bed.near) as near,
-        _client(bed.far) as far,
-        _client(bed.quiet) as quiet,
-        RegionClient(coder, bed.waiting_address, via_router=False) as waiting,
-    ):
-        gateways = {"near": near, "far": far, "quiet": quiet}
+    asked = {scheme.gateway for scheme in size.schemes}
+    async with contextlib.AsyncExitStack() as stack:
+        gateways: dict[str, Client] = {
+            name: await stack.enter_async_context(
+                connect(HOST, edge.port, ca=edge.ca, timeout_s=_HANDSHAKE_S)
+            )
+            for name, edge in bed.edges.items()
+            if name in asked
+        }
+        waiting = None
+        if bed.verifier is not None:
+            client = RegionClient(coder, bed.verifier.address, via_router=False)
+            waiting = await stack.enter_async_context(client)
         yield Connections(gateways, waiting, sources)
 
 
-@contextlib.asynccontextmanager
-async def _client(edge: Edge) -> AsyncIterator[Client]:
-    async with connect(HOST, edge.port, ca=edge.ca, timeout_s=_HANDSHAKE_S) as client:
-        yield client
-
-
-async def _warm_up(asker: Asker) -> None:
+async def _warm_up(asker: Asker, schemes: Sequence[Scheme]) -> None:
     """One short chat each, so that every connection of the way is up and knows its RTT."""
-    short = Asker(asker.connections, asker.vocabulary, asker.coder, _WARM_UP_TOKENS)
-    for scheme in SCHEMES:
+    short = replace(asker, max_tokens=_WARM_UP_TOKENS)
+    for scheme in schemes:
         await short.ask_all(scheme, Cell(0.0, 1, 0.0), [_WARM_UP])
 
 

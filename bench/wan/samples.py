@@ -7,9 +7,27 @@ from dataclasses import dataclass, field
 from bench.wan.plan import Cell, Scheme
 from bench.wan.relay.lane import Traffic
 from bench.wan.waiting.costs import Costs
-from outrider.client import Committed, Provisional, Retracted
+from outrider.client import Committed, Interrupted, Provisional, Retracted
 from outrider.client.events import Event
+from outrider.client.first_word import FirstWord
 from outrider.client.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A reply's first word on its reader's screen (`outrider.client.first_word`); milliseconds
+    since the chat was asked."""
+
+    shown_ms: float
+    """When the first word that was ever completed on screen was, right or wrong."""
+    staying_ms: float
+    """Since when the reply's own first word has stood there without being taken back."""
+    final_ms: float
+    """When it was committed."""
+    is_early: bool
+    """Whether the first one shown was shown before it was final."""
+    is_right: bool
+    """Whether the first one shown was the reply's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +36,33 @@ class Sample:
 
     ids: tuple[int, ...]
     visible_ms: float
-    stable_ms: float
+    """To the first text on screen."""
     commits: tuple[tuple[float, int], ...]
     """When how many tokens were final."""
+    word: Word | None = None
+    """None: the reply has no text."""
     num_chars: int = 0
+    """Of the final text."""
     erased_chars: int = 0
-    early_chars: int = 0
-    """Of the final text, on screen before they were final."""
+    """Shown provisionally, and taken back."""
+    ahead: tuple[tuple[float, int], ...] = ()
+    """For how many milliseconds before they were final how many characters stood on screen, of
+    those that were shown provisionally and stayed."""
     num_drafts: int = 0
     """Drafts verified."""
     num_accepted: int = 0
     num_restarts: int = 0
     """Of the chain of drafts, where the bench is the edge."""
+
+    @property
+    def early_chars(self) -> int:
+        """Of the final text, on screen before they were final."""
+        return sum(count for _, count in self.ahead)
+
+    @property
+    def provisional_chars(self) -> int:
+        """Shown before they were final, whether they stayed or not."""
+        return self.early_chars + self.erased_chars
 
     @property
     def committed_ms(self) -> float:
@@ -58,41 +91,80 @@ class Reader:
 
     def __init__(self) -> None:
         self._transcript = Transcript()
+        self._first_word = FirstWord()
         self._visible_ms: float | None = None
-        self._stable_ms: float | None = None
         self._commits: list[tuple[float, int]] = []
-        self._early_chars = 0
+        self._standing: list[tuple[float, int]] = []
+        """The provisional text on screen: since when how many characters, first to last."""
+        self._ahead: list[tuple[float, int]] = []
 
     def take(self, event: Event, at_ms: float) -> None:
         """An event came. Raises MalformedFrameError for one that does not fit."""
-        before = self._transcript
-        begun = bool(before.committed)
-        match event:
-            case Committed(text=text):
-                self._early_chars += min(len(text), len(before.provisional))
-            case Provisional(erase_to=0) | Retracted(erase_to=0) if not begun:
-                self._stable_ms = None
         self._transcript.apply(event)
-        if self._transcript.text:
-            self._visible_ms = at_ms if self._visible_ms is None else self._visible_ms
-            self._stable_ms = at_ms if self._stable_ms is None else self._stable_ms
+        match event:
+            case Provisional(erase_to=erase_to, text=text):
+                self._keep(erase_to)
+                self._standing.append((at_ms, len(text)))
+            case Retracted(erase_to=erase_to):
+                self._keep(erase_to)
+            case Interrupted():
+                self._keep(0)
+            case Committed(text=text):
+                self._settle(len(text), at_ms)
+        seen = self._transcript
+        if seen.text and self._visible_ms is None:
+            self._visible_ms = at_ms
+        self._first_word.see(seen.committed, seen.provisional, at_ms)
         if isinstance(event, Committed) and event.ids:
-            self._commits.append((at_ms, len(self._transcript.ids)))
+            self._commits.append((at_ms, len(seen.ids)))
 
-    def sample(self, num_drafts: int, num_accepted: int) -> Sample:
+    def sample(self, num_drafts: int, num_accepted: int, num_restarts: int = 0) -> Sample:
         """The whole chat. A reply without text shows nothing: its commit counts."""
-        first_ms = self._commits[0][0]
+        first_ms, whole_ms = self._commits[0][0], self._commits[-1][0]
+        seen = self._transcript
+        self._first_word.see(seen.committed, "", whole_ms, is_whole=True)
         return Sample(
-            ids=tuple(self._transcript.ids),
+            ids=tuple(seen.ids),
             visible_ms=first_ms if self._visible_ms is None else self._visible_ms,
-            stable_ms=first_ms if self._stable_ms is None else self._stable_ms,
             commits=tuple(self._commits),
-            num_chars=len(self._transcript.committed),
-            erased_chars=self._transcript.erased_chars,
-            early_chars=self._early_chars,
+            word=_word(self._first_word),
+            num_chars=len(seen.committed),
+            erased_chars=seen.erased_chars,
+            ahead=tuple(self._ahead),
             num_drafts=num_drafts,
             num_accepted=num_accepted,
+            num_restarts=num_restarts,
         )
+
+    def _keep(self, num_chars: int) -> None:
+        """All but so many of the provisional characters were taken back."""
+        kept: list[tuple[float, int]] = []
+        for since_ms, count in self._standing:
+            taken = min(count, num_chars)
+            num_chars -= taken
+            if taken:
+                kept.append((since_ms, taken))
+        self._standing = kept
+
+    def _settle(self, num_chars: int, at_ms: float) -> None:
+        """So many characters became final, the first of them those that stood there before."""
+        standing: list[tuple[float, int]] = []
+        for since_ms, count in self._standing:
+            taken = min(count, num_chars)
+            num_chars -= taken
+            if taken:
+                self._ahead.append((at_ms - since_ms, taken))
+            if count > taken:
+                standing.append((since_ms, count - taken))
+        self._standing = standing
+
+
+def _word(seen: FirstWord) -> Word | None:
+    if seen.shown_at is None or seen.staying_at is None or seen.final_at is None:
+        return None
+    return Word(
+        *(seen.shown_at, seen.staying_at, seen.final_at), seen.shown_early, seen.shown_right
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +175,9 @@ class Spent:
     """Of the region's processes that the scheme needs."""
     draft_s: float = 0.0
     """Of the drafter's process, where that is one of them."""
+    edge_s: float = 0.0
+    """Of the edge or gateway: its process, and its drafter's unless that is the region's. Where the
+    bench is the edge, of its drafter's process alone."""
     costs: Costs = field(default_factory=Costs)
 
 

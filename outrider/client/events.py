@@ -165,9 +165,9 @@ class Timings:
     """To the first provisional text; None if there was none."""
     committed_ttft_ms: float | None
     """To the first final token; None if there was none."""
-    stable_ttft_ms: float | None
-    """To the moment from which on the first word stood there as it stayed, whether final by then or
-    not: no later than it was final. None if there was no text."""
+    staying_word_ms: float | None
+    """To the moment since which the first word has stood on screen without being taken back, final
+    by then or not (`outrider.client.first_word`). None if there was no text."""
     total_ms: float
     tokens_per_s: float
     """Final tokens after the first over the time since the first; 0 with fewer than two."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import deque
-
 from outrider.client.events import (
     Committed,
     Done,
@@ -14,37 +11,8 @@ from outrider.client.events import (
     Retracted,
     Timings,
 )
+from outrider.client.first_word import FirstWord
 from outrider.errors import MalformedFrameError
-
-_FIRST_WORD = re.compile(r"\s*\S+")
-_HEAD_CHARS = 64
-_MAX_LOOKS = 256
-
-
-class FirstWord:
-    """Since when the reply's first word has stood there as it was committed. Where words are not
-    divided by blanks, the text of the first commit counts as one."""
-
-    def __init__(self) -> None:
-        self._looks: deque[tuple[float, str]] = deque(maxlen=_MAX_LOOKS)
-        self._is_final = False
-        self.since: float | None = None
-        """None before it is final."""
-
-    def see(self, committed: str, provisional: str, now: float) -> None:
-        """This is the text now."""
-        if self._is_final:
-            return
-        self._looks.append((now, (committed + provisional)[:_HEAD_CHARS]))
-        word = _FIRST_WORD.match(committed)
-        if word is None:
-            return
-        self._is_final = True
-        for at, head in reversed(self._looks):
-            if not head.startswith(word.group()[:_HEAD_CHARS]):
-                break
-            self.since = at
-        self._looks.clear()
 
 
 class Transcript:
@@ -137,7 +105,10 @@ class Stopwatch:
 
     def saw(self, event: Event, transcript: Transcript, now: float) -> None:
         """An event came, and was applied."""
-        self._first_word.see(transcript.committed, transcript.provisional, now)
+        self._first_word.see(
+            *(transcript.committed, transcript.provisional, now),
+            is_whole=transcript.done is not None,
+        )
         if isinstance(event, Provisional) and self._provisional_at is None:
             self._provisional_at = now
         if isinstance(event, Committed) and event.ids and self._committed_at is None:
@@ -153,7 +124,7 @@ class Stopwatch:
         return Timings(
             provisional_ttft_ms=self._since_sent(self._provisional_at),
             committed_ttft_ms=self._since_sent(first),
-            stable_ttft_ms=self._since_sent(self._first_word.since),
+            staying_word_ms=self._since_sent(self._first_word.staying_at),
             total_ms=(self._ended_at - self.sent_at) * 1000,
             tokens_per_s=rate,
         )

@@ -14,7 +14,7 @@ from outrider.client.events import (
     ServerTimings,
     Usage,
 )
-from outrider.client.transcript import FirstWord, Transcript
+from outrider.client.transcript import Transcript
 from outrider.errors import MalformedFrameError
 
 TIMES = ServerTimings(0, 0, 0, 0)
@@ -91,33 +91,3 @@ def test_events_that_do_not_fit_are_found_out(events: tuple[Event, ...]) -> None
     transcript = after(*good)
     with pytest.raises(MalformedFrameError):
         transcript.apply(bad)
-
-
-def since(*texts: tuple[str, str]) -> float | None:
-    """Texts, committed and provisional, second by second."""
-    first = FirstWord()
-    for now, (committed, provisional) in enumerate(texts):
-        first.see(committed, provisional, float(now))
-    return first.since
-
-
-def test_the_first_word_is_stable_since_it_was_shown_as_it_stayed() -> None:
-    assert since(("", "")) is None
-    assert since(("", " the")) is None, "not final, so nobody knows"
-    assert since(("", " "), ("", " the"), (" the", ""), (" the cat", "")) == 1.0
-    assert since(("", "the cat"), ("", ""), ("a", ""), ("a dog", "")) == 2.0
-    assert since(("", "a"), ("", ""), ("", "a"), ("a", "")) == 2.0
-    assert since(("", "the"), ("", "this"), ("this", " is")) == 1.0
-    assert since((" ", ""), (" the", "")) == 1.0, "a blank is no word"
-    assert since(("", "hel"), ("hel", "lo"), ("hello", "")) == 0.0
-
-
-def test_words_without_blanks_between_them_are_told_apart_by_the_commit() -> None:
-    assert since(("", "猫が好き"), ("", "猫が"), ("猫", "が"), ("猫は", "")) == 0.0
-
-
-def test_what_follows_the_first_word_is_not_looked_at() -> None:
-    first = FirstWord()
-    first.see("the ", "", 1.0)
-    first.see("", "", 2.0)
-    assert first.since == 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -24,14 +24,6 @@ def tree(pid: int) -> Iterator[int]:
         with contextlib.suppress(OSError):
             for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
                 yield from tree(int(child))
-
-
-def pin(pid: int, cores: Collection[int]) -> None:
-    """Let a process, its descendants and all their threads run on these cores alone."""
-    for process in list(tree(pid)):
-        for task in _tasks(process):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(task, cores)
 
 
 def cpu_s(pid: int) -> float:

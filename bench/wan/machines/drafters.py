@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.edge.drafter.metrics import STATE, DrafterState
 
 _POLL_S = 0.2
-_LOAD_LIMIT_S = 120.0
+_LOAD_LIMIT_S = 300.0
 
 
 async def settled(host: str, admin_port: int) -> DrafterState:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from bench.harness.figures import Figure, mean_ratio, median, quantile
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, ROUNDS, STREAM
 from bench.wan.report import theory
 from bench.wan.report.capacity import capacities
+from bench.wan.report.first_words import first_word_figures
+from bench.wan.report.intervals import told_quantile
 from bench.wan.report.results import Results, Where
 from bench.wan.waiting.costs import Costs
 from services.edge.session.control.model import Conditions, break_even_rtt_s
@@ -39,7 +41,8 @@ class Model:
 
 
 def model_of(results: Results) -> Model:
-    """From the runs at the least RTT, one chat at a time, all temperatures together."""
+    """From the runs at the least RTT, one chat at a time, all temperatures together. Without the
+    schemes that wait, which tell what a draft and a verification cost, nothing is predicted."""
     near = Where(results.rtts_ms()[0], 1)
     t_s, t_d = results.step_ms(near), _draft_ms(results, near)
     rounds, stream = results.samples(ROUNDS, near), results.samples(STREAM, near)
@@ -51,6 +54,9 @@ def model_of(results: Results) -> Model:
     fixed_ms, row_ms = _line_ms(results)
     t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_round)
     made = Model(t_s, t_v, t_d, miss_share)
+    if not (rounds and stream):
+        return made
+    made.measured_ms = _measured(results)
     made.predicted_ms = {
         (ROUNDS.name, PLAIN.name): theory.rounds_break_even_ms(
             per_round, drafts_per_round, t_s, t_v, t_d
@@ -58,7 +64,6 @@ def model_of(results: Results) -> Model:
         (STREAM.name, PLAIN.name): theory.chain_break_even_ms(miss_share, t_s, t_v, t_d),
         (OURS.name, REGION_SUFFIX.name): _ahead_ms(results, made, row_ms),
     }
-    made.measured_ms = _measured(results)
     return made
 
 
@@ -111,13 +116,10 @@ def figures_of(
     results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
 ) -> dict[str, Figure]:
     """Everything a run is judged by."""
-    ours = results.samples(OURS)
-    chars = max(1, sum(sample.num_chars for sample in ours))
     return {
+        **first_word_figures(results),
         **_by_rtt(results),
         **_with_crowds(results),
-        "erasure": round(sum(sample.erased_chars for sample in ours) / chars, 4),
-        "shown_early": round(sum(sample.early_chars for sample in ours) / chars, 4),
         **_costs(results),
         **_capacities(results),
         "exact": dict(exact),
@@ -130,17 +132,32 @@ def figures_of(
         "relay_added_ms_p50": round(measured.relay.lateness_ms(0.5), 2),
         "relay_added_ms_p99": round(measured.relay.lateness_ms(0.99), 2),
         "seconds": round(measured.seconds),
+        "placements": [
+            {"process": one.process, "cores": list(one.cores), "threads": one.threads}
+            for one in measured.placements
+        ],
     }
 
 
 def _costs(results: Results) -> dict[str, Figure]:
-    """The long link's bytes for a final token."""
+    """The long link's bytes for a final token; CPU time for one, of region and edge."""
     sent = results.bytes_per_token(OURS)
     return {
         "bytes_per_token_up": round(sent["up"], 2),
         "bytes_per_token_down": round(sent["down"], 2),
         "wire_bytes_per_token_up": round(sent["up wire"], 1),
         "wire_bytes_per_token_down": round(sent["down wire"], 1),
+        "cpu_ms_per_token": {
+            scheme.name: {
+                f"{sessions} chats": [
+                    round(cpu_ms, 3)
+                    for cpu_ms in results.cpu_ms_per_token(scheme, Where(sessions=sessions))
+                ]
+                for sessions in results.crowds()
+                if results.batches(scheme, Where(sessions=sessions))
+            }
+            for scheme in results.schemes()
+        },
     }
 
 
@@ -174,17 +191,17 @@ def _by_rtt(results: Results) -> dict[str, Figure]:
 
 
 def _first(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
-    """Times to the first token, all temperatures together."""
-    where = Where(rtt_ms, 1)
+    """Times to the first text on screen and to the first final token, greedy: medians."""
+    where = results.alone(rtt_ms)
     ours = results.samples(OURS, where)
     for name, values in (
         ("visible_ttft_ms", [sample.visible_ms for sample in ours]),
         ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
-        ("stable_ttft_ms", [sample.stable_ms for sample in ours]),
         ("plain_ttft_ms", [sample.committed_ms for sample in results.samples(PLAIN, where)]),
     ):
+        p95 = told_quantile(values, 0.95)
         yield name, round(median(values), 1)
-        yield f"{name}_p95", round(quantile(values, 0.95), 1)
+        yield f"{name}_p95", None if p95 is None else round(p95, 1)
 
 
 def _pace(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
@@ -209,7 +226,7 @@ def _paces(results: Results) -> dict[str, Figure]:
             f"{rtt_ms:g}": round(_middle(results.pace_ratios(scheme, results.alone(rtt_ms))), 3)
             for rtt_ms in results.rtts_ms()
         }
-        for scheme in SCHEMES
+        for scheme in results.schemes()
     }
 
 

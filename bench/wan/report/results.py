@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from bench.harness.figures import median
-from bench.wan.plan import PLAIN, Cell, Scheme
+from bench.wan.plan import PLAIN, SCHEMES, Cell, Scheme
 from bench.wan.relay.lane import Traffic
 from bench.wan.samples import Batch, Sample
 
@@ -60,6 +60,11 @@ class Results:
         """Sessions at once, rising."""
         return sorted({batch.cell.sessions for batch in self._batches.values()})
 
+    def schemes(self) -> list[Scheme]:
+        """Those measured, in the order of `SCHEMES`."""
+        measured = {batch.scheme for batch in self._batches.values()}
+        return [scheme for scheme in SCHEMES if scheme in measured]
+
     def temperatures(self) -> list[float]:
         """Those measured, rising."""
         return sorted({batch.cell.temperature for batch in self._batches.values()})
@@ -100,11 +105,18 @@ class Results:
                 yield geometric_mean(ratios)
 
     def _pairs(self, scheme: Scheme, where: Where, over: Scheme) -> Iterator[tuple[Batch, Batch]]:
-        """The same chats by both schemes."""
+        """The same chats by both schemes, batch by batch."""
         for batch in self.batches(scheme, where):
             other = self._batches.get((over, batch.cell, batch.turn, batch.first))
             if other is not None:
                 yield batch, other
+
+    def sample_pairs(
+        self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE
+    ) -> Iterator[tuple[Sample, Sample]]:
+        """The same chats by both schemes."""
+        for batch, other in self._pairs(scheme, where, over):
+            yield from zip(batch.samples, other.samples, strict=True)
 
     def tokens_per_core_s(self, scheme: Scheme, where: Where = ANYWHERE) -> float:
         """Final tokens per second of CPU time of the region; 0 if it used none that was seen."""
@@ -120,12 +132,21 @@ class Results:
         base = self.paired_core_s(over, scheme, where)
         return self.paired_core_s(scheme, over, where) / base if base else 0.0
 
+    def cpu_ms_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> tuple[float, float]:
+        """CPU time for a final token, of the region and of the edge; 0 without a token."""
+        batches = self.batches(scheme, where)
+        tokens = sum(batch.num_tokens for batch in batches) or 1
+        region_s, edge_s = (
+            sum(getattr(batch.spent, name) for batch in batches) for name in ("region_s", "edge_s")
+        )
+        return 1000 * region_s / tokens, 1000 * edge_s / tokens
+
     def bytes_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> dict[str, float]:
         """On the long link, per final token: payload and estimated wire bytes, up and down. The
         opening of a chat, its prompt included, is in it."""
         batches = self.batches(scheme, where)
         tokens = sum(batch.num_tokens for batch in batches)
-        header = _SEGMENT_BYTES if scheme.gateway != "far" else _DATAGRAM_BYTES
+        header = _DATAGRAM_BYTES if scheme.is_at_region else _SEGMENT_BYTES
         ways = {"up": [b.up for b in batches], "down": [b.down for b in batches]}
         return {
             **{way: _payload(seen) / tokens for way, seen in ways.items()},

@@ -4,49 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bench.harness.figures import Cell, Run, mean_ratio, quantile, show
+from bench.harness.figures import TOO_FEW, Cell, Run, show
+from bench.wan.machines.bed import Placement
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, ROUNDS, SCHEMES, STREAM
+from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, Scheme
 from bench.wan.report.capacity import capacities
 from bench.wan.report.figures import Model
+from bench.wan.report.first_words import first_word_tables, how, provisional_tables
 from bench.wan.report.results import Results, Where
 
 _ALONE = 1
-_MEAN = "geometric mean over {} (its 95 % interval)"
 
 
 def add_tables(
     run: Run, results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
 ) -> None:
-    """All of them, the one of most interest first."""
-    first_tokens(run, results)
+    """All of them. The README shows the first two: first words, and the pace, both greedy."""
+    greedy, *sampled = results.temperatures()
+    first_word_tables(run, results, [greedy])
     paces(run, results)
+    first_word_tables(run, results, sampled)
+    provisional_tables(run, results)
     crowds(run, results)
     capacity(run, results)
     costs(run, results, exact)
-    provisional(run, results)
-    break_even(run, results, model)
+    if model.measured_ms:
+        break_even(run, model)
+    placements(run, measured.placements)
     relay(run, measured)
-
-
-def first_tokens(run: Run, results: Results) -> None:
-    """What the reader waits for."""
-    columns = ("plain p50", "plain p95", "visible p50", "visible p95", "committed p50")
-    more = ("committed p95", "stable p50", "stable p95", "plain over visible")
-    title = "Time to first token by RTT, plain streaming and Outrider, one chat at a time, ms"
-    table = run.table(title, "RTT, ms", *columns, *more)
-    for rtt_ms in results.rtts_ms():
-        where = Where(rtt_ms, _ALONE)
-        plain = [sample.committed_ms for sample in results.samples(PLAIN, where)]
-        ours = results.samples(OURS, where)
-        kinds = (
-            plain,
-            [sample.visible_ms for sample in ours],
-            [sample.committed_ms for sample in ours],
-            [sample.stable_ms for sample in ours],
-        )
-        cells = [quantile(times, share) for times in kinds for share in (0.5, 0.95)]
-        table.add(int(rtt_ms), *cells, cells[0] / cells[2])
 
 
 def paces(run: Run, results: Results) -> None:
@@ -56,27 +41,29 @@ def paces(run: Run, results: Results) -> None:
         rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
         alone = sessions == _ALONE
         chats = "one chat at a time" if alone else f"{sessions} chats at once"
-        mean = _MEAN.format("chats" if alone else "rounds")
-        how = "greedy" if temperature == 0 else f"T={temperature:g}"
-        title = f"Pace of final tokens over plain streaming, {chats}, {how}, {mean}"
-        table = run.table(title, "scheme", *(f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms))
-        for scheme in SCHEMES:
+        title = f"Pace of final tokens over plain streaming, {chats}, {how(temperature)}"
+        counted = "chats" if alone else "rounds"
+        columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
+        table = run.table(title, "scheme", f"{counted} by RTT", *columns)
+        for scheme in results.schemes():
             ratios = [results.pace_ratios(scheme, where[rtt_ms]) for rtt_ms in rtts_ms]
-            if any(ratios):
-                table.add(scheme.name, *map(_ranged, ratios))
+            if any(ratios) and scheme != PLAIN:
+                table.add(scheme.name, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
 def crowds(run: Run, results: Results) -> None:
     """What a pace with many chats is made of, all RTTs and temperatures together."""
+    if QUIET not in results.schemes():
+        return
     steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
-    title = f"Pace of final tokens, one scheme over another, {_MEAN.format('rounds')}"
+    title = "Pace of final tokens of chats at once, one scheme over another, round by round"
     names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)
-    table = run.table(title, "chats at once", *names)
+    table = run.table(title, "chats at once", "rounds", *names)
     for sessions in results.crowds():
         where = Where(sessions=sessions)
-        if results.batches(QUIET, where):
-            ratios = (results.pace_ratios(scheme, where, over) for scheme, over in steps)
-            table.add(sessions, *map(_ranged, ratios))
+        if results.batches(QUIET, where) and sessions != _ALONE:
+            ratios = [results.pace_ratios(scheme, where, over) for scheme, over in steps]
+            table.add(sessions, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
 def capacity(run: Run, results: Results) -> None:
@@ -89,59 +76,48 @@ def capacity(run: Run, results: Results) -> None:
     for one in capacities(results):
         ratios: list[Cell] = [one.over_plain, one.over_suffix, one.over_drafter, one.predicted]
         terms: list[Cell] = [one.drafts_per_commit, one.draft_ms, one.token_ms]
-        shown = [ratio or "-" for ratio in ratios]
-        table.add(one.sessions, *shown, *(terms if one.over_drafter else ["-"] * len(terms)))
+        shown = [ratio or TOO_FEW for ratio in ratios]
+        table.add(one.sessions, *shown, *(terms if one.over_drafter else [TOO_FEW] * len(terms)))
 
 
 def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
-    """What the region spends, and what the long link carries."""
+    """What region and edge compute, and what the long link carries."""
     crowds = results.crowds()
     chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in crowds]
-    title = (
-        "Final tokens per core-second of the region, and bytes of a final token on the long link"
-    )
     table = run.table(
-        *(title, "scheme", *chats),
+        "CPU time of region + edge for a final token, ms, and bytes of it on the long link",
+        *("scheme", *chats),
         *("bytes up", "bytes down", "wire bytes up", "wire bytes down", "exact replies"),
     )
-    for scheme in SCHEMES:
+    for scheme in results.schemes():
         sent = results.bytes_per_token(scheme)
         sizes: list[Cell] = [sent[way] for way in ("up", "down", "up wire", "down wire")]
-        rates = [results.tokens_per_core_s(scheme, Where(sessions=n)) or "-" for n in crowds]
-        table.add(scheme.name, *rates, *sizes, exact[scheme.name])
+        table.add(
+            scheme.name, *(_cpu(results, scheme, n) for n in crowds), *sizes, exact[scheme.name]
+        )
 
 
-def provisional(run: Run, results: Results) -> None:
-    """What was shown before it was final, and taken back."""
-    table = run.table(
-        *("Provisional text of Outrider", "RTT, ms", "temperature"),
-        *("erasure", "shown early", "drafts accepted"),
-    )
-    for rtt_ms in results.rtts_ms():
-        for temperature in results.temperatures():
-            samples = results.samples(OURS, Where(rtt_ms, None, temperature))
-            if not samples:
-                continue
-            chars = sum(sample.num_chars for sample in samples) or 1
-            drafts = sum(sample.num_drafts for sample in samples) or 1
-            erased, early, accepted = (
-                sum(getattr(sample, name) for sample in samples)
-                for name in ("erased_chars", "early_chars", "num_accepted")
-            )
-            cells = (erased / chars, early / chars, accepted / drafts)
-            table.add(int(rtt_ms), temperature, *cells)
+def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
+    region_ms, edge_ms = results.cpu_ms_per_token(scheme, Where(sessions=sessions))
+    return f"{show(region_ms)} + {show(edge_ms)}" if region_ms else TOO_FEW
 
 
-def break_even(run: Run, results: Results, model: Model) -> None:
+def break_even(run: Run, model: Model) -> None:
     """Up to which RTT drafting far from the model pays."""
     table = run.table(
         "RTT up to which a scheme is ahead, one chat at a time, ms", "scheme", "over",
         "measured", "predicted",
     )  # fmt: skip
-    for scheme, over in ((ROUNDS, PLAIN), (STREAM, PLAIN), (OURS, PLAIN), (OURS, REGION_SUFFIX)):
-        predicted = model.predicted_ms.get((scheme.name, over.name))
-        shown: Cell = "-" if predicted is None else predicted
-        table.add(scheme.name, over.name, model.measured_ms[scheme.name, over.name], shown)
+    for (scheme, over), measured_ms in model.measured_ms.items():
+        predicted = model.predicted_ms.get((scheme, over))
+        table.add(scheme, over, measured_ms, TOO_FEW if predicted is None else predicted)
+
+
+def placements(run: Run, placed: Sequence[Placement]) -> None:
+    """Which cores computed what."""
+    table = run.table("Where processes ran", "process", "cores", "threads that compute a model")
+    for one in placed:
+        table.add(one.process, ", ".join(map(str, one.cores)), one.threads or TOO_FEW)
 
 
 def relay(run: Run, measured: Measured) -> None:
@@ -154,10 +130,7 @@ def relay(run: Run, measured: Measured) -> None:
     table.add(measured.relay.packets, *late, share)
 
 
-def _ranged(ratios: Sequence[float]) -> str:
-    if not ratios:
-        return "-"
-    mean, low, high = mean_ratio(ratios)
-    if len(ratios) == 1:
-        return show(mean)
-    return f"{show(mean)} ({show(low)} to {show(high)})"
+def _counts(ratios: Sequence[Sequence[float]]) -> str:
+    """How many each column has; once, if all have the same."""
+    counts = [len(found) for found in ratios]
+    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))

@@ -26,7 +26,7 @@ from services.edge.session.inputs import Heard
 
 PATIENCE_S = 2.0
 """A drafter that says nothing for so long has nothing to say before the next commit."""
-_LOAD_LIMIT_S = 120.0
+_LOAD_LIMIT_S = 300.0
 _POLL_S = 0.1
 
 

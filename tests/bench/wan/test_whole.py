@@ -9,8 +9,8 @@ import pytest
 
 from bench.wan.machines.bed import RegionEngine, running_bed
 from bench.wan.machines.cpu import tree
-from bench.wan.measure import Rough, measure
-from bench.wan.plan import OURS, PLAIN, ROUNDS, SCHEMES, Part, Size
+from bench.wan.measure import Links, measure
+from bench.wan.plan import ROUNDS, SCHEMES, Part, Size
 from bench.wan.report.figures import figures_of, model_of
 from bench.wan.report.results import Results, Where
 from bench.wan.samples import Sample
@@ -33,21 +33,28 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
 ) -> None:
     cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
     try:
-        async with running_bed(RegionEngine("fake"), {"edge": ["draft_model=none"]}) as bed:
+        engine, settings = RegionEngine("fake"), {"edge": ["draft_model=none"]}
+        async with running_bed(engine, settings, SMALL.schemes) as bed:
             started = set(tree(os.getpid())) - before
-            measured = await measure(bed, vocabulary, SMALL, Rough(jitter_ms=1.0), Sources())
+            links = Links(jitter_ms=1.0, client_rtt_ms=10.0)
+            measured = await measure(bed, vocabulary, SMALL, links, Sources())
     finally:
         os.sched_setaffinity(0, cores)
-    assert len(started) >= 6
+    assert len(started) >= 9
+    used = {core for place in measured.placements for core in place.cores}
+    assert used == cores, "all cores are used, and each process is told"
     assert not started & set(tree(os.getpid())), "a process was left behind"
     results = Results(measured.batches)
     for where in (Where(0.0, 1), Where(0.0, 2), Where(40.0, 1)):
         replies = [[s.ids for s in results.samples(scheme, where)] for scheme in SCHEMES]
         assert all(reply == replies[0] for reply in replies)
-    assert all(s.committed_ms >= 40 for s in results.samples(PLAIN, Where(40.0)))
-    assert all(s.committed_ms >= 40 for s in results.samples(OURS, Where(40.0)))
+    for scheme in SCHEMES:
+        assert all(s.committed_ms >= 50 for s in results.samples(scheme, Where(40.0)))
+        assert all(s.committed_ms >= 10 for s in results.samples(scheme, Where(0.0)))
     assert all(gap_ms(s) >= 40 for s in results.samples(ROUNDS, Where(40.0)))
     assert all(batch.up.num_bytes > 0 < batch.down.num_bytes for batch in measured.batches)
+    with_words = [s for batch in measured.batches for s in batch.samples if s.num_chars]
+    assert with_words and all(s.word is not None for s in with_words)
     exact = {scheme.name: "1 of 1" for scheme in SCHEMES}
     figures = figures_of(results, measured, model_of(results), exact)
     assert figures["plain_ttft_ms"] and figures["committed_pace_ratio"]

@@ -101,7 +101,7 @@ def test_json_tells_the_timings_of_client_edge_and_replica(
     told = json.loads(capsys.readouterr().out)
     assert (told["prompt"], told["text"], told["ids"]) == ("why?", "blue", [4, 9])
     assert told["timings"]["committed_ttft_ms"] == 30.6
-    assert told["timings"]["stable_ttft_ms"] == 12.4
+    assert told["timings"]["staying_word_ms"] == 12.4
     assert told["ahead"]["shown_tokens"] == 0
     assert told["timings"]["edge"]["ttft_ms"] == 6.0
     assert told["timings"]["replica"]["prefill_ms"] == 2.0

@@ -160,8 +160,8 @@ async def test_what_riding_ahead_came_to_is_told(words: Vocabulary, tmp_path: Pa
         assert ahead.sending_rounds > 0
         assert ahead.rtt_ms > 0
         assert times.provisional_ttft_ms is not None
-        assert times.stable_ttft_ms is not None and times.committed_ttft_ms is not None
-        assert times.provisional_ttft_ms <= times.stable_ttft_ms <= times.committed_ttft_ms
+        assert times.staying_word_ms is not None and times.committed_ttft_ms is not None
+        assert times.provisional_ttft_ms <= times.staying_word_ms <= times.total_ms
         await mesh.settled()
 
 
