@@ -191,6 +191,13 @@ def test_pushing_after_the_end_is_a_bug() -> None:
         reply.push(66)
 
 
+@pytest.mark.parametrize("stops", [["ab", "b"], ["b", "ab"], ["b", "xab", "ab"]])
+def test_of_stop_strings_that_end_together_the_longest_counts(stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    assert matcher.push("xxab") == "xxab"[: 4 - max(map(len, stops))]
+    assert matcher.found
+
+
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
 
 

@@ -244,6 +244,33 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert greedy.choose(row([5.0, 5.0, 5.0]), 0, ids) == 1
 
 
+LEVELS = st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=VOCABULARY, max_size=VOCABULARY)
+
+
+@given(levels=LEVELS, top_p=st.floats(0.05, 0.99), min_p=st.sampled_from([0.0, 0.1, 0.3]))
+def test_of_equal_scores_at_the_edge_of_top_p_the_first_ids_stay(
+    levels: list[float], top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=1.0, top_p=top_p, min_p=min_p)
+    sampler, scores = Sampler(params, VOCABULARY, []), dict(enumerate(levels))
+    expected = naive.distribution(scores, params)
+    if _no_edge_in_reach(scores, params):
+        for token in range(VOCABULARY):
+            found = sampler.probability(row(levels), token)
+            assert found == pytest.approx(expected.get(token, 0.0), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "num_kept"), [(0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.75, 3), (0.76, 4)]
+)
+def test_top_p_keeps_no_id_beyond_the_one_that_reaches_it(top_p: float, num_kept: int) -> None:
+    """Four ids of a quarter each, whose sums are exact."""
+    levels = [1.0 if token in (3, 7, 20, 31) else -math.inf for token in range(VOCABULARY)]
+    sampler = Sampler(SamplingParams(temperature=1.0, top_p=top_p), VOCABULARY, [])
+    kept = [token for token in range(VOCABULARY) if sampler.probability(row(levels), token)]
+    assert kept == [3, 7, 20, 31][:num_kept]
+
+
 def test_top_k_of_one_is_greedy_at_any_seed() -> None:
     logits = row([0.0, 3.0, 3.0, 2.9])
     for seed in range(50):

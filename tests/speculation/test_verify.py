@@ -140,6 +140,16 @@ def test_lossy_mode_lets_likely_drafts_through_and_marks_them() -> None:
     assert strict == Verdict((4,), 0, ())
 
 
+def test_lossy_mode_takes_a_draft_exactly_as_likely_as_the_threshold() -> None:
+    rows = np.full((2, VOCABULARY), -np.inf, dtype=np.float32)
+    rows[:, 4] = rows[:, 5] = 1.0  # one half each, exactly
+    verdict = verify(greedy(acceptance_threshold=0.5), rows, None, [5], 3, never)
+    assert verdict == Verdict((5, 4), 1, (0,))
+    above = np.nextafter(0.5, 1.0)
+    strict = verify(greedy(acceptance_threshold=float(above)), rows, None, [5], 3, never)
+    assert strict == Verdict((4,), 0, ())
+
+
 def test_lossy_mode_refuses_what_the_filters_drop() -> None:
     rows = np.zeros((2, VOCABULARY), dtype=np.float32)
     rows[:, 4], rows[:, 5] = 10.0, 9.9

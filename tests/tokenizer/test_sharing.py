@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from outrider.errors import ConfigError
@@ -58,6 +60,12 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
             server.kill()
             assert await encoded(other, vocabulary, b"a third") == expected
             assert await figure(other, "found") == 1
+            metrics = await other.admin("/metrics")
+            (failures,) = re.findall(
+                r"^outrider_tokenization_shared_failures_total (\S+)$", metrics, re.MULTILINE
+            )
+            assert float(failures) >= 1
+            assert re.search(r"^outrider_tokenization_shared_up [01]\.0$", metrics, re.MULTILINE)
 
 
 async def test_a_cache_that_cannot_be_used_is_a_config_error() -> None:

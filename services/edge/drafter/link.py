@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -33,14 +33,13 @@ from services.edge.drafter.messages import (
     Upward,
 )
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.drafter.restarts import Restarts
 from services.edge.drafter.settings import DrafterSettings
 from services.edge.session.actions import OpenDrafter
 from services.edge.session.inputs import Heard
 
 log = structlog.get_logger()
 
-FIRST_BACKOFF_S: Final = 0.5
-MAX_BACKOFF_S: Final = 30.0
 STUCK_S: Final = 10.0
 """A process that reads nothing for so long, or once it is ready says nothing, is ended."""
 MAX_FIRST_GUESS_S: Final = 0.3
@@ -87,9 +86,12 @@ class DrafterLink:
         vocabulary_size: int,
         metrics: DrafterMetrics,
         command: Sequence[str] = DRAFTER,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` starts the process."""
+        """`command` starts the process; `pause` waits for so many seconds before the next start."""
         self._settings = settings
+        self._pause = pause
         self._command = command
         self._vocabulary_size = vocabulary_size
         self._metrics = metrics
@@ -176,7 +178,7 @@ class DrafterLink:
             await self._ending.kill()
 
     async def _run(self) -> None:
-        backoff_s, loop = FIRST_BACKOFF_S, asyncio.get_running_loop()
+        restarts, loop = Restarts(), asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
@@ -186,11 +188,8 @@ class DrafterLink:
                 log.exception("drafter failed")
             if self.state is DrafterState.UNFIT:
                 return
-            if loop.time() - began > MAX_BACKOFF_S:
-                backoff_s = FIRST_BACKOFF_S
             self._set(DrafterState.WAITING)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            await self._pause(restarts.ended(loop.time() - began, random.uniform(0.5, 1.0)))
 
     async def _run_once(self) -> None:
         """Run one process to its end."""

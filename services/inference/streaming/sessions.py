@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import DuplicateSessionError, EngineError, OutriderError, OverloadedError
@@ -27,6 +27,13 @@ from services.inference.scheduling.events import (
 from services.inference.streaming import wire
 from services.inference.streaming.names import Name, RunningNames
 from services.inference.streaming.recording import SessionRecord
+
+RUNNING: Final = "outrider.sessions.running"
+QUEUED: Final = "outrider.sessions.queued"
+PAUSED: Final = "outrider.sessions.paused"
+OVERLOAD_LEVEL: Final = "outrider.overload.level"
+FREE_BLOCKS: Final = "outrider.kv.free_blocks"
+DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
 
 _DRAIN_RETRY_MS = 1000
 
@@ -149,7 +156,7 @@ class SessionTable:
         if frame.echo:
             session.drafting = wire.Echo(frame.echo, self.clock())
         if not self._model.draft(session.key, drafts):
-            self._metrics.counter("outrider.draft.dropped_frames").add(1)
+            self._metrics.counter(DRAFTS_DROPPED).add(1)
 
     def cancel(self, session: LiveSession) -> None:
         """The peer asked to stop; its last frame will say how far the session came.
@@ -284,8 +291,8 @@ class SessionTable:
             self._metrics.set_batch_utilization(tick.num_rounds / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)
         gauges = self._metrics.gauge
-        gauges("outrider.sessions.running").set(load.running_sessions)
-        gauges("outrider.sessions.queued").set(load.queued_sessions)
-        gauges("outrider.sessions.paused").set(load.paused_sessions)
-        gauges("outrider.overload.level").set(load.overload_level)
-        gauges("outrider.kv.free_blocks").set(load.kv_blocks_free)
+        gauges(RUNNING).set(load.running_sessions)
+        gauges(QUEUED).set(load.queued_sessions)
+        gauges(PAUSED).set(load.paused_sessions)
+        gauges(OVERLOAD_LEVEL).set(load.overload_level)
+        gauges(FREE_BLOCKS).set(load.kv_blocks_free)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,12 +24,15 @@ from services.edge.drafter.codec import encode
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.messages import Report
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
+from services.edge.drafter.restarts import FIRST_WAIT_S
 from services.edge.drafter.settings import DrafterLimits, DrafterSettings
 from services.edge.session.actions import OpenDrafter
 from services.edge.session.inputs import Heard
 
 ODD = str(Path(__file__).with_name("odd.py"))
 START_S = 30.0
+
+Pause = Callable[[float], Awaitable[None]]
 
 
 def wanted(*prompt: int) -> OpenDrafter:
@@ -54,10 +57,12 @@ class Linked:
 
 
 @asynccontextmanager
-async def linked(*command: str, ready: bool = True) -> AsyncIterator[Linked]:
+async def linked(
+    *command: str, ready: bool = True, pause: Pause = asyncio.sleep
+) -> AsyncIterator[Linked]:
     metrics = Metrics("edge")
     settings = DrafterSettings(model="no-such-model", log_level="error")
-    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command)
+    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command, pause=pause)
     async with leak_check():
         link.start()
         try:
@@ -209,9 +214,17 @@ async def test_one_that_babbles_is_replaced() -> None:
 
 
 async def test_one_that_crashes_is_tried_again_less_and_less_often() -> None:
-    async with linked(*odd("crashing")) as mesh:
+    waits: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with linked(*odd("crashing"), pause=pause) as mesh:
         mesh.open(1)
-        await eventually(lambda: mesh.sample(RESTARTS) >= 2, timeout_s=START_S)
+        await eventually(lambda: len(waits) >= 4, timeout_s=START_S)
+        assert mesh.sample(RESTARTS) >= 4
+    for number, wait_s in enumerate(waits[:4]):
+        assert FIRST_WAIT_S * 2**number / 2 <= wait_s <= FIRST_WAIT_S * 2**number
 
 
 async def test_a_command_that_is_not_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import errors
-from outrider.client import Message
+from outrider.client import Message, Provisional
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry import names, tracing
 from outrider.testing import eventually
@@ -68,6 +69,26 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
         assert rtt_ms == pytest.approx(result.ahead.rtt_ms, rel=1e-3)
         assert rtt_ms > 0
         assert "ttft_ms_count" in page
+
+
+async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        # What was said before is drafted, and shown while the region is held.
+        asked = time.monotonic()
+        mesh.region.gate.clear()
+        async with client.chat([ASK[0], Message("assistant", REPLY), ASK[0]]) as chat:
+            async for event in chat:
+                if isinstance(event, Provisional):
+                    mesh.region.gate.set()
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()
+        assert mesh.region.gate.is_set(), "something was shown early"
+        took_ms = (time.monotonic() - asked) * 1e3
+        early_ms = mesh.sample("outrider_edge_provisional_ttft_ms_total")
+        final_ms = mesh.sample("outrider_edge_committed_ttft_ms_total")
+        assert 0 < early_ms < final_ms < took_ms
+        assert mesh.sample("outrider_edge_provisional_chats_total") == 1
+        assert mesh.sample("outrider_edge_committed_chats_total") == 1
 
 
 async def test_ready_says_why_not(words: Vocabulary, tmp_path: Path) -> None:

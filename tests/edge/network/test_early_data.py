@@ -172,6 +172,27 @@ async def test_more_than_a_frame_in_0_rtt_is_not_kept(words: Vocabulary, tmp_pat
         await mesh.settled()
 
 
+async def test_a_connection_keeps_no_more_than_a_frame_until_its_handshake_is_complete(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, max_frame_bytes=1500) as mesh, nat(mesh) as relay:
+        tickets = await visit(mesh, relay.port)
+        relay._has_answered = False
+        relay.holds_answers_of_client = True
+        room = mesh.edge.listener.early_room
+        async with (
+            mesh.client(relay.port, tickets=tickets, early_data=True) as client,
+            client.chat([Message("user", "x" * 3000)]) as chat,
+        ):
+            await eventually(lambda: mesh.sample(EARLY) > 1500)
+            assert room.num_bytes == 0, "it was refused, and what it had sent is let go"
+            relay.release()
+            with pytest.raises(FrameTooLargeError):
+                await chat.result()
+        assert mesh.region.opened == []
+        await mesh.settled()
+
+
 async def test_all_connections_together_have_bounded_room_for_0_rtt(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

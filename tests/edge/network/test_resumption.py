@@ -33,6 +33,18 @@ def kinds(events: list[Event]) -> list[type]:
     return [type(event) for event in events]
 
 
+def counted_tokens(mesh: Running) -> list[float]:
+    """Tokens of replies, as the edge counts them itself and under the name of the conventions."""
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "outrider",
+        "gen_ai_request_model": "small",
+        "gen_ai_token_type": "output",
+    }
+    usage = mesh.sample("gen_ai_client_token_usage_sum", **labels)
+    return [mesh.sample("outrider_edge_tokens_total"), usage]
+
+
 @pytest.mark.parametrize("provisional", [True, False])
 async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
     provisional: bool, words: Vocabulary, tmp_path: Path
@@ -98,6 +110,7 @@ async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
         chat = await start(client)
         await mesh.restart()
         had = len(chat._transcript.ids)
+        before = counted_tokens(mesh)
         mesh.region.gate.set()
         cut(client)
         events = await whole(chat)
@@ -106,6 +119,8 @@ async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
         assert first.request_id == second.request_id
         assert second.resume.count == had > 0, "nothing is computed twice"
         await mesh.settled()
+        new = len(chat._transcript.ids) - had
+        assert counted_tokens(mesh) == [count + new for count in before], "nor counted twice"
 
 
 async def test_an_edge_that_is_stopped_in_order_hands_its_chats_on(

@@ -27,6 +27,10 @@ async def test_low_is_shed_high_waits_and_goes_on_when_there_is_room(near: Repli
         shed = (await edge.hear("error")).error
         assert (shed.reason, shed.metadata["cause"]) == ("OVERLOADED", "shed")
         assert shed.retry_delay_ms > 0
+        wanted = 'outrider_router_refused_total{cause="shed",priority="LOW"} 1.0'
+        async with asyncio.timeout(10):
+            while wanted not in await get(router.ports.admin, "/metrics"):
+                pass
         near.report(max_sessions=8, **COST)
         sent = await near.hear("open")
         assert sent.open.priority == HIGH

@@ -98,6 +98,38 @@ def test_kv_is_loaded_where_that_is_cheaper() -> None:
     assert town.decide(slow).wait == town.decide(replace(ask, transfer=Transfer())).wait
 
 
+def test_loading_counts_as_waiting() -> None:
+    """A replica far away that has the KV is chosen before a near one that would load it for longer
+    than the way takes."""
+    town = Town(replica("near"), replica("far", rtt_ms=40.0))
+    town.hold("far", IDS)
+    ask = replace(town.asking(IDS), transfer=Transfer(len(IDS), 60.0))
+    found = town.decide(ask)
+    assert found.replica == "far"
+    assert found.runner_up is not None
+    assert found.runner_up.wait == Wait(1.0, 0.0, 0.0, 60.0, 11.0)
+    assert dict(found.considered) == {"far": 51.0, "near": 72.0}
+
+
+@given(
+    st.lists(st.builds(
+        Load, st.integers(0, 9), st.integers(0, 3), st.integers(0, 900), st.floats(1, 20),
+        st.floats(0.1, 5), max_sessions=st.just(8),
+    ), min_size=1, max_size=4),
+    st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 200), st.floats(0, 90),
+)  # fmt: skip
+def test_the_total_is_the_sum_of_its_terms(
+    loads: list[Load], prompt: int, transferable: int, load_ms: float, rtt_ms: float
+) -> None:
+    rows = [replica(str(n), load=load, rtt_ms=rtt_ms * n) for n, load in enumerate(loads)]
+    town = Town(*rows, max_queued=1000)
+    transfer = Transfer(min(transferable, prompt), load_ms)
+    found = town.decide(replace(ASK, prompt_tokens=prompt, transfer=transfer))
+    totals = dict(found.considered)
+    for candidate in filter(None, (found.chosen, found.runner_up)):
+        assert totals[candidate.replica] == pytest.approx(candidate.wait.total_ms)
+
+
 def test_kv_that_is_there_is_not_loaded() -> None:
     town = Town(replica("a"))
     town.hold("a", IDS[: 10 * BLOCK])

@@ -152,9 +152,10 @@ def texting(number: int = 1) -> inference_pb2.SessionUp:
     )
 
 
-def draft(number: int = 1, base: int = 0) -> inference_pb2.SessionUp:
+def draft(number: int = 1, base: int = 0, epoch: int = 1) -> inference_pb2.SessionUp:
     """A draft frame."""
-    return inference_pb2.SessionUp(session=number, draft=inference_pb2.Draft(epoch=1, base=base))
+    drafted = inference_pb2.Draft(epoch=epoch, base=base)
+    return inference_pb2.SessionUp(session=number, draft=drafted)
 
 
 def cancel(number: int = 1) -> inference_pb2.SessionUp:

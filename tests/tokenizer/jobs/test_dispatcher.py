@@ -152,6 +152,22 @@ def test_a_part_that_kills_is_given_up() -> None:
     assert core.figures.num_queued == 0
 
 
+def test_only_the_part_that_a_worker_was_at_is_blamed_for_its_death() -> None:
+    """Parts wait at a worker in the order they were given; it died at the first of them."""
+    core = dispatcher()
+    poisonous, good = core.open(), core.open()
+    core.job(poisonous).add("poison")
+    core.job(good).add("good")
+    for name in range(LIMITS.max_deaths):
+        core.join(name, 2, 0.0)
+        assert [part_of(core, name), part_of(core, name)] == [(poisonous, 0), (good, 0)]
+        core.leave(name)
+    assert isinstance(core.job(poisonous).error, PoisonousRequestError)
+    assert core.job(good).error is None
+    core.join("last", 1, 0.0)
+    assert part_of(core, "last") == (good, 0)
+
+
 def test_workers_that_end_in_order_poison_nothing() -> None:
     core = dispatcher()
     number = core.open()

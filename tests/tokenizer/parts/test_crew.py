@@ -11,10 +11,19 @@ from outrider.errors import InvalidRequestError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually
 from outrider.tokenization.cuts import prove
 from outrider.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.jobs import Limits
-from services.tokenizer.parts.crew import Crew
+from services.tokenizer.parts.crew import (
+    HELD,
+    PLACES,
+    QUEUED,
+    REASSIGNED,
+    WORKERS,
+    Crew,
+    Payload,
+)
 from services.tokenizer.parts.processes import Processes
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.vocabularies import Served, Vocabularies
@@ -103,5 +112,29 @@ async def test_a_silent_worker_is_given_up_and_ended() -> None:
         await anext(crew.work(outbox))
     assert ended == ["quiet"]
     assert crew.num_workers == 0
+    watching.cancel()
+    metrics.close()
+
+
+async def test_operators_see_the_places_what_waits_and_what_was_given_to_another() -> None:
+    metrics = Metrics("tokenizer")
+    crew = Crew(Limits(), metrics, lambda name: None)
+    watching = asyncio.create_task(crew.watch())
+
+    def figures() -> list[float | None]:
+        names = (WORKERS, PLACES, HELD, QUEUED, REASSIGNED)
+        return [metrics.registry.get_sample_value(name.replace(".", "_")) for name in names]
+
+    job = crew.open()
+    for text in ("a", "b", "c"):
+        crew.add(job, Payload(MODEL, b"", 0, text))
+    await eventually(lambda: figures() == [0, 0, 0, 3, 0])
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    outbox.put_nowait(hello(places=2))
+    parts = crew.work(outbox)
+    assert (await anext(parts)).text == "a"
+    await eventually(lambda: figures() == [1, 2, 2, 1, 0])
+    await parts.aclose()
+    await eventually(lambda: figures() == [0, 0, 0, 3, 2])
     watching.cancel()
     metrics.close()

@@ -58,6 +58,32 @@ def test_a_correct_edge_is_never_echoed_and_a_wrong_one_costs_no_token() -> None
     assert (peer.commits[2].epoch, peer.commits[2].accepted) == (1, 3)
 
 
+def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> None:
+    """Rows are nearly free and every draft is right: only the limit holds them back. The driver
+    checks every call against it."""
+    options = FakeOptions(min_rows=2, block_tokens=4, fixed_ms=8.0, row_ms=0.001)
+    limits = SchedulerLimits(max_sessions=5, max_batch_tokens=18, row_ms=0.001)
+    driver = Driver(options, limits)
+    repliers = [request(number, prompt) for number, prompt in enumerate(prompts(4), 1)]
+    truths = {one.session: reference(one, options) for one in repliers}
+    for one in repliers:
+        driver.open(one)
+    sizes = []
+    for turn in range(200):
+        for number, truth in truths.items():
+            told = len(driver.peers[number].reply)
+            if truth[told:]:
+                driver.draft(number, Drafts(turn, told, truth[told : told + 8]))
+        if turn == 8:
+            driver.open(request(5, tuple(range(3, 60)) * 3))
+        if not driver.tick():
+            break
+        sizes.append(driver.plans[-1].num_tokens)
+    driver.finish()
+    assert sizes.count(18) > 8, "without the limit they would be larger"
+    assert all(tuple(driver.peers[n].reply) == truth for n, truth in truths.items())
+
+
 def test_drafts_beyond_the_lead_are_cut() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS, SchedulerLimits(max_lead=2, max_draft_tokens=16))

@@ -43,6 +43,9 @@ async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one(
     for chat in world.chats.values():
         assert chat.kinds.count("opened") == 1
         assert chat.kinds[2:4] == ["moved", "commit"]
+    world.mesh.journal.flush(len(world.mesh.table), world.mesh.registry.count())
+    sample = world.mesh.metrics.registry.get_sample_value
+    assert sample("outrider_router_moves_total", {"replica": "far"}) == 3
     await finish(world)
     assert [len(chat.reply) for chat in world.chats.values()] == [40] * 3
     assert world.lost_replicas[1] == [0, 0], "nothing speaks against who had tokens"
@@ -189,6 +192,10 @@ async def test_the_end_counts_from_the_first_open() -> None:
     began = world.mesh.clock()
     world.kill("near")
     await world.wait(1.0)
+    await world.tick("far")
+    world.mesh.journal.flush(len(world.mesh.table), world.mesh.registry.count())
+    paused_ms = world.mesh.metrics.registry.get_sample_value("outrider_router_move_ms_total")
+    assert paused_ms == pytest.approx((world.mesh.clock() - began) * 1e3)
     await finish(world)
     done = world.chats[1].done
     assert done is not None

@@ -112,6 +112,49 @@ async def test_a_replica_lost_before_the_first_commit_is_replaced(mesh: Mesh) ->
     assert [f.WhichOneof("kind") for f in await mesh.at_edge(edge)] == ["done"]
 
 
+async def test_drafts_behind_what_was_lost_with_a_replica_are_not_sent_to_the_next(
+    mesh: Mesh,
+) -> None:
+    """They were under way when the edge was told of the move, and guess on from what the next
+    replica was never sent."""
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    mesh.send(edge, draft(base=0))
+    (sent, _) = await mesh.at_replica("near")
+    mesh.reply("near", accepted(sent.session))
+    mesh.lose("near")
+    (again,) = await mesh.at_replica("far")
+    mesh.reply("far", accepted(again.session))
+    moved = (await mesh.at_edge(edge))[-1].moved
+    assert moved.epoch == 1, "the edge knows which of its drafts are void"
+    mesh.send(edge, draft(base=3))
+    assert await mesh.at_replica("far") == []
+    mesh.send(edge, draft(base=0, epoch=2))
+    assert [frame.draft.epoch for frame in await mesh.at_replica("far")] == [2]
+
+
+async def test_the_next_replica_is_told_how_many_were_lost_and_no_round_trip(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, opening(echo=7))
+    (first,) = await mesh.at_replica("near")
+    assert (first.open.lost_replicas, first.open.echo) == (0, 7)
+    mesh.lose("near")
+    (again,) = await mesh.at_replica("far")
+    assert again.open.lost_replicas == 1
+    assert again.open.echo == 0, "it would time the wait for a replica, too"
+
+
+async def test_losses_that_an_edge_reports_count(mesh: Mesh) -> None:
+    """It comes back with a request that another router lost a replica with."""
+    edge = mesh.edge()
+    mesh.send(edge, opening(1, lost_replicas=1))
+    (sent,) = await mesh.at_replica("near")
+    assert sent.open.lost_replicas == 1
+    mesh.lose("near")
+    assert reasons(await mesh.at_edge(edge)) == [(1, "POISONOUS_REQUEST")]
+    assert await mesh.at_replica("far") == []
+
+
 async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:
     edge = mesh.edge()
     number = await start(mesh, edge)

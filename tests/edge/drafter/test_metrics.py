@@ -1,0 +1,78 @@
+"""What operators see of the drafter: its counts go on though it starts anew with every process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.telemetry.metrics import Metrics
+from services.edge.drafter import metrics as told
+from services.edge.drafter.messages import Report
+from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+
+FIRST = Report(5, 4, 10, 40, 30_000, 3, 2, 9, 6, (100, 20, 7), (50, 11, 0))
+SECOND = Report(6, 3, 15, 70, 36_000, 4, 7, 19, 7, (101, 20, 9), (50, 14, 1))
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    metrics = Metrics("edge")
+    yield metrics
+    metrics.close()
+
+
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    plain = name.replace(".", "_")
+    return metrics.registry.get_sample_value(f"{plain}_total", labels) or 0.0
+
+
+def plain_counts(metrics: Metrics) -> list[float]:
+    names = (
+        *(told.CALLS, told.ROWS, told.CALL_MS, told.REFUSED),
+        *(told.EVICTED, told.BRANCHES, told.PROMOTED),
+    )
+    return [counted(metrics, name) for name in names]
+
+
+def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics) -> None:
+    edge = DrafterMetrics(metrics)
+    edge.state(DrafterState.STARTING)
+    edge.report(FIRST)
+    assert plain_counts(metrics) == [10, 40, 30.0, 3, 2, 9, 6]
+    edge.report(SECOND)
+    assert plain_counts(metrics) == [15, 70, 36.0, 4, 7, 19, 7]
+    edge.state(DrafterState.WAITING)
+    edge.state(DrafterState.STARTING)
+    edge.report(FIRST)
+    assert plain_counts(metrics) == [25, 110, 66.0, 7, 9, 28, 13]
+    assert counted(metrics, told.RESTARTS) == 1
+
+
+def test_guesses_are_counted_by_source(metrics: Metrics) -> None:
+    edge = DrafterMetrics(metrics)
+    for report in (FIRST, SECOND):
+        edge.report(report)
+    for name, expected in ((told.DRAFTED, (101, 20, 9)), (told.ACCEPTED, (50, 14, 1))):
+        sources = ("suffix", "model", "both")
+        assert tuple(counted(metrics, name, source=source) for source in sources) == expected
+
+
+def test_sessions_are_those_of_the_process_that_runs(metrics: Metrics) -> None:
+    edge = DrafterMetrics(metrics)
+    gauge = metrics.registry.get_sample_value
+    edge.state(DrafterState.READY)
+    edge.report(SECOND)
+    assert gauge("outrider_edge_drafter_state") == DrafterState.READY
+    assert gauge("outrider_edge_drafter_sessions") == 6
+    assert gauge("outrider_edge_drafter_modelled_sessions") == 3
+    edge.state(DrafterState.WAITING)
+    assert gauge("outrider_edge_drafter_sessions") == 0
+    assert gauge("outrider_edge_drafter_modelled_sessions") == 0
+
+
+def test_dropped_frames_are_counted(metrics: Metrics) -> None:
+    edge = DrafterMetrics(metrics)
+    edge.dropped()
+    edge.dropped()
+    assert counted(metrics, told.DROPPED) == 2

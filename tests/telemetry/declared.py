@@ -1,0 +1,186 @@
+"""Every name that the source declares, and which test sees it recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import outrider
+import services
+from outrider.peers.health import PeerState
+from outrider.telemetry import names
+from services.edge.drafter import metrics as drafter
+from services.edge.routers import metrics as edge_routers
+from services.edge.telemetry import (
+    ACCEPTANCE,
+    CHATS,
+    COMMITTED_CHATS,
+    COMMITTED_TTFT,
+    DETACHED_CHATS,
+    DRAFTS,
+    EARLY_BYTES,
+    ERASED_CHARS,
+    ERASED_TOKENS,
+    INTERVAL,
+    LEAD,
+    MODE_CHATS,
+    MODE_SWITCHES,
+    OPEN_CHATS,
+    OPEN_CONNECTIONS,
+    PREDICTED_GAIN,
+    PREFILLED_TOKENS,
+    PROVISIONAL_CHATS,
+    PROVISIONAL_TTFT,
+    RESUMED_CHATS,
+    RETRACTIONS,
+    ROUNDS,
+    RTT,
+    SHOWN_TOKENS,
+    TOKENS,
+)
+from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
+from services.inference.streaming import sessions as inference
+from services.router import admitting
+from services.router.relay import journal
+from services.router.upstream import metrics as upstream
+from services.tokenizer import service as tokenizer
+from services.tokenizer.parts import crew, processes
+
+_CONSTANT: Final = re.compile(r'^[A-Z_]+: Final = "([a-z][a-z0-9_.]*[a-z0-9_])"$', re.MULTILINE)
+_OURS: Final = ("outrider.", "outrider_")
+
+
+def declared() -> set[str]:
+    """All constants of `outrider.telemetry.names`, and those of other modules that read like a
+    metric's, a span's or an attribute's name."""
+    own = set(_CONSTANT.findall(Path(names.__file__).read_text()))
+    return own | {name for name in _constants() if name.startswith(_OURS)}
+
+
+def _constants() -> Iterator[str]:
+    for package in (outrider, services):
+        for path in Path(package.__path__[0]).rglob("*.py"):
+            yield from _CONSTANT.findall(path.read_text())
+
+
+def family(name: str) -> str:
+    """What Prometheus calls a metric: those in seconds say so."""
+    in_seconds = (names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION)
+    return name.replace(".", "_") + ("_seconds" if name in in_seconds else "")
+
+
+def families(name: str) -> set[str]:
+    """The same, of names that stand for one metric per state of a peer too."""
+    if name in (journal.REPLICAS, edge_routers.ROUTERS):
+        return {family(f"{name}.{state.name.lower()}") for state in PeerState}
+    return {family(name)}
+
+
+COUNTED: Final = frozenset({
+    *(names.TTFT_MS, names.TOKEN_LATENCY_MS, names.TICK_OVERHEAD_MS, names.LOOP_LAG_MS),
+    *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS, names.INSTANCE_SESSIONS),
+    *(names.PROMPT_TOKENS, names.REUSED_TOKENS),
+    *(names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION),
+    *(names.GEN_AI_TOKEN_USAGE, names.TOKENIZATION_MS, names.TOKENIZATION_TEXTS),
+    *(names.TOKENIZATION_HITS, names.TOKENIZATION_CHARS, names.TOKENIZATION_HIT_CHARS),
+    *(CHATS, TOKENS, PREFILLED_TOKENS, DRAFTS, ROUNDS, MODE_CHATS),
+    *(COMMITTED_TTFT, COMMITTED_CHATS),
+    *(journal.PLACEMENTS, journal.DECISION_MS, journal.FRAMES, upstream.TRANSITIONS),
+    *(admitting.WAIT_MS, admitting.TENANT_SESSIONS, admitting.TENANT_TOKENS),
+    *(admitting.TENANT_COST, tokenizer.REQUESTS, tokenizer.TOKENS),
+})  # fmt: skip
+"""Counters and histograms that the scripted chats move."""
+
+SHOWN: Final = frozenset({
+    *(names.BATCH_UTILIZATION, names.REJECTION_RATE, names.PREFIX_HIT_RATE),
+    *(names.PROCESS_TASKS, names.PROCESS_THREADS, names.PROCESS_FILES),
+    *(names.TOKENIZATION_CACHE_ENTRIES, names.TOKENIZATION_CACHE_BYTES),
+    *(names.TOKENIZATION_BACKEND,),
+    *(OPEN_CHATS, OPEN_CONNECTIONS, RTT, INTERVAL, LEAD, ACCEPTANCE, PREDICTED_GAIN),
+    *(RETRACTIONS, ERASED_CHARS, SHOWN_TOKENS, ERASED_TOKENS, MODE_SWITCHES),
+    *(edge_routers.ROUTERS, edge_routers.ROUTER_STATE, edge_routers.ROUTER_RTT),
+    *(edge_routers.ROUTER_QUARANTINES,),
+    *(journal.SESSIONS, journal.REPLICAS),
+    *(upstream.REPLICA_STATE, upstream.REPLICA_RTT, upstream.REPLICA_QUARANTINES),
+    *(admitting.WAITING, admitting.DESIRED, admitting.SERVING, admitting.LATE_SHARE),
+    *(admitting.WINDOW_REQUESTS, admitting.UTILIZATION),
+    *(inference.RUNNING, inference.QUEUED, inference.OVERLOAD_LEVEL, inference.FREE_BLOCKS),
+})  # fmt: skip
+"""Gauges that are there during the scripted chats, and counters that chance may leave at 0."""
+
+_DRAFTER: Final = "tests/edge/drafter/test_metrics.py"
+_CREW: Final = "tests/tokenizer/parts/test_crew.py"
+_FRONT: Final = "tests/tokenization/front/test_metrics.py"
+_SHARING: Final = "tests/tokenizer/test_sharing.py"
+_MOVING: Final = "tests/router/relay/survival/test_moving.py"
+_OVERLOAD: Final = "tests/router/live/test_overload.py"
+
+ELSEWHERE: Final = {
+    names.LOSSY_TOKENS: "tests/inference/test_service.py",
+    names.LOOP_STALLS: "tests/telemetry/test_stalls.py",
+    names.SHARED_TEXTS: _SHARING,
+    names.SHARED_FAILURES: _SHARING,
+    names.SHARED_UP: _SHARING,
+    names.TOKENIZATION_SHORTENED: _FRONT,
+    names.TOKENIZATION_LEFT_OUT: _FRONT,
+    names.TOKENIZATION_CHECKED: _FRONT,
+    names.TOKENIZATION_DIFFERENCES: _FRONT,
+    PROVISIONAL_TTFT: "tests/edge/live/test_telemetry.py",
+    PROVISIONAL_CHATS: "tests/edge/live/test_telemetry.py",
+    RESUMED_CHATS: "tests/edge/network/test_resumption.py",
+    DETACHED_CHATS: "tests/edge/network/test_left_alone.py",
+    EARLY_BYTES: "tests/edge/network/test_early_data.py",
+    EDGE_DRAFTS_DROPPED: "tests/edge/live/test_losses.py",
+    drafter.STATE: _DRAFTER,
+    drafter.SESSIONS: _DRAFTER,
+    drafter.MODELLED: _DRAFTER,
+    drafter.RESTARTS: _DRAFTER,
+    drafter.DROPPED: _DRAFTER,
+    drafter.CALLS: _DRAFTER,
+    drafter.ROWS: _DRAFTER,
+    drafter.CALL_MS: _DRAFTER,
+    drafter.REFUSED: _DRAFTER,
+    drafter.EVICTED: _DRAFTER,
+    drafter.BRANCHES: _DRAFTER,
+    drafter.PROMOTED: _DRAFTER,
+    drafter.DRAFTED: _DRAFTER,
+    drafter.ACCEPTED: _DRAFTER,
+    journal.MOVES: _MOVING,
+    journal.MOVE_MS: _MOVING,
+    journal.DRAFTS_DROPPED: "tests/router/relay/switch/test_bad_edges.py",
+    admitting.REFUSED: _OVERLOAD,
+    admitting.SPILLED: _OVERLOAD,
+    inference.PAUSED: "tests/inference/streaming/test_priorities.py",
+    inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
+    crew.QUEUED: _CREW,
+    crew.PLACES: _CREW,
+    crew.HELD: _CREW,
+    crew.WORKERS: _CREW,
+    crew.REASSIGNED: _CREW,
+    processes.RESTARTS: "tests/tokenizer/parts/test_processes.py",
+}
+"""What a simple chat does not move, by the file of the test that asserts its value."""
+
+SPANS: Final = frozenset({
+    *(names.SPAN_CLIENT_CHAT, names.SPAN_EDGE_CHAT, names.SPAN_TOKENIZE, names.SPAN_ROUTE),
+    *(names.SPAN_SESSION, names.SPAN_QUEUE, names.SPAN_PREFILL, names.SPAN_DECODE),
+})  # fmt: skip
+
+EVENTS: Final = frozenset({journal.PLACED})
+
+ATTRIBUTES: Final = frozenset({
+    *(names.OPERATION, names.MODEL, names.ERROR_TYPE, names.REQUEST_ID, names.INPUT_TOKENS),
+    *(names.OUTPUT_TOKENS, names.CACHED_TOKENS, names.FINISH_REASONS),
+    *(names.RPC_SYSTEM, names.RPC_METHOD),
+})  # fmt: skip
+"""Of spans."""
+
+LABELS: Final = frozenset({
+    *(names.OPERATION, names.PROVIDER, names.MODEL, names.TOKEN_TYPE, names.ERROR_TYPE),
+    *(names.INSTANCE,),
+})  # fmt: skip
+"""Of metrics."""
+
+VALUES: Final = frozenset({names.CHAT, names.OUTRIDER})

@@ -1,0 +1,168 @@
+"""Declared names against recorded ones: none is recorded undeclared, none declared in vain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.metrics_core import Metric
+
+from outrider.client import Client, Message, SamplingParams
+from outrider.errors import NoReplicaError
+from outrider.telemetry import names, tracing
+from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from tests.edge.live.region import small_vocabulary
+from tests.telemetry import declared as table
+from tests.telemetry.mesh import WholeMesh, whole_mesh
+
+ROOT = Path(__file__).parents[2]
+SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+ASK = [Message("user", "hello, hello, hello")]
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    yield exporter
+    tracing.shutdown_tracing()
+
+
+def test_every_declared_name_stands_in_exactly_one_table() -> None:
+    metrics = (table.COUNTED, table.SHOWN, frozenset(table.ELSEWHERE))
+    others = (table.SPANS, table.EVENTS, table.ATTRIBUTES | table.LABELS, table.VALUES)
+    entries = [name for part in (*metrics, *others) for name in part]
+    assert len(entries) == len(set(entries))
+    assert set(entries) == table.declared()
+
+
+@pytest.mark.parametrize("name", table.ELSEWHERE)
+def test_names_that_a_chat_does_not_record_are_asserted_elsewhere(name: str) -> None:
+    """By the name that operators see, or by the constant."""
+    text = (ROOT / table.ELSEWHERE[name]).read_text()
+    assert _is_told(name, text), f"{table.ELSEWHERE[name]} says nothing of {name}"
+
+
+def _is_told(name: str, text: str) -> bool:
+    modules = (table.drafter, table.crew, table.processes)
+    constants = {
+        (module.__name__, constant)
+        for module in modules
+        for constant, value in vars(module).items()
+        if value == name
+    }
+    by_constant = any(module in text and constant in text for module, constant in constants)
+    return table.family(name) in text or by_constant
+
+
+async def test_scripted_chats_record_what_is_declared_and_nothing_else(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    async with whole_mesh(small_vocabulary(), tmp_path) as mesh:
+        # In place of what each service has set up for a process of its own.
+        tracing.configure_tracing("test", SimpleSpanProcessor(spans))
+        async with mesh.client() as client:
+            await type_ahead(mesh, client)
+            await talk(client)
+        await talk_to_the_router(mesh)
+        found = await scraped_once_moved(mesh, _families(table.COUNTED | table.SHOWN))
+    check_metrics(found)
+    check_spans(spans.get_finished_spans())
+
+
+async def type_ahead(mesh: WholeMesh, client: Client) -> None:
+    """A prompt that is computed while it is typed."""
+    typing = client.typing()
+    text = "Which of these trains leaves first, and which of them is the fastest? " * 2
+    for end in range(8, len(text), 8):
+        typing.update(text[:end])
+    counted = f"{table.family(table.PREFILLED_TOKENS)}_total"
+    await eventually(lambda: bool(mesh.edge_metrics.registry.get_sample_value(counted)))
+    typing.close()
+
+
+async def talk(client: Client) -> None:
+    """Two chats, the second with the first one's prompt in the cache, and one that is refused."""
+    for _ in range(2):
+        async with client.chat(ASK, sampling=SAMPLING) as chat:
+            assert len((await chat.result()).ids) == SAMPLING.max_tokens
+    with pytest.raises(NoReplicaError):
+        async with client.chat(ASK, residency=("nowhere",)) as refused:
+            await refused.result()
+
+
+async def talk_to_the_router(mesh: WholeMesh) -> None:
+    """A session that brings text, for the tokenizer service."""
+    messages = [common_pb2.ChatMessage(role="user", content="hello")]
+    opening = inference_pb2.OpenSession(
+        request_id="text",
+        messages=inference_pb2.PromptMessages(messages=messages),
+        sampling=common_pb2.Sampling(max_tokens=5, ignore_eos=True),
+        codecs=[common_pb2.TOKEN_CODEC_VARINT],
+    )
+    edge = mesh.router.edge()
+    await edge.send(inference_pb2.SessionUp(session=1, open=opening))
+    kinds = []
+    while not kinds or kinds[-1] not in ("done", "error"):
+        response = await edge.call.read()
+        assert isinstance(response, router_pb2.RouteResponse)
+        kinds.append(response.frame.WhichOneof("kind"))
+    assert kinds[-1] == "done"
+
+
+async def scraped_once_moved(mesh: WholeMesh, wanted: set[str]) -> list[Metric]:
+    """Services bring their figures up to date some times a second: what they say once all of
+    `wanted` is there, or after a while, for the checks to tell what is missing."""
+    found = await mesh.scraped()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(20):
+            while wanted - _recorded(found) or _families(table.COUNTED) - _moved(found):
+                await asyncio.sleep(0.05)
+                found = await mesh.scraped()
+    return found
+
+
+def check_metrics(found: Sequence[Metric]) -> None:
+    """Every name in the tables, the right way round."""
+    assert sorted(_families(table.COUNTED) - _moved(found)) == [], "never counted"
+    assert sorted(_families(table.SHOWN) - _recorded(found)) == [], "never shown"
+    known = _families(table.COUNTED | table.SHOWN | set(table.ELSEWHERE))
+    assert sorted(_recorded(found) - known) == [], "recorded, but not in the tables"
+    labels = {label for family in found for sample in family.samples for label in sample.labels}
+    assert not {name.replace(".", "_") for name in table.LABELS} - labels, "never a label"
+
+
+def check_spans(found: Sequence[ReadableSpan]) -> None:
+    """Spans, their events and attributes; a unary call's span has the method's name."""
+    methods = {
+        str(span.attributes[names.RPC_METHOD])
+        for span in found
+        if span.attributes and names.RPC_METHOD in span.attributes
+    }
+    assert {span.name for span in found} - methods == table.SPANS
+    assert {event.name for span in found for event in span.events} == table.EVENTS
+    attributes = {name for span in found for name in span.attributes or ()}
+    assert not table.ATTRIBUTES - attributes, "never set"
+    other = {name for name in attributes if name.startswith("gen_ai.")} - table.ATTRIBUTES
+    assert not other, "set, but not in the tables"
+
+
+def _families(of: Iterable[str]) -> set[str]:
+    return {family for name in of for family in table.families(name)}
+
+
+def _recorded(found: Iterable[Metric]) -> set[str]:
+    """Left out: what Prometheus's client adds by itself, and when something was first counted."""
+    there = {family.name for family in found if family.samples} - {"target_info"}
+    return {name for name in there if not name.endswith("_created")}
+
+
+def _moved(found: Iterable[Metric]) -> set[str]:
+    """Of which something is not 0."""
+    return {family.name for family in found if any(sample.value for sample in family.samples)}
