@@ -80,7 +80,9 @@ _ALL = (
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=20.0),
-    Bench("frontier", "bench.wan.frontier", sources=(*SERVICES, PROMPTS), minutes=20.0),
+    Bench(
+        "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/data/tuning"), minutes=20.0
+    ),
     Bench("policy", "bench.policy"),
     Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
     Bench("tick", "bench.tick", sources=(*SERVICES, *WORKLOAD), minutes=4.0),
