@@ -4,6 +4,8 @@
 PY := .venv/bin/python
 BIN := .venv/bin
 MODEL := smollm2-135m-instruct
+# Of the property tests' second pass: another one with every run, unless it is given.
+SEED := $(shell date +%s)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
@@ -21,6 +23,8 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 test: setup check  ## Every check and every test
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 2
+	@echo "Property tests on new examples; to have the same again: make test SEED=$(SEED)"
+	$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED)
 
 check: setup lint types imports protos-check deploy-check  ## Static checks only
 

@@ -54,9 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _group(item.nodeid.partition("::")[0]) not in _TOGETHER)
 
 
-# No deadline: a busy machine is no failure. Derandomized: a run can be repeated.
-settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
-settings.load_profile("outrider")
+# No deadline: a busy machine is no failure. No database: a run depends on the source and a seed.
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "fresh", deadline=None, derandomize=False, database=None, max_examples=30, print_blob=True
+)
+settings.load_profile("repeatable")
+"""Property tests run twice in `make test`: on the same examples every time, and on a few new ones,
+with a seed that is printed (`--hypothesis-profile fresh --hypothesis-seed N`)."""
 
 
 @pytest.fixture(scope="session")
