@@ -91,7 +91,7 @@ REPORTS: dict[str, Callable[[Run, int], None]] = {
 
 def tails(run: Run, count: int) -> list[object]:
     """The cells of p95 and p99 in rows of so many samples."""
-    found = []
+    found: list[object] = []
     for table in run.tables:
         at = [n for n, name in enumerate(table.columns) if name.endswith(("p95", "p99"))]
         found += [row[n] for row in table.rows if count in row for n in at]
