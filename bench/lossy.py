@@ -71,11 +71,13 @@ def main() -> int:
         order = THRESHOLDS[turn % 5 :] + THRESHOLDS[: turn % 5]
         rounds.append({threshold: bench.answer(ids, threshold) for threshold in order})
         print(f"round {turn + 1}", file=sys.stderr)
-    _report(run, rounds, arguments.concurrency)
+    report(run, rounds, arguments.concurrency)
+    run.finish()
     return 0
 
 
-def _report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
+def report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
+    """One row for each threshold."""
     table = run.table(
         f"Temperature {TEMPERATURE:g}, {concurrency} at a time",
         *("threshold", "n", "tokens/s", "speed-up", "tokens per step"),
@@ -91,7 +93,6 @@ def _report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) 
         run.samples(f"tokens/s, {name}", speeds, unit="tokens/s")
         run.samples(f"speed-up, {name}", speedups, unit="ratio")
         run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
-    run.finish()
 
 
 def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:

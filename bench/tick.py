@@ -142,10 +142,11 @@ def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
         for (kind, on), watch in watches.items():
             with watching(watch, wholes if kind == "whole" else list(PARTS)):
                 workload.run(watch, drafts=on)
-    _report(run, watches)
+    report(run, watches)
 
 
-def _report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
+def report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
+    """The table of parts, and what a tick takes in all."""
     title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms"
     table = run.table(title, "part", "n, off", "drafts off", "n, on", "drafts on")
     for part in PARTS:

@@ -46,7 +46,7 @@ def main() -> int:
     run = start("routing", arguments)
     run.quick |= bool(arguments.only)
     served = asyncio.run(_compete(_contenders(arguments.only or ""), arguments))
-    _report(run, served, arguments.slow)
+    report(run, served, arguments.slow)
     run.finish()
     return 0
 
@@ -86,7 +86,7 @@ def _pace(slow: float) -> Pace:
     return Pace(slow * (times.mean_ms(few, 0) - few * row_ms), slow * row_ms)
 
 
-def _report(run: Run, results: Results, slow: float) -> None:
+def report(run: Run, results: Results, slow: float) -> None:
     """Times are divided by `slow` again."""
     columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "hit rate")
     title = f"{NUM_REPLICAS} replicas, prompts with shared beginnings"
