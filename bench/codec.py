@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.harness.figures import Run, median, parser, start, time_us
+from bench.harness.figures import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
@@ -23,6 +23,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire
 
 BLOCK_TOKENS = (1, 4, 16, 128, 1024)
+_CALLS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def _packed() -> Form:
 def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
     """Every prompt as one message."""
     names = [form.name for form in forms]
-    table = run.table("Bytes per token, one message per prompt", "prompts", *names, "UTF-8 text")
+    title = "Bytes per token, one message per prompt"
+    table = run.table(title, "prompts", "n", *names, "UTF-8 text")
     prompts = load_prompts()
     for kind in ["all", *dict.fromkeys(prompt.kind for prompt in prompts)]:
         texts = [prompt.text for prompt in prompts if kind in ("all", prompt.kind)]
@@ -81,7 +83,7 @@ def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
         num_tokens = sum(len(ids) for ids in encoded)
         sizes = [sum(len(form.encode(ids)) for ids in encoded) / num_tokens for form in forms]
         text_size = sum(len(text.encode()) for text in texts) / num_tokens
-        table.add(kind, *sizes, text_size)
+        table.add(kind, len(texts), *sizes, text_size)
         if kind == "all":
             run.figures["bytes_per_token"] = dict(
                 zip([*names, "text"], [round(size, 3) for size in [*sizes, text_size]], strict=True)
@@ -101,16 +103,21 @@ def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats:
             data = [form.encode(block) for block in blocks]
             assert [tuple(form.decode(message)) for message in data] == [*map(tuple, blocks)]
             size = sum(map(len, data)) / (count * len(data))
-            table.add(count, form.name, size, *_speed(form, blocks, data, repeats))
+            times = _speed(form, blocks, data, repeats)
+            for way, sample in times.items():
+                run.samples(f"{way}, {form.name}, {count} tokens", sample, unit="us")
+            table.add(count, form.name, size, *(table.median(s) for s in times.values()))
+    table.note(f"Times: n = {repeats}, each the mean of {_CALLS} calls.")
 
 
 def _speed(
     form: Form, blocks: list[list[int]], data: list[bytes], repeats: int
-) -> tuple[float, float]:
+) -> dict[str, list[float]]:
     blocks_forever, data_forever = itertools.cycle(blocks), itertools.cycle(data)
-    encode = time_us(lambda: form.encode(next(blocks_forever)), repeats=repeats, calls=20)
-    decode = time_us(lambda: form.decode(next(data_forever)), repeats=repeats, calls=20)
-    return median(encode), median(decode)
+    return {
+        "encode": time_us(lambda: form.encode(next(blocks_forever)), repeats=repeats, calls=_CALLS),
+        "decode": time_us(lambda: form.decode(next(data_forever)), repeats=repeats, calls=_CALLS),
+    }
 
 
 if __name__ == "__main__":

@@ -95,21 +95,25 @@ def by_shape(run: Run, exact: Sessions, fast: Sessions, repeats: int) -> None:
             ready.engine.step(rounds)
             ms = cpu_ms(ready.engine, rounds)
             samples.setdefault((shape, ready is exact), []).append(ms)
-    columns = ("sessions x rows", "exact", "lowest", "exact = false", "lowest ", "ratio")
+    columns = ("sessions x rows", "n", "exact", "lowest", "exact = false", "lowest ", "ratio")
     table = run.table("CPU time of an engine call, ms, median and lowest", *columns)
     medians = {}
     for shape in SHAPES:
         ours, other = samples[shape, True], samples[shape, False]
         name = f"{shape[0]} x {shape[1]}"
         medians[name] = round(median(ours), 2)
-        ratio = median([a / b for a, b in zip(ours, other, strict=True)])
-        table.add(name, median(ours), min(ours), median(other), min(other), ratio)
+        ratios = [a / b for a, b in zip(ours, other, strict=True)]
+        exact_ms, other_ms, ratio = (table.median(s) for s in (ours, other, ratios))
+        table.add(name, len(ours), exact_ms, min(ours), other_ms, min(other), ratio)
+        run.samples(f"exact, {name}", ours, unit="ms")
+        run.samples(f"exact = false, {name}", other, unit="ms")
     run.figures["call_ms"] = medians
 
 
 def by_order(run: Run, ready: Sessions, repeats: int) -> None:
     """Calls whose size changes: the time of one call, by the size it had."""
-    table = run.table("CPU time of a call of one session as sizes alternate, ms", "rows", "median")
+    title = "CPU time of a call of one session as sizes alternate, ms"
+    table = run.table(title, "rows", "n", "median")
     figures = {}
     for name, sizes in ORDERS.items():
         samples: list[float] = []
@@ -118,7 +122,8 @@ def by_order(run: Run, ready: Sessions, repeats: int) -> None:
             ms = cpu_ms(ready.engine, rounds)
             samples += [ms] if turn >= 8 else []
         figures[name] = round(median(samples), 2)
-        table.add(name, figures[name])
+        table.add(name, len(samples), table.median(samples))
+        run.samples(name, samples, unit="ms")
     run.figures["alternating_ms"] = figures
 
 
@@ -129,6 +134,7 @@ def main() -> int:
     run = start("engine", arguments)
     repeats = 3 if run.quick else 30
     most = max(count for count, _ in SHAPES)
+    run.setting("engine", threads=arguments.threads, context_tokens=CONTEXT)
     with sessions(exact=True, threads=arguments.threads, count=most) as exact:
         with sessions(exact=False, threads=arguments.threads, count=most) as fast:
             by_shape(run, exact, fast, repeats)

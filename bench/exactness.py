@@ -30,6 +30,7 @@ from outrider.sampling.params import SamplingParams
 
 MAX_TOKENS = 64
 GARBAGE_TOKENS = 8
+CORE_PROMPTS = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,11 @@ def works(prompts: tuple[Prompt, ...]) -> list[Work]:
 
 
 def main() -> int:
-    arguments = parser("exactness", __doc__ or "").parse_args()
+    core = f"every mesh and variant, with {CORE_PROMPTS} held-out prompts"
+    arguments = parser("exactness", __doc__ or "", core=core).parse_args()
     run = start("exactness", arguments)
     prompts = interleaved(load_prompts(split="all"))
+    prompts = interleaved(load_prompts())[:CORE_PROMPTS] if arguments.core else prompts
     prompts = prompts[:10] if arguments.quick else prompts
     exact = compare(run, works(prompts), stages(quick=arguments.quick))
     run.figures |= {"exact": exact, "prompts": len(prompts)}

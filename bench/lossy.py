@@ -1,6 +1,6 @@
 """What `acceptance_threshold` buys and what it changes.
 
-The prompts of bench/data, documents left out, at temperature 0.8 with a seed each, several at a
+The held-out prompts, documents left out, at temperature 0.8 with a seed each, several at a
 time, on one scheduler and engine in this process. (Greedily nothing would change: a draft of
 probability 0.5 or more is the model's choice.) `let through`: tokens that are not the model's own
 choice, marked as such. `changed`: tokens of the exact reply that the lossy one lacks (in order, by
@@ -71,28 +71,34 @@ def main() -> int:
         order = THRESHOLDS[turn % 5 :] + THRESHOLDS[: turn % 5]
         rounds.append({threshold: bench.answer(ids, threshold) for threshold in order})
         print(f"round {turn + 1}", file=sys.stderr)
-    _report(run, rounds, arguments.concurrency)
+    report(run, rounds, arguments.concurrency)
+    run.finish()
     return 0
 
 
-def _report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
+def report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
+    """One row for each threshold."""
     table = run.table(
         f"Temperature {TEMPERATURE:g}, {concurrency} at a time",
-        *("threshold", "tokens/s", "speed-up", "tokens per step"),
+        *("threshold", "n", "tokens/s", "speed-up", "tokens per step"),
         *("let through, %", "changed, %", "replies changed, %"),
     )
+    table.note("n: replies, of all rounds. Speeds are medians over rounds.")
     for threshold in THRESHOLDS:
-        figures = _figures(rounds, threshold)
-        table.add(f"{threshold:g}" if threshold else "exact", *figures.values())
+        figures, name = _figures(rounds, threshold), f"{threshold:g}" if threshold else "exact"
+        speeds, speedups = _speeds(rounds, threshold)
+        counts = list(figures.values())[2:]
+        num_replies = sum(len(by_threshold[threshold].replies) for by_threshold in rounds)
+        table.add(name, num_replies, table.median(speeds), table.median(speedups), *counts)
+        run.samples(f"tokens/s, {name}", speeds, unit="tokens/s")
+        run.samples(f"speed-up, {name}", speedups, unit="ratio")
         run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
-    run.finish()
 
 
 def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:
     done = [by_threshold[threshold] for by_threshold in rounds]
     exact = [by_threshold[0.0] for by_threshold in rounds]
-    speeds = [one.num_tokens / one.seconds for one in done]
-    base = [one.num_tokens / one.seconds for one in exact]
+    speeds, speedups = _speeds(rounds, threshold)
     pairs = [
         pair
         for one, true in zip(done, exact, strict=True)
@@ -101,7 +107,7 @@ def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[s
     num_tokens = sum(one.num_tokens for one in done)
     return {
         "tokens_per_s": median(speeds),
-        "speedup": median([a / b for a, b in zip(speeds, base, strict=True)]),
+        "speedup": median(speedups),
         "tokens_per_step": num_tokens / sum(one.num_commits for one in done),
         "let_through_percent": 100.0 * sum(one.num_lossy for one in done) / num_tokens,
         "changed_percent": 100.0
@@ -109,6 +115,15 @@ def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[s
         / sum(one.num_tokens for one in exact),
         "replies_changed_percent": 100.0 * sum(a != b for a, b in pairs) / len(pairs),
     }
+
+
+def _speeds(
+    rounds: Sequence[dict[float, Outcome]], threshold: float
+) -> tuple[list[float], list[float]]:
+    """Tokens per second, and those over the exact ones\', round by round."""
+    speeds = [one[threshold].num_tokens / one[threshold].seconds for one in rounds]
+    exact = [one[0.0].num_tokens / one[0.0].seconds for one in rounds]
+    return speeds, [a / b for a, b in zip(speeds, exact, strict=True)]
 
 
 def _num_changed(reply: list[int], true: list[int]) -> int:

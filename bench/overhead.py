@@ -14,7 +14,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from bench.harness.figures import Run, parser, spread, start
+from bench.harness.figures import Run, median, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
 from outrider.client import Client, Committed, connect
@@ -87,13 +87,15 @@ async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Sample
 
 
 def report(run: Run, results: dict[str, Samples]) -> None:
-    table = run.table("Time to first committed token, ms", "engine", "way", "p50", "p95", "p99")
+    columns = ("engine", "way", "n", "p50", "p95", "p99")
+    table = run.table("Time to first committed token, ms", *columns)
     for engine, samples in results.items():
         ways = {"direct": samples.direct, "mesh": samples.mesh, "added": samples.added}
         for way, times in ways.items():
-            s = spread(times)
-            table.add(engine, way, s.p50, s.p95, s.p99)
-        run.figures[f"added_ttft_ms_{engine}"] = round(spread(samples.added).p50, 2)
+            tail = (table.quantile(times, share) for share in (0.95, 0.99))
+            table.add(engine, way, len(times), table.median(times), *tail)
+            run.samples(f"{engine}, {way}", times, unit="ms")
+        run.figures[f"added_ttft_ms_{engine}"] = round(median(samples.added), 2)
     run.figures["added_ttft_ms"] = run.figures["added_ttft_ms_openvino"]
 
 
@@ -103,8 +105,8 @@ def main() -> int:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     results = {}
     for engine, pairs in (
-        ("openvino", 40 if run.quick else 200),
-        ("fake", 100 if run.quick else 500),
+        ("openvino", 40 if run.quick else 500),
+        ("fake", 100 if run.quick else 1000),
     ):
         # Nothing compiles beside what is measured.
         ready = ("inference.prepare_first=true",)

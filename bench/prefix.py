@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from bench.contenders.replica import replica_process
-from bench.harness.figures import Run, parser, spread, start
+from bench.harness.figures import Run, median, parser, start
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply
 from outrider.codec.ranks import shipped_table
@@ -88,12 +88,14 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
 
 
 def report(run: Run, samples: Samples) -> None:
-    table = run.table("Time to first token, 600-token system prompt, ms", "way", "p50", "p95")
+    title = "Time to first token, 600-token system prompt, ms"
+    table = run.table(title, "way", "n", "p50", "p95")
     medians = {}
     for way, replies in (("reuse", samples.shared), ("no reuse", samples.alone)):
-        s = spread([reply.ttft_ms for reply in replies])
-        medians[way] = s.p50
-        table.add(way, s.p50, s.p95)
+        ttft_ms = [reply.ttft_ms for reply in replies]
+        medians[way] = median(ttft_ms)
+        table.add(way, len(ttft_ms), table.median(ttft_ms), table.quantile(ttft_ms, 0.95))
+        run.samples(way, ttft_ms, unit="ms")
     run.figures["prefix_ttft_gain"] = round(medians["no reuse"] / medians["reuse"], 2)
     run.figures["prefix_hit_rate"] = round(samples.hit_rate, 4)
     run.figures["num_chats"] = len(samples.shared)
@@ -106,7 +108,8 @@ def main() -> int:
     arguments = flags.parse_args()
     run = start("prefix", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    count = 10 if run.quick else 100
+    count = 10 if run.quick else 120
+    run.setting("replica", threads=arguments.threads)
     samples = asyncio.run(measure(vocabulary, count, arguments.threads))
     report(run, samples)
     run.finish()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.figures import Spread, parser, spread, start, time_us
+from bench.harness.figures import Run, Table, median, parser, start, time_us
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
@@ -36,23 +36,26 @@ def main() -> int:
     run = start("sampling", arguments)
     repeats = 100 if run.quick else 1000
     table = run.table(
-        f"Choosing one of {VOCABULARY:,} tokens, microseconds", "sampling", "row", "p50", "p95"
+        f"Choosing one of {VOCABULARY:,} tokens, microseconds", "sampling", "row", "n", "p50", "p95"
     )
     rows = _rows()
     for name, params in CASES.items():
         for shape, row in rows.items():
-            times = _measure(params, row, repeats)
-            table.add(name, shape, times.p50, times.p95)
-            if shape == "usual":
-                run.figures[f"{name} us"] = round(times.p50, 1)
+            _enter(run, table, name, shape, _measure(params, row, repeats))
     for name in DRAWN_BEFORE:
         drawn = _measure(CASES[name], rows["usual"], repeats, prepared=True)
-        table.add(f"{name}, noise drawn before", "usual", drawn.p50, drawn.p95)
-        run.figures[f"{name}, noise drawn before us"] = round(drawn.p50, 1)
+        _enter(run, table, f"{name}, noise drawn before", "usual", drawn)
     candidates = _measure(CASES["T=0.8"], rows["usual"], repeats, num_candidates=64)
-    table.add("T=0.8, 64 candidates", "usual", candidates.p50, candidates.p95)
+    _enter(run, table, "T=0.8, 64 candidates", "usual", candidates)
     run.finish()
     return 0
+
+
+def _enter(run: Run, table: Table, name: str, shape: str, times: list[float]) -> None:
+    table.add(name, shape, len(times), table.median(times), table.quantile(times, 0.95))
+    run.samples(f"{name}, {shape}", times, unit="us")
+    if shape == "usual":
+        run.figures[f"{name} us"] = round(median(times), 1)
 
 
 def _rows() -> dict[str, npt.NDArray[np.float32]]:
@@ -70,7 +73,7 @@ def _measure(
     num_candidates: int | None = None,
     *,
     prepared: bool = False,
-) -> Spread:
+) -> list[float]:
     """A session with a prompt of 500 tokens, each choice at another position."""
     prompt: Sequence[int] = range(0, 20_000, 40)
     sampler = Sampler(params, VOCABULARY, prompt)
@@ -81,7 +84,7 @@ def _measure(
     positions = iter(range(500, 500 + repeats + 1))
     if prepared:
         sampler.prepare(500, repeats + 1)
-    return spread(time_us(lambda: sampler.choose(row, next(positions), ids), repeats=repeats))
+    return time_us(lambda: sampler.choose(row, next(positions), ids), repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -142,15 +142,20 @@ def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
         for (kind, on), watch in watches.items():
             with watching(watch, wholes if kind == "whole" else list(PARTS)):
                 workload.run(watch, drafts=on)
-    _report(run, watches)
+    report(run, watches)
 
 
-def _report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
-    title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms, medians"
-    table = run.table(title, "part", "drafts off", "drafts on")
+def report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
+    """The table of parts, and what a tick takes in all."""
+    title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms"
+    table = run.table(title, "part", "n, off", "drafts off", "n, on", "drafts on")
     for part in PARTS:
         kind = "whole" if "all of it" in part else "parts"
-        table.add(part, *(median(watches[kind, on].ms[part] or [0.0]) for on in (False, True)))
+        off, on_ = (watches[kind, on].ms[part] for on in (False, True))
+        table.add(part, len(off), table.median(off), len(on_), table.median(on_))
+        for drafts, ms in (("off", off), ("on", on_)):
+            run.samples(f"{part}, drafts {drafts}", ms, unit="ms")
+    table.note("n: ticks in which the part had something to do.")
     for key, on in (("drafts_off_ms", False), ("drafts_on_ms", True)):
         parts = watches["whole", on].ms
         run.figures[key] = round(sum(median(parts[part]) for part in parts), 3)

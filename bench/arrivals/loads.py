@@ -10,12 +10,13 @@ from bench.arrivals.asks import Asks
 from bench.arrivals.schedule import poisson
 from bench.contenders.lineup import OURS_SPEC, PEER, rotated
 from bench.contenders.work import Contender, Outcome, Work
-from bench.harness.figures import Run, quantile
+from bench.harness.figures import Cell, Run, quantile
 
 MAX_TOKENS = 48
 CAPACITY_SESSIONS = 16
 EQUAL = f"80 % of the {PEER}'s"
-LATENCY_SHARES = (0.5, 0.95, 0.99)
+LATENCY_TAILS = {"TTFT": (0.95,), "ITL": (0.95, 0.99)}
+"""Quantiles that are shown beside the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,18 @@ def _rates(
 
 def report(run: Run, loads: Loads) -> None:
     """The table of latencies, and the figures at the equal rate."""
-    columns = [f"{kind} p{share:.0%}"[:-1] for kind in ("TTFT", "ITL") for share in LATENCY_SHARES]
+    columns = []
+    for kind, tail in LATENCY_TAILS.items():
+        columns += [f"n, {kind}", *(f"{kind} p{share:.0%}"[:-1] for share in (0.5, *tail))]
     title = "Chats arriving as a Poisson process, ms"
     table = run.table(title, "load: capacity", "system", "requests/s", *columns)
     for (load, name), rate in loads.rates.items():
-        samples = loads.latency(load, name)
-        table.add(load, name, rate, *(quantile(s, q) for s in samples for q in LATENCY_SHARES))
+        cells: list[Cell] = []
+        for kind, sample in zip(LATENCY_TAILS, loads.latency(load, name), strict=True):
+            tail_cells = (table.quantile(sample, share) for share in LATENCY_TAILS[kind])
+            cells += [len(sample), table.median(sample), *tail_cells]
+            run.samples(f"{kind}, {load}, {name}", sample, unit="ms")
+        table.add(load, name, rate, *cells)
     run.figures["capacity_requests_per_s"] = {
         name: round(rate, 2) for name, rate in loads.capacity.items()
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bench.arrivals.asks import Asks
 from bench.contenders.lineup import OURS_SPEC, rotated
 from bench.contenders.work import Contender, Outcome, Request, Work
-from bench.harness.figures import Run, pooled, quantile
+from bench.harness.figures import TOO_FEW, Cell, Run, pooled, quantile
 
 CHATS = 8
 CHAT_TOKENS = 160
@@ -69,12 +69,19 @@ def chat_gaps(done: Outcome, num_documents: int) -> list[float]:
 
 def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
     title = f"ITL of {CHATS} running chats while prompts of about 1,500 tokens arrive, ms"
-    columns = ("p50 without", "p99 without", "p50 with", "p99 with", "p99 ratio", "document TTFT")
-    table = run.table(title, "system", *columns)
+    without = ("n without", "p50 without", "p99 without")
+    with_ = ("n with", "p50 with", "p99 with", "p99 ratio")
+    table = run.table(title, "system", *without, *with_, "n, documents", "document TTFT")
     for name, of in gaps.items():
-        parts = [pooled(part) for part in (of.alone, of.disturbed)]
-        cells = [quantile(part, share) for part in parts for share in (0.5, 0.99)]
-        table.add(name, *cells, of.ratio(), quantile(of.document_ttft_ms, 0.5))
+        alone, disturbed = (pooled(part) for part in (of.alone, of.disturbed))
+        cells: list[Cell] = []
+        for part, sample in (("without", alone), ("with", disturbed)):
+            cells += [len(sample), table.median(sample), table.quantile(sample, 0.99)]
+            run.samples(f"ITL {part} documents, {name}", sample, unit="ms")
+        ratio = of.ratio() if TOO_FEW not in cells else TOO_FEW
+        ttft_ms = of.document_ttft_ms
+        table.add(name, *cells, ratio, len(ttft_ms), table.median(ttft_ms))
+        run.samples(f"document TTFT, {name}", ttft_ms, unit="ms")
     run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_SPEC].ratio(), 3)
     rounds = gaps[OURS_SPEC].ratios()
     run.figures["itl_p99_ratio_under_prefill_range"] = [round(f(rounds), 3) for f in (min, max)]

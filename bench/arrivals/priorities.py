@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from bench.arrivals.asks import Asks
 from bench.arrivals.loads import everybody
 from bench.arrivals.schedule import every, poisson
-from bench.contenders.lineup import OURS_SPEC, start_all
+from bench.contenders.lineup import OURS_SPEC, record_settings, start_all
 from bench.contenders.reference import reference
+from bench.contenders.setup import Setup
 from bench.contenders.work import HIGH, LOW, Answer, Contender, Request, Work
 from bench.harness.figures import Run, parser, pooled, quantile, start
 from outrider.models.catalog import DEFAULT_MODEL
@@ -79,12 +80,14 @@ async def _alone(contender: Contender, asks: Asks, texts: list[str]) -> list[flo
 def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
     """`truth`: the reference's replies to the first LOW requests."""
     title = f"TTFT of HIGH requests while LOW ones take {LOW_SHARE:.0%} of capacity, ms"
-    table = run.table(title, "LOW load", "p50", "p95", "p99")
+    table = run.table(title, "LOW load", "n", "p50", "p95")
     for name, parts in (("none", mixed.alone_ms), (f"{LOW_SHARE:.0%}", mixed.loaded_ms)):
         sample = pooled(parts)
-        table.add(name, *(quantile(sample, share) for share in (0.5, 0.95, 0.99)))
+        table.add(name, len(sample), table.median(sample), table.quantile(sample, 0.95))
+        run.samples(f"TTFT of HIGH, LOW load {name}", sample, unit="ms")
     equal = sum(a.ids == ids for (_, a), ids in zip(mixed.low, truth, strict=False))
     low_ms = [answer.ttft_ms for _, answer in mixed.low]
+    run.samples("TTFT of LOW", low_ms, unit="ms")
     run.figures["high_ttft_ratio"] = round(mixed.ratio(), 3)
     run.figures["high_requests"] = sum(map(len, mixed.loaded_ms))
     run.figures["low_ttft_p95_ms"] = round(quantile(low_ms, 0.95), 1)
@@ -97,7 +100,7 @@ def main() -> int:
     arguments = flags.parse_args()
     run = start("priorities", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    mixed = asyncio.run(_measured(arguments, vocabulary))
+    mixed = asyncio.run(_measured(run, arguments, vocabulary))
     checked = [request for request, _ in mixed.low[: 6 if run.quick else 60]]
     truth = reference(vocabulary, Work(()), checked, arguments.threads)
     report(run, mixed, truth)
@@ -105,10 +108,12 @@ def main() -> int:
     return 0 if run.figures["low_exact"] == f"{len(truth)} of {len(truth)}" else 1
 
 
-async def _measured(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Mixed:
+async def _measured(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Mixed:
     asks = Asks(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
-        contenders = await start_all(stack, vocabulary, (OURS_SPEC,), arguments.threads)
+        setups = {OURS_SPEC: Setup(arguments.threads)}
+        contenders = await start_all(stack, vocabulary, (OURS_SPEC,), setups)
+        record_settings(run, contenders)
         ours = contenders[OURS_SPEC]
         full = await ours.run(everybody(asks, 16 if arguments.quick else 64))
         rounds, num_low = (1, 40) if arguments.quick else (6, 160)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from bench.contenders.llamacpp import llama_server
 from bench.contenders.openvino_pipeline import pipeline
 from bench.contenders.replica import replica
+from bench.contenders.setup import Setup
 from bench.contenders.work import Contender
+from bench.harness.figures import Run
 from bench.peers import llamacpp
 from outrider.engines.openvino.graph.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
@@ -31,7 +33,10 @@ LOOKUP_TOKENS = 4
 
 
 async def start_all(
-    stack: contextlib.AsyncExitStack, vocabulary: Vocabulary, names: Iterable[str], threads: int
+    stack: contextlib.AsyncExitStack,
+    vocabulary: Vocabulary,
+    names: Iterable[str],
+    setups: Mapping[str, Setup],
 ) -> dict[str, Contender]:
     """Those of `names` that are installed, running until the stack closes."""
     contenders: dict[str, Contender] = {}
@@ -39,26 +44,33 @@ async def start_all(
         if name in (LLAMA, LLAMA_BEST) and not llamacpp.installed():
             print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
             continue
-        contenders[name] = await stack.enter_async_context(_start(name, vocabulary, threads))
+        contenders[name] = await stack.enter_async_context(started(name, vocabulary, setups[name]))
     return contenders
 
 
-def _start(
-    name: str, vocabulary: Vocabulary, threads: int
+def started(
+    name: str, vocabulary: Vocabulary, setup: Setup
 ) -> AbstractAsyncContextManager[Contender]:
+    """One of them. Our own replicas choose their chunks themselves."""
     if name in (PEER, PEER_SPEC):
         model = converted(DEFAULT_MODEL, ModelStore(default_root())).directory
         lookup = LOOKUP_TOKENS if name == PEER_SPEC else 0
-        return pipeline(model, vocabulary, threads=threads, lookup_tokens=lookup)
+        return pipeline(model, vocabulary, setup, lookup_tokens=lookup)
     if name in (LLAMA, LLAMA_BEST):
         model = llamacpp.same_model() if name == LLAMA else llamacpp.BEST_MODEL
-        return llama_server(model, threads=threads)
+        return llama_server(model, setup)
     return replica(
         vocabulary,
-        threads=threads,
+        threads=setup.threads,
         speculate=name in (OURS_SPEC, FAST_SPEC),
         exact=name in (OURS, OURS_SPEC),
     )
+
+
+def record_settings(run: Run, contenders: Mapping[str, Contender]) -> None:
+    """Keep how each of them was set up."""
+    for name, contender in contenders.items():
+        run.setting(name, **contender.settings)
 
 
 def rotated(names: Iterable[str], turn: int) -> list[str]:

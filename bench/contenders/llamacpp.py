@@ -10,25 +10,29 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.contenders.asking import ask_all
 from bench.contenders.processes import child
+from bench.contenders.setup import Setup
 from bench.contenders.work import Answer, Contender, Outcome, Request, Work
-from bench.peers.llamacpp import SERVER
+from bench.peers.llamacpp import SERVER, VERSION
 from outrider.testing import free_tcp_port
 
 _START_TIMEOUT_S = 120.0
 _SLOTS = 32
 _SLOT_TOKENS = 2048
+_MAX_PART_TOKENS = 512
+"""Of a batch, computed at once: the server's own default."""
 
 
 class LlamaServer:
     """A running `llama-server`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, settings: Mapping[str, object]) -> None:
+        self.settings = settings
         self._port = port
 
     async def run(self, work: Work) -> Outcome:
@@ -92,14 +96,17 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 @contextlib.asynccontextmanager
-async def llama_server(model: Path, *, threads: int) -> AsyncIterator[Contender]:
-    """Start the server on this GGUF and wait until it has loaded it."""
+async def llama_server(model: Path, setup: Setup) -> AsyncIterator[Contender]:
+    """Start the server on this GGUF and wait until it has loaded it. Its own default is a batch of
+    2,048 tokens in parts of 512."""
     port = free_tcp_port()
     flags = {
         "--model": model,
         "--port": port,
-        "--threads": threads,
-        "--threads-batch": threads,
+        "--threads": setup.threads,
+        "--threads-batch": setup.threads,
+        "--batch-size": setup.chunk_tokens,
+        "--ubatch-size": min(setup.chunk_tokens, _MAX_PART_TOKENS),
         "--parallel": _SLOTS,
         "--ctx-size": _SLOTS * _SLOT_TOKENS,
         "--cache-ram": 0,
@@ -111,7 +118,8 @@ async def llama_server(model: Path, *, threads: int) -> AsyncIterator[Contender]
                 if process.returncode is not None:
                     raise RuntimeError(f"llama-server ended with status {process.returncode}")
                 await asyncio.sleep(0.1)
-        yield LlamaServer(port)
+        told = {name.strip("-"): value for name, value in flags.items() if name != "--port"}
+        yield LlamaServer(port, {**told, "model": model.name, "version": VERSION})
 
 
 async def _healthy(port: int) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from bench.contenders.processes import child, read_json, write_json
+from bench.contenders.setup import WHOLE_TOKENS, Setup
 from bench.contenders.work import Contender, Outcome, Work, from_json, to_json
 from outrider.models.vocabulary import Vocabulary
 
@@ -16,7 +17,13 @@ from outrider.models.vocabulary import Vocabulary
 class Pipeline:
     """A process that takes one job after the other."""
 
-    def __init__(self, process: asyncio.subprocess.Process, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        vocabulary: Vocabulary,
+        settings: Mapping[str, object],
+    ) -> None:
+        self.settings = settings
         self._process = process
         self._stop_ids = sorted(vocabulary.stop_ids)
 
@@ -27,11 +34,14 @@ class Pipeline:
 
 @contextlib.asynccontextmanager
 async def pipeline(
-    model: Path, vocabulary: Vocabulary, *, threads: int, lookup_tokens: int = 0
+    model: Path, vocabulary: Vocabulary, setup: Setup, *, lookup_tokens: int = 0
 ) -> AsyncIterator[Contender]:
     """Start the pipeline on the IR in `model`; `lookup_tokens` above 0 lets it speculate."""
-    flags = ("--threads", str(threads), "--lookup-tokens", str(lookup_tokens))
+    flags = (
+        *("--threads", str(setup.threads), "--lookup-tokens", str(lookup_tokens)),
+        *("--chunk-tokens", str(setup.chunk_tokens)),
+        *(("--whole-prompts",) if setup.chunk_tokens == WHOLE_TOKENS else ()),
+    )
     module = "bench.peers.openvino_pipeline"
     async with child(sys.executable, "-m", module, str(model), *flags) as process:
-        await read_json(process)
-        yield Pipeline(process, vocabulary)
+        yield Pipeline(process, vocabulary, await read_json(process))

@@ -23,6 +23,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry import names
 from outrider.testing import free_tcp_port
 from outrider.v1 import common_pb2
+from services.inference.config import InferenceConfig
 
 _START_TIMEOUT_S = 180.0
 _SETTINGS = {
@@ -40,8 +41,14 @@ class Replica:
     """A running inference service."""
 
     def __init__(
-        self, client: RegionClient, vocabulary: Vocabulary, metrics_url: str, speculate: bool
+        self,
+        client: RegionClient,
+        vocabulary: Vocabulary,
+        metrics_url: str,
+        speculate: bool,
+        settings: Mapping[str, object],
     ) -> None:
+        self.settings = {**settings, "drafts": speculate}
         self._client = client
         self._digest = vocabulary.digest
         self._metrics_url = metrics_url
@@ -96,7 +103,9 @@ async def replica(
         replica_process(how) as (address, metrics_url),
         RegionClient(coder, address, via_router=False) as client,
     ):
-        yield Replica(client, vocabulary, metrics_url, speculate)
+        config = InferenceConfig()
+        known = {"prefill_chunk_tokens": config.prefill_chunk_tokens, **_SETTINGS, **how}
+        yield Replica(client, vocabulary, metrics_url, speculate, known)
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,7 +82,12 @@ class Outcome:
 class Contender(Protocol):
     """A system under test."""
 
-    async def run(self, work: Work) -> Outcome: ...
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """How it was set up: version, threads, chunk size and the like, for the record."""
+
+    async def run(self, work: Work) -> Outcome:
+        """Answer these requests."""
 
 
 def to_json(work: Work, stop_ids: Sequence[int]) -> dict[str, Any]:

@@ -115,25 +115,19 @@ def measure(variants: dict[str, Variant], repeats: int) -> dict[str, list[float]
 
 def report(result: Run, samples: dict[str, list[float]]) -> None:
     """One line per number of sessions."""
-    columns = ("sessions", "target", "draft", "ratio", "all told, greedy", "all told, T=0.8")
+    columns = ("sessions", "n", "target", "draft", "ratio", "all told, greedy", "all told, T=0.8")
     table = result.table("CPU time of a step, ms, median", *columns)
     figures = {}
     for count in COUNTS:
         names = ("target", "draft", "greedy", "sampled")
-        target, draft, greedy, sampled = (median(samples[f"{name} {count}"]) for name in names)
-        ratio = median(
-            [
-                a / b
-                for a, b in zip(samples[f"target {count}"], samples[f"draft {count}"], strict=True)
-            ]
-        )
-        table.add(count, target, draft, ratio, greedy, sampled)
+        of = {name: samples[f"{name} {count}"] for name in names}
+        of["ratio"] = [a / b for a, b in zip(of["target"], of["draft"], strict=True)]
+        order = ("target", "draft", "ratio", "greedy", "sampled")
+        table.add(count, len(of["target"]), *(table.median(of[name]) for name in order))
+        for name in names:
+            result.samples(f"{name}, {count} sessions", of[name], unit="ms")
         figures[str(count)] = {
-            "target_ms": round(target, 2),
-            "draft_ms": round(draft, 2),
-            "ratio": round(ratio, 2),
-            "greedy_ms": round(greedy, 2),
-            "sampled_ms": round(sampled, 2),
+            name if name == "ratio" else f"{name}_ms": round(median(of[name]), 2) for name in order
         }
     result.figures["step"] = figures
 
@@ -178,6 +172,8 @@ def main() -> int:
         samples = by_engine(target, draft.engine, repeats)
         report(result, samples | all_told(draft.engine, repeats))
     result.figures["draft"] = draft.name
+    result.setting("target", model=DEFAULT_MODEL.name, threads=arguments.threads)
+    result.setting("draft", model=draft.name, threads=arguments.threads)
     result.finish()
     return 0
 

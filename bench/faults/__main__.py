@@ -7,12 +7,12 @@ is that the next replica computes prompt and reply so far anew, as that replica 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from bench.faults.fleet import Shape, running
 from bench.faults.load import REPLICA_KILL, Job, Load, Tally, make_jobs
 from bench.faults.scenarios import Faults, Trouble
-from bench.harness.figures import Run, Table, parser, quantile, start
+from bench.harness.figures import Cell, Run, Table, parser, quantile, start
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ def report(run: Run, outcomes: dict[str, Outcome]) -> None:
         "tokens doubled", "texts not exact",
     )  # fmt: skip
     pauses = run.table(
-        "Pause of the chats that were hit, ms", "engine", "what failed", "times", "chats hit",
-        "p50", "p99", "longest",
+        "Pause of the chats that were hit, ms", "engine", "what failed", "times", "n",
+        "p50", "p95", "p99", "longest",
     )  # fmt: skip
     parts = run.table(
-        "Of the pause of chats that were hit once by a replica's end, ms", "engine", "chats",
-        "pause p50", "pause p99", "recompute p50", "recompute p99", "above it p50", "above it p99",
+        "Of the pause of chats that were hit once by a replica's end, ms", "engine", "n",
+        "pause p50", "pause p95", "recompute p50", "recompute p95", "above it p50", "above it p95",
     )  # fmt: skip
     for engine, outcome in outcomes.items():
         tally = outcome.tally
@@ -75,20 +75,24 @@ def report(run: Run, outcomes: dict[str, Outcome]) -> None:
             tally.inexact,
         )  # fmt: skip
         for faults in outcome.faults:
-            times = faults.pauses_ms or [0.0]
-            p50, p99 = quantile(times, 0.5), quantile(times, 0.99)
-            pauses.add(engine, faults.name, faults.count, faults.hit, p50, p99, max(times))
+            times = faults.pauses_ms
+            tail = (pauses.quantile(times, share) for share in (0.95, 0.99))
+            cells = (pauses.median(times), *tail, max(times, default=0.0))
+            pauses.add(engine, faults.name, faults.count, len(times), *cells)
+            run.samples(f"pause, {engine}, {faults.name}", times, unit="ms")
         if tally.once_hit:
-            _split(parts, engine, tally)
+            _split(run, parts, engine, tally)
+    pauses.note("n: chats that were hit in the middle of their replies.")
     _figures(run, outcomes)
 
 
-def _split(table: Table, engine: str, tally: Tally) -> None:
-    cells: list[float] = []
+def _split(run: Run, table: Table, engine: str, tally: Tally) -> None:
+    cells: list[Cell] = []
     above = [max(0.0, pause - again) for pause, again in tally.once_hit]
     whole, again = zip(*tally.once_hit, strict=True)
-    for times in (whole, again, above):
-        cells += [quantile(times, 0.5), quantile(times, 0.99)]
+    for part, times in (("pause", whole), ("recompute", again), ("above it", above)):
+        cells += [table.median(times), table.quantile(times, 0.95)]
+        run.samples(f"hit once, {engine}, {part}", times, unit="ms")
     table.add(engine, len(above), *cells)
 
 
@@ -102,26 +106,32 @@ def _figures(run: Run, outcomes: dict[str, Outcome]) -> None:
         "doubled": sum(tally.doubled for tally in tallies),
         "inexact": sum(tally.inexact for tally in tallies),
         "failed": sum(len(tally.errors) for tally in tallies),
+        "num_pauses": len(pauses),
         "pause_ms_p50": round(quantile(pauses, 0.5), 1),
         "pause_ms_p99": round(quantile(pauses, 0.99), 1),
     }
 
 
-def plans(*, quick: bool) -> dict[str, Plan]:
+def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
     """By engine: the fake one for numbers, the real one for real costs."""
+    real = Shape("openvino", 2, 1, 2, 2)
     if quick:
         return {"fake": Plan(Shape("fake", 3, 1), 400, 8, 10, 4, 4, 1, 1)}
+    if core:
+        return {"openvino": Plan(real, 96, 4, 12, 4, 4)}
     return {
         "fake": Plan(Shape("fake", 3, 2), 400, 12, 200, 50, 50, 5, 3),
-        "openvino": Plan(Shape("openvino", 2, 1, 2, 2), 96, 4, 6, 2, 2, 1, 0),
+        "openvino": Plan(real, 96, 4, 12, 4, 4, 1, 0),
     }
 
 
 def main() -> int:
-    arguments = parser("faults", __doc__ or "").parse_args()
+    core = "kills alone, on the real engine alone"
+    arguments = parser("faults", __doc__ or "", core=core).parse_args()
     run = start("faults", arguments)
     outcomes = {}
-    for engine, plan in plans(quick=run.quick).items():
+    for engine, plan in plans(quick=run.quick, core=run.core).items():
+        run.setting(engine, **asdict(plan))
         jobs = make_jobs(engine, plan.num_tokens)
         outcomes[engine] = asyncio.run(endure(plan, jobs))
         for error in outcomes[engine].tally.errors:

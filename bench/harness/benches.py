@@ -54,17 +54,17 @@ def bench_of(record: str) -> Bench:
 
 _ALL = (
     Bench(
-        "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=12.0,
-        core_minutes=5.0,
+        "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=20.0,
+        core_minutes=4.0,
     ),
-    Bench("fidelity", "bench.fidelity", core_minutes=5.0, core_flags=()),
+    Bench("fidelity", "bench.fidelity", minutes=4.0, core_minutes=4.0, core_flags=()),
     Bench(
-        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS, *WORKLOAD),
-        minutes=8.0, core_minutes=4.0, peers=("llamacpp",),
+        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS),
+        minutes=8.0, core_minutes=3.0, peers=("llamacpp",),
     ),
     Bench(
-        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=240.0,
-        core_minutes=14.0, peers=("llamacpp",),
+        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=150.0,
+        core_minutes=13.0, peers=("llamacpp",),
     ),
     Bench(
         "arrivals", "bench.arrivals", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=40.0,
@@ -75,11 +75,11 @@ _ALL = (
         minutes=20.0,
     ),
     Bench(
-        "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=2.0, core_minutes=2.0,
+        "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=1.5, core_minutes=1.5,
         core_flags=(),
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
-    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=90.0, core_minutes=14.0),
+    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=20.0),
     Bench("frontier", "bench.wan.frontier", sources=(*SERVICES, PROMPTS), minutes=20.0),
     Bench("policy", "bench.policy"),
     Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
@@ -104,14 +104,17 @@ _ALL = (
         "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),
         minutes=30.0, peers=("smg", "dynamo"),
     ),
-    Bench("faults", "bench.faults", minutes=40.0, core_minutes=5.0),
+    Bench(
+        "faults", "bench.faults", sources=(*SERVICES, "bench/wan/relay"), minutes=40.0,
+        core_minutes=5.0,
+    ),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
     Bench(
         "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
-        core_minutes=4.0,
+        core_minutes=3.0,
     ),
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
     Bench("tokenizer_equality", "bench.tokenizer.equality", minutes=15.0),

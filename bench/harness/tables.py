@@ -57,9 +57,9 @@ class Table:
         return quantile(samples, share)
 
     def median(self, samples: Sequence[float]) -> Cell:
-        """The cell of a median with its interval; a dash for no samples."""
-        if not samples:
-            return TOO_FEW
+        """The cell of a median with its interval; one sample alone, and a dash for none."""
+        if len(samples) < 2:
+            return samples[0] if samples else TOO_FEW
         self.note(INTERVALS if len(samples) >= MIN_FOR_INTERVAL else RANGES)
         return interval(median(samples), *median_interval(samples))
 

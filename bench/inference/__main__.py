@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 
 import bench.inference
-from bench.contenders.lineup import rotated, start_all
+from bench.contenders import tuning
+from bench.contenders.lineup import record_settings, rotated, start_all
 from bench.contenders.replica import Replica
 from bench.contenders.work import Contender, Outcome, Work
-from bench.harness.figures import parser, start
+from bench.harness.figures import Run, parser, start
 from bench.inference import plan
 from bench.inference.plan import Cell, Prompts
 from bench.inference.report import Outcomes, report
@@ -29,14 +30,15 @@ def main() -> int:
     arguments = _flags().parse_args()
     run = start("inference", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    report(run, asyncio.run(_compete(arguments, vocabulary)))
+    report(run, asyncio.run(_compete(run, arguments, vocabulary)))
     run.finish()
     return 0 if run.figures["exact"] else 1
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = parser("inference", bench.inference.__doc__ or "")
-    flags.add_argument("--threads", type=int, default=1, help="threads of every engine")
+    core = f"chats alone, greedy, {plan.CORE_ROUNDS} rounds at 1, 8 and 32 sessions"
+    flags = parser("inference", bench.inference.__doc__ or "", core=core)
+    flags.add_argument("--threads", type=int, help="of every engine; default: as tuned")
     flags.add_argument("--rounds", type=int, help=f"of every kind; default {plan.ROUNDS}, quick 1")
     flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     flags.add_argument("--temperatures", nargs="+", type=float, default=plan.TEMPERATURES)
@@ -44,13 +46,15 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-async def _compete(arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
+async def _compete(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
     rounds = plan.rounds(arguments)
     outcomes = Outcomes()
     prompts = Prompts(vocabulary, plan.QUICK_REQUESTS if arguments.quick else plan.MIN_REQUESTS)
     async with contextlib.AsyncExitStack() as stack:
         names = plan.lineup(arguments)
-        contenders = await start_all(stack, vocabulary, names, arguments.threads)
+        setups = tuning.chosen("throughput", arguments.threads)
+        contenders = await start_all(stack, vocabulary, names, setups)
+        record_settings(run, contenders)
         warm_up = prompts.work(Cell("chat", 0.0, 8))
         for contender in contenders.values():
             await contender.run(warm_up)

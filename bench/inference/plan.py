@@ -19,8 +19,10 @@ MIN_REQUESTS = {"chat": 12, "code": 12, "document": 2}
 QUICK_REQUESTS = {"chat": 4, "code": 4, "document": 2}
 """Requests of a cell are as many as its sessions, and no fewer than this: a cell ends with its
 slowest reply, and the fewer there are the more that counts."""
-ROUNDS = {"chat": 2, "code": 1, "document": 1}
+ROUNDS = {"chat": 5, "code": 2, "document": 2}
 """Rounds unless told."""
+CORE_CONCURRENCIES = (1, 8, 32)
+CORE_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.quick:
         few = [Cell(kind, 0.0, concurrency) for kind in KINDS for concurrency in (1, 8)]
         return [*few, Cell("chat", 0.0, 16), Cell("chat", 0.8, 8)]
+    if arguments.core:
+        return [Cell("chat", 0.0, concurrency) for concurrency in CORE_CONCURRENCIES]
     return [
         Cell(kind, temperature, concurrency)
         for temperature in arguments.temperatures
@@ -55,14 +59,15 @@ def cells(arguments: argparse.Namespace) -> list[Cell]:
 def rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
     """The cells of each round."""
     asked = cells(arguments)
-    count = 1 if arguments.quick else arguments.rounds
+    count = 1 if arguments.quick else arguments.rounds or (CORE_ROUNDS if arguments.core else 0)
     turns = {cell: count or ROUNDS[cell.kind] for cell in asked}
     return [[c for c in asked if turn < turns[c]] for turn in range(max(turns.values()))]
 
 
 def lineup(arguments: argparse.Namespace) -> list[str]:
-    """The contenders a run starts; a quick one leaves the inexact replicas out."""
-    return [n for n in NAMES if not (arguments.quick and n in (FAST, FAST_SPEC))]
+    """The contenders a run starts; a quick or a core one leaves the inexact replicas out."""
+    small = arguments.quick or arguments.core
+    return [n for n in NAMES if not (small and n in (FAST, FAST_SPEC))]
 
 
 def takes_part(name: str, cell: Cell) -> bool:

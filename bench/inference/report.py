@@ -19,10 +19,11 @@ from bench.contenders.lineup import (
 )
 from bench.contenders.work import Outcome
 from bench.harness.figures import Cell as Shown
-from bench.harness.figures import Run, median, quantile, show, spread
+from bench.harness.figures import Run, median, quantile
 from bench.inference.plan import Cell
 
 ABSENT = "not installed"
+_TTFT_COLUMNS = (("n, ", ""), ("", " p50"), ("", " p90"), ("", " p95"))
 COMPARISONS = (
     ("vs_openvino_pipeline", OURS, PEER),
     ("vs_openvino_pipeline_spec", OURS_SPEC, PEER),
@@ -80,13 +81,15 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
     """Ratios over all kinds of prompt; the figures have them by kind too."""
     sessions = sorted({c.concurrency for _, c in outcomes.by_round if c.sampling == sampling})
     columns = [f"{concurrency} sessions" for concurrency in sessions]
-    title = f"Tokens per second over those of: {PEER}. {sampling}, median (lowest to highest)"
-    table = run.table(title, "system", *columns)
+    title = f"Tokens per second over those of: {PEER}. {sampling}, median"
+    table = run.table(title, "system", "n", *columns)
     for name in NAMES:
-        cells = (_at(sampling, concurrency) for concurrency in sessions)
-        table.add(
-            name, *(_with_range(name, outcomes.ratios(name, PEER, wanted)) for wanted in cells)
-        )
+        ratios = [outcomes.ratios(name, PEER, _at(sampling, c)) for c in sessions]
+        if any(ratios):
+            table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
+        elif name in (LLAMA, LLAMA_BEST):
+            table.add(name, 0, *(ABSENT for _ in sessions))
+    table.note("n: ratios of each cell, one for every round and kind of prompt.")
     suffix = "" if sampling == "greedy" else "_sampled"
     kinds = [str(kind) for kind in outcomes.values("kind")]
     for key, name, peer in COMPARISONS:
@@ -119,32 +122,42 @@ def _by_kind(run: Run, key: str, ratios: Mapping[str, Sequence[float]]) -> None:
         run.figures[key] = measured
 
 
-def _with_range(name: str, sample: Sequence[float]) -> Shown:
-    if not sample:
-        return ABSENT if name in (LLAMA, LLAMA_BEST) else ""
-    return f"{show(median(sample))} ({show(min(sample))} to {show(max(sample))})"
+def _count(samples: Sequence[Sequence[float]]) -> Shown:
+    """How many there are in each cell of a row."""
+    counts = sorted({len(sample) for sample in samples if sample})
+    return counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _speeds(run: Run, outcomes: Outcomes) -> None:
     sessions = sorted({cell.concurrency for _, cell in outcomes.by_round})
-    columns = ("prompts", "sampling", "system", *map(str, sessions))
+    columns = ("prompts", "sampling", "system", "n", *map(str, sessions))
     table = run.table("Tokens per second by sessions, medians", *columns)
+    table.note("n: rounds. A speed counts every token of a round's replies, until the last ended.")
     rows = dict.fromkeys((cell.kind, cell.sampling) for _, cell in outcomes.by_round)
     for (kind, sampling), name in itertools.product(rows, NAMES):
         cells = (_at(sampling, concurrency, kind) for concurrency in sessions)
         samples = [[o.tokens_per_s for o in outcomes.of(name, wanted)] for wanted in cells]
-        if any(samples):
-            table.add(kind, sampling, name, *(median(s) if s else "" for s in samples))
+        if not any(samples):
+            continue
+        table.add(kind, sampling, name, _count(samples), *(table.median(s) for s in samples))
+        for count, sample in zip(sessions, samples, strict=True):
+            where = f"{kind}, {sampling}, {count} sessions, {name}"
+            run.samples(f"tokens/s, {where}", sample, unit="tokens/s")
 
 
 def _first_tokens(run: Run, outcomes: Outcomes) -> None:
     """Time to the first token with one request at a time."""
-    columns = ("chat p50", "chat p95", "document p50", "document p95")
+    kinds = [kind for kind in ("chat", "document") if kind in outcomes.values("kind")]
+    columns = [f"{part}{kind}{of}" for kind in kinds for part, of in _TTFT_COLUMNS]
     table = run.table("Time to first token, one at a time, greedy, ms", "system", *columns)
-    for name in NAMES:
-        samples = [_ttft(outcomes, name, kind) for kind in ("chat", "document")]
-        shares = itertools.product(samples, (0.5, 0.95))
-        table.add(name, *(quantile(s, share) if s else "" for s, share in shares))
+    for name in dict.fromkeys(itertools.chain.from_iterable(outcomes.by_round.values())):
+        cells: list[Shown] = []
+        for kind in kinds:
+            sample = _ttft(outcomes, name, kind)
+            cells += [len(sample), table.median(sample)]
+            cells += [table.quantile(sample, share) for share in (0.9, 0.95)]
+            run.samples(f"TTFT, {kind}, {name}", sample, unit="ms")
+        table.add(name, *cells)
     pairs = list(zip(*(_ttft(outcomes, name, "chat") for name in (OURS, PEER)), strict=True))
     if pairs:
         added = [ours - theirs for ours, theirs in pairs]
@@ -164,10 +177,10 @@ def _overhead(run: Run, outcomes: Outcomes) -> None:
     if not outcomes.overhead_ms:
         return
     title = "CPU time of the model thread outside the engine, 16 sessions, ms per tick"
-    table = run.table(title, "system", "median", "lowest", "highest")
+    table = run.table(title, "system", "n", "median", "lowest", "highest")
     for name, sample in outcomes.overhead_ms.items():
-        row = spread(sample)
-        table.add(name, row.p50, row.low, row.high)
+        table.add(name, len(sample), table.median(sample), min(sample), max(sample))
+        run.samples(f"CPU time outside the engine, {name}", sample, unit="ms")
     run.figures["tick_overhead_ms"] = round(median(outcomes.overhead_ms[OURS_SPEC]), 3)
 
 

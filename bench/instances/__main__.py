@@ -30,7 +30,7 @@ def main() -> int:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     shapes = [(1, arguments.cores), (arguments.instances, arguments.cores // arguments.instances)]
     rounds = arguments.rounds or (1 if run.quick else 5)
-    outcomes = asyncio.run(_compete(vocabulary, shapes, rounds))
+    outcomes = asyncio.run(_compete(run, vocabulary, shapes, rounds))
     report(run, outcomes)
     run.finish()
     return 0 if run.figures["exact"] else 1
@@ -48,14 +48,18 @@ Outcomes = dict[int, list[dict[str, Outcome]]]
 """By number of sessions, round by round, what each contender made of the same work."""
 
 
-async def _compete(vocabulary: Vocabulary, shapes: list[tuple[int, int]], rounds: int) -> Outcomes:
+async def _compete(
+    run: Run, vocabulary: Vocabulary, shapes: list[tuple[int, int]], rounds: int
+) -> Outcomes:
     prompts, outcomes = Prompts(vocabulary), Outcomes()
     async with contextlib.AsyncExitStack() as stack:
         contenders: dict[str, Replica] = {}
         for instances, threads in shapes:
             settings = {"instances": instances, "prepare_first": "true"}
             made = start_replica(vocabulary, threads=threads, speculate=False, settings=settings)
-            contenders[_name(instances, threads)] = await stack.enter_async_context(made)
+            name = _name(instances, threads)
+            contenders[name] = await stack.enter_async_context(made)
+            run.setting(name, **contenders[name].settings)
         await _measure(contenders, prompts.work(WARM_UP), 0)
         for turn in range(rounds):
             for sessions in SESSIONS:
@@ -78,18 +82,23 @@ async def _measure(contenders: dict[str, Replica], work: Work, turn: int) -> dic
 def report(run: Run, outcomes: Outcomes) -> None:
     """Medians over the rounds; ratios are of one round each."""
     alone, several = outcomes[SESSIONS[0]][0]
-    columns = ("sessions", alone, several, "ratio", "lowest", "highest")
+    columns = ("sessions", "n", alone, several, "ratio")
     table = run.table("Tokens per second, greedy, drafts off", *columns)
-    waits = run.table("Time to first token, all asked at once, median, ms", *columns[:4])
+    waits = run.table("Time to first token, all asked at once, ms", *columns)
+    for one_table in (table, waits):
+        one_table.note("n: rounds. A round's time to first token is the median of its sessions.")
     speedups = {}
     for sessions, rounds in outcomes.items():
         one, other = ([r[name].tokens_per_s for r in rounds] for name in (alone, several))
         ratios = [b / a for a, b in zip(one, other, strict=True)]
         speedups[str(sessions)] = round(median(ratios), 3)
-        table.add(sessions, median(one), median(other), median(ratios), min(ratios), max(ratios))
+        table.add(sessions, len(rounds), *(table.median(s) for s in (one, other, ratios)))
         first, second = ([_ttft_ms(r[name]) for r in rounds] for name in (alone, several))
         ttft_ratios = [b / a for a, b in zip(first, second, strict=True)]
-        waits.add(sessions, median(first), median(second), median(ttft_ratios))
+        waits.add(sessions, len(rounds), *(waits.median(s) for s in (first, second, ttft_ratios)))
+        for name, speeds, waited in ((alone, one, first), (several, other, second)):
+            run.samples(f"tokens/s, {name}, {sessions} sessions", speeds, unit="tokens/s")
+            run.samples(f"TTFT, {name}, {sessions} sessions", waited, unit="ms")
     works = [measured for rounds in outcomes.values() for measured in rounds]
     run.figures["instances_speedup"] = speedups
     run.figures["exact"] = all(w[alone].replies == w[several].replies for w in works)

@@ -31,6 +31,8 @@ BEST_LAYOUT = "Q4_0"
 INSTALL = "`.venv/bin/python -m bench.peers.llamacpp --install` installs it"
 
 _TOOLS = ("cmake>=3.28,<5", "ninja>=1.11,<2")
+VERSION = "llama-cpp-python 0.3.36"
+"""Whose source distribution has llama.cpp's."""
 _SOURCE = (
     "llama-cpp-python==0.3.36 "
     "--hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"

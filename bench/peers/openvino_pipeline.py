@@ -2,8 +2,9 @@
 
 Reads one JSON job per line, as `bench.contenders.work.to_json` writes it, and answers each with
 one line: the seconds it took and every reply's ids, the time it was asked and the times its tokens
-came. The pipeline keeps its own defaults except for the number of threads, the size of its cache
-and prefix caching, which is on.
+came. Its first line says how it is set up. The pipeline keeps its own defaults except for the
+number of threads, the tokens of a step (its default is 256, long prompts split among steps), the
+size of its cache and prefix caching, which is on.
 """
 
 from __future__ import annotations
@@ -40,9 +41,14 @@ class Reply:
 class Pipeline:
     """Replies by token ids."""
 
-    def __init__(self, model: str, threads: int, lookup_tokens: int) -> None:
-        """`lookup_tokens` above 0 turns prompt-lookup speculation on."""
+    def __init__(
+        self, model: str, threads: int, lookup_tokens: int, chunk_tokens: int, *, split: bool
+    ) -> None:
+        """`lookup_tokens` above 0 turns prompt-lookup speculation on; `split` says whether a step
+        may compute a part of a prompt."""
         scheduler = genai.SchedulerConfig()
+        scheduler.max_num_batched_tokens = chunk_tokens
+        scheduler.dynamic_split_fuse = split
         scheduler.cache_size = _CACHE_GIB
         scheduler.enable_prefix_caching = True
         properties: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
@@ -51,6 +57,16 @@ class Pipeline:
         self._pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
         self._lookup_tokens = lookup_tokens
         self._next_request = 0
+        self.settings: dict[str, object] = {
+            "version": genai.__version__,
+            "threads": threads,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "dynamic_split_fuse": scheduler.dynamic_split_fuse,
+            "cache_gib": _CACHE_GIB,
+            "prefix_caching": True,
+            "prompt_lookup_tokens": lookup_tokens,
+            "max_ngram": _MAX_NGRAM if lookup_tokens else 0,
+        }
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """One job as described above."""
@@ -117,9 +133,13 @@ def main() -> int:
     parser.add_argument("model", help="directory of the IR")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lookup-tokens", type=int, default=0)
+    parser.add_argument("--chunk-tokens", type=int, default=256)
+    parser.add_argument("--whole-prompts", action="store_true", help="no prompt is split")
     arguments = parser.parse_args()
-    pipeline = Pipeline(arguments.model, arguments.threads, arguments.lookup_tokens)
-    print("{}", flush=True)
+    split = not arguments.whole_prompts
+    shape = (arguments.threads, arguments.lookup_tokens, arguments.chunk_tokens)
+    pipeline = Pipeline(arguments.model, *shape, split=split)
+    print(json.dumps(pipeline.settings), flush=True)
     for line in sys.stdin:
         print(json.dumps(pipeline.run(json.loads(line))), flush=True)
     return 0

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from statistics import fmean
 
-from bench.harness.figures import Run, Spread, parser, spread, start
+from bench.harness.figures import Run, median, parser, quantile, start
 from bench.harness.local_mesh import local_mesh
 from bench.router import decisions, hop, loop_lag
 from bench.router.decisions import Size, Timings
@@ -22,7 +22,7 @@ def decided(run: Run) -> None:
     """Decisions by size."""
     table = run.table(
         "A decision on a prompt of 1,000 tokens, 960 of them cached somewhere, ms",
-        *("replicas x prefixes", "part", "mean", "p50", "p99"),
+        *("replicas x prefixes", "part", "n", "mean", "p50", "p99"),
     )
     memory = run.table("Prefix index", "replicas x prefixes", "blocks", "bytes per block")
     means: dict[str, float] = {}
@@ -30,11 +30,12 @@ def decided(run: Run) -> None:
     for size in QUICK if run.quick else SIZES:
         timings = decisions.measure(size, 200 if run.quick else 2000)
         for part, times in _parts(timings).items():
-            found = spread(times)
-            table.add(str(size), part, fmean(times), found.p50, found.p99)
+            p50, p99 = table.median(times), table.quantile(times, 0.99)
+            table.add(str(size), part, len(times), fmean(times), p50, p99)
+            run.samples(f"{part}, {size}", times, unit="ms")
         memory.add(str(size), timings.num_blocks, round(timings.bytes_per_block))
         means[str(size)] = round(fmean(timings.decide), 4)
-        p99s[str(size)] = round(spread(timings.decide).p99, 4)
+        p99s[str(size)] = round(quantile(timings.decide, 0.99), 4)
     run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
 
 
@@ -51,34 +52,38 @@ def hopped(run: Run) -> None:
     """A router between client and replica."""
     table = run.table(
         "A router's hop on the loopback, fake engine, ms to the first token",
-        *("way", "p50", "p95", "p99"),
+        *("way", "n", "p50", "p95", "p99"),
     )
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     with local_mesh(engine="fake", regions="us-east") as mesh:
         pairs = 100 if run.quick else 1000
         direct, routed = asyncio.run(hop.added_ms(mesh, vocabulary, pairs))
-        per_token_us = asyncio.run(hop.relay_us(mesh, vocabulary, 4 if run.quick else 40))
+        per_token_us = asyncio.run(hop.relay_us(mesh, vocabulary, 2 if run.quick else 8))
     added = [b - a for a, b in zip(direct, routed, strict=True)]
     for way, times in (("straight", direct), ("through the router", routed), ("added", added)):
-        found: Spread = spread(times)
-        table.add(way, found.p50, found.p95, found.p99)
-    run.figures["hop_ms_p50"] = round(spread(added).p50, 3)
-    run.figures["relay_us_per_token"] = round(per_token_us, 1)
+        tail = (table.quantile(times, share) for share in (0.95, 0.99))
+        table.add(way, len(times), table.median(times), *tail)
+        run.samples(f"hop, {way}", times, unit="ms")
+    run.figures["hop_ms_p50"] = round(median(added), 3)
+    run.figures["relay_us_per_token"] = round(median(per_token_us), 1)
+    costs = run.table("Relaying", "n", "router's processor time per token, us")
+    costs.add(len(per_token_us), costs.median(per_token_us))
+    run.samples("relaying a token", per_token_us, unit="us")
 
 
 def lagged(run: Run) -> None:
     """Long prompts and the event loop."""
     table = run.table(
         "How late a router's event loop is, prompts of 100,000 tokens arriving, ms",
-        *("prompts per second", "p50", "p99", "most"),
+        *("prompts per second", "n", "p50", "p99", "most"),
     )
     per_s, count = 5.0, 20 if run.quick else 100
     late, answered = asyncio.run(loop_lag.measure(per_s, count))
     if answered != count:
         raise RuntimeError(f"only {answered} of {count} sessions were answered")
-    found = spread(late)
-    table.add(str(per_s), found.p50, found.p99, found.high)
-    run.figures["loop_lag_ms_p99"] = round(found.p99, 3)
+    table.add(per_s, len(late), table.median(late), table.quantile(late, 0.99), max(late))
+    run.samples("loop lag", late, unit="ms")
+    run.figures["loop_lag_ms_p99"] = round(quantile(late, 0.99), 3)
 
 
 def main() -> int:
@@ -88,8 +93,6 @@ def main() -> int:
     decided(run)
     hopped(run)
     lagged(run)
-    costs = run.table("Relaying", "router's processor time per token, us")
-    costs.add(float(str(run.figures["relay_us_per_token"])))
     run.finish()
     return 0
 

@@ -13,6 +13,8 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 
 _TOKENS = 200
+_SESSIONS = 5
+"""Of one sample: about 150 ms of processor time."""
 
 
 async def added_ms(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> tuple[list[float], ...]:
@@ -33,19 +35,23 @@ async def added_ms(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> tuple
     return direct, routed
 
 
-async def relay_us(mesh: LocalMesh, vocabulary: Vocabulary, sessions: int) -> float:
-    """Microseconds of the router's processor time per token, one session at a time."""
+async def relay_us(mesh: LocalMesh, vocabulary: Vocabulary, samples: int) -> list[float]:
+    """Microseconds of the router's processor time per token, one session at a time; of several
+    sessions in a row, because the clock of processor time ticks every 10 ms."""
     _, routed = _clients(mesh, vocabulary)
     pid = mesh.services("router")[0]["pid"]
-    num_tokens = 0
+    taken = []
     sampling = SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
     async with routed:
         await routed.generate([5, 6, 7], sampling, digest=vocabulary.digest)
-        before = _cpu_s(pid)
-        for number in range(sessions):
-            reply = await routed.generate([number, 6, 7], sampling, digest=vocabulary.digest)
-            num_tokens += len(reply.ids)
-    return (_cpu_s(pid) - before) * 1e6 / num_tokens
+        for sample in range(samples):
+            before, num_tokens = _cpu_s(pid), 0
+            for number in range(_SESSIONS):
+                ids = [sample * _SESSIONS + number, 6, 7]
+                reply = await routed.generate(ids, sampling, digest=vocabulary.digest)
+                num_tokens += len(reply.ids)
+            taken.append((_cpu_s(pid) - before) * 1e6 / num_tokens)
+    return taken
 
 
 def _clients(mesh: LocalMesh, vocabulary: Vocabulary) -> tuple[RegionClient, RegionClient]:

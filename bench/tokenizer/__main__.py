@@ -17,10 +17,13 @@ from outrider.models.store import ModelStore, default_root
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.choice import AUTO, load_backend
 
+BULK_MB = 192
+CORE_BULK_MB = 96
+
 
 def main() -> int:
-    flags = parser("tokenizer", __doc__ or "", core="one text, caches, one front, and less in bulk")
-    run = start("tokenizer", flags.parse_args())
+    core = f"files in bulk of {CORE_BULK_MB} MB; whole books and processes under load left out"
+    run = start("tokenizer", parser("tokenizer", __doc__ or "", core=core).parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
     backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
@@ -31,7 +34,8 @@ def main() -> int:
     if not run.core:
         processes.measure(run, backends[-1].name)
     ttft.measure(run)
-    bulk.measure(run, rounds=1, megabytes=48 if run.quick else 96 if run.core else 192)
+    megabytes = CORE_BULK_MB if run.core else BULK_MB
+    bulk.measure(run, rounds=1, megabytes=48 if run.quick else megabytes)
     if not run.core:
         num_wrong += equality.measure(run)
     run.figures["differences"] = num_wrong

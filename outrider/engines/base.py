@@ -48,6 +48,8 @@ class EngineInfo:
     """How the number of rows of a call is rounded; rows up to there are nearly free."""
     exact: bool = True
     """Whether the contract's bit-exactness holds in this configuration."""
+    precision: str = "f32"
+    """Arithmetic between the weight products, and of the KV: bf16 or f32."""
     pool_reason: str = ""
     """Why the pool has this size, for the log."""
     num_candidates: int = 0

@@ -12,6 +12,7 @@ from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 
 EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
+Precision: TypeAlias = Literal["auto", "bf16", "f32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class EngineConfig:
     max_context_tokens: int = 0
     """Prompt and reply together, for which the pool must have room; 0: the model's most, as far
     as the pool has room."""
-    precision: Literal["bf16", "f32"] = "bf16"
-    """Arithmetic of attention and of everything between the weight products, and of the KV."""
+    precision: Precision = "auto"
+    """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
+    bf16 on a CPU that has instructions for it, else f32. OpenVINO only."""
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)
@@ -58,8 +60,10 @@ class EngineConfig:
             raise ConfigError(
                 f"there is no engine {self.engine!r}; use {', '.join(get_args(EngineName))}"
             )
-        if self.precision not in ("bf16", "f32"):
-            raise ConfigError(f"there is no precision {self.precision!r}; use bf16 or f32")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(
+                f"there is no precision {self.precision!r}; use {', '.join(get_args(Precision))}"
+            )
         if self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; give at least 1")
         if self.max_fixed_rows < 0:

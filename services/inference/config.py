@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from outrider.engines.config import EngineConfig, EngineName
+from outrider.engines.config import EngineConfig, EngineName, Precision
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
@@ -67,8 +67,9 @@ class InferenceConfig:
     max_context_tokens: int = 0
     """Prompt and reply together; the replica does not start if its KV pool is too small for one
     such session. 0: the model's most, as far as the pool has room."""
-    precision: str = "bf16"
-    """bf16 or f32: arithmetic between the weight products, and the KV."""
+    precision: str = "auto"
+    """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
+    it. Replicas of different precision round differently, so their texts differ."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm_model_dir: Path | None = None
@@ -190,7 +191,7 @@ class InferenceConfig:
             kv_share=self.kv_share / self.instances,
             num_blocks=num_blocks,
             max_context_tokens=self.max_context_tokens,
-            precision=cast(Literal["bf16", "f32"], self.precision),
+            precision=cast(Precision, self.precision),
             exact=self.exact,
             fake=fake,
             trtllm=self._trtllm_options(),

@@ -14,7 +14,7 @@ from bench.arrivals.schedule import every, poisson
 from bench.contenders.asking import ask_all
 from bench.contenders.lineup import OURS_SPEC, PEER
 from bench.contenders.work import HIGH, Answer, Outcome, Request, Work, from_json, to_json
-from bench.harness.figures import Run
+from bench.harness.figures import TOO_FEW, Run
 from outrider.models.vocabulary import Vocabulary
 
 
@@ -82,12 +82,23 @@ def test_only_gaps_while_documents_are_read_count() -> None:
 
 
 def test_the_prefill_ratio_is_that_of_the_99th_percentiles() -> None:
-    gaps = prefill.Gaps([[10.0] * 50, [10.0] * 50], [[20.0] * 50, [30.0] * 50], [1000.0])
+    gaps = prefill.Gaps([[10.0] * 250] * 2, [[20.0] * 250, [30.0] * 250], [1000.0])
     assert gaps.ratios() == [2.0, 3.0]
     run = Run("arrivals", quick=True, command="")
     prefill.report(run, {OURS_SPEC: gaps})
     assert run.figures["itl_p99_ratio_under_prefill"] == 3.0
     assert run.figures["itl_p99_ratio_under_prefill_range"] == [2.0, 3.0]
+    (row,) = run.tables[0].rows
+    assert row[1] == row[4] == 500
+    assert row[-3:] == (3.0, 1, 1000.0)
+
+
+def test_a_p99_of_few_gaps_is_not_shown_nor_a_ratio_of_it() -> None:
+    run = Run("arrivals", quick=True, command="")
+    prefill.report(run, {OURS_SPEC: prefill.Gaps([[10.0] * 499], [[20.0] * 500], [1000.0])})
+    (row,) = run.tables[0].rows
+    assert row[3] == row[7] == TOO_FEW
+    assert row[6] == 20.0
 
 
 def test_priorities_are_judged_by_the_tail_and_the_texts() -> None:
@@ -112,4 +123,7 @@ def test_loads_are_compared_at_the_same_rate() -> None:
     loads.report(run, measured)
     assert run.figures["equal_rate_ttft_p95_ratio"] == 2.0
     assert run.figures["equal_rate_itl_p99_ratio"] == 0.5
-    assert run.tables[0].columns[3:6] == ("TTFT p50", "TTFT p95", "TTFT p99")
+    assert run.tables[0].columns[3:6] == ("n, TTFT", "TTFT p50", "TTFT p95")
+    assert run.tables[0].columns[6:] == ("n, ITL", "ITL p50", "ITL p95", "ITL p99")
+    assert {row[3] for row in run.tables[0].rows} == {1}
+    assert {row[5] for row in run.tables[0].rows} == {TOO_FEW}

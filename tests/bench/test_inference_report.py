@@ -9,7 +9,7 @@ import pytest
 
 from bench.contenders.lineup import FAST, LLAMA, LLAMA_BEST, NAMES, OURS, OURS_SPEC, PEER, rotated
 from bench.contenders.work import Answer, Outcome
-from bench.harness.figures import Run
+from bench.harness.figures import TOO_FEW, Run
 from bench.inference import plan
 from bench.inference.plan import Cell, Prompts
 from bench.inference.report import Outcomes, report
@@ -51,10 +51,20 @@ def test_ratios_are_taken_within_a_round() -> None:
 def test_a_peer_that_is_not_installed_has_no_figures() -> None:
     run = run_of({0: {OURS: 1, OURS_SPEC: 1, PEER: 1}})
     assert not [key for key in run.figures if "llamacpp" in key]
-    rows = {row[0]: row[1] for row in run.tables[0].rows}
-    assert rows[LLAMA] == "not installed"
-    assert rows[FAST] == ""
-    assert rows[PEER] == "1.00 (1.00 to 1.00)"
+    rows = {row[0]: row[1:] for row in run.tables[0].rows}
+    assert run.tables[0].columns == ("system", "n", "1 sessions")
+    assert rows[LLAMA] == (0, "not installed")
+    assert FAST not in rows
+    assert rows[PEER] == (1, 1.0)
+
+
+def test_ratios_show_how_many_there_are_and_tails_need_enough() -> None:
+    run = run_of({turn: {OURS: 2, OURS_SPEC: 3, PEER: 1} for turn in range(6)})
+    rows = {row[0]: row[1:] for row in run.tables[0].rows}
+    assert rows[OURS] == (6, "2.00 (2.00 to 2.00)")
+    first = {row[0]: row[1:] for row in run.tables[2].rows}
+    assert run.tables[2].columns == ("system", "n, chat", "chat p50", "chat p90", "chat p95")
+    assert first[OURS] == (6, "250 (250 to 250)", TOO_FEW, TOO_FEW)
 
 
 def test_other_replies_with_drafts_are_not_exact() -> None:
@@ -69,14 +79,21 @@ def test_other_replies_with_drafts_are_not_exact() -> None:
 
 def flags(**values: object) -> argparse.Namespace:
     whole = {"kinds": ("chat", "code", "document"), "temperatures": (0.0, 0.8)}
-    given = {"quick": False, "rounds": None, "sessions": (1, 2, 4, 8, 16, 32), **whole, **values}
+    given = {
+        "quick": False,
+        "core": False,
+        "rounds": None,
+        "sessions": (1, 2, 4, 8, 16, 32),
+        **whole,
+        **values,
+    }
     return argparse.Namespace(**given)
 
 
 def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert len(plan.cells(flags())) == 2 * 3 * 6
     assert len(plan.cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
-    assert [len(turn) for turn in plan.rounds(flags())] == [36, 12]
+    assert [len(turn) for turn in plan.rounds(flags())] == [36, 36, 12, 12, 12]
     assert [len(turn) for turn in plan.rounds(flags(rounds=2))] == [36, 36]
     assert plan.rounds(flags(quick=True)) == [plan.cells(flags(quick=True))]
     assert plan.lineup(flags()) == list(NAMES)
@@ -84,6 +101,15 @@ def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert Cell("chat", 0.0, 16) in quick
     assert len(quick) < 10
     assert not plan.takes_part(FAST, Cell("chat", 0.8, 1))
+
+
+def test_a_core_run_has_five_rounds_of_chats() -> None:
+    core = flags(core=True)
+    assert plan.cells(core) == [Cell("chat", 0.0, count) for count in (1, 8, 32)]
+    assert plan.rounds(core) == [plan.cells(core)] * 5
+    assert len(plan.rounds(flags(core=True, rounds=2))) == 2
+    assert FAST not in plan.lineup(core)
+    assert LLAMA_BEST in plan.lineup(core)
 
 
 def test_no_user_message_comes_twice_in_a_run(vocabulary: Vocabulary) -> None:

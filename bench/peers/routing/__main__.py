@@ -44,10 +44,9 @@ def main() -> int:
     flags.add_argument("--seed", type=int, default=1)
     arguments = flags.parse_args()
     run = start("routing", arguments)
-    run.command = run.command.replace("bench.routing", "bench.peers.routing")
     run.quick |= bool(arguments.only)
     served = asyncio.run(_compete(_contenders(arguments.only or ""), arguments))
-    _report(run, served, arguments.slow)
+    report(run, served, arguments.slow)
     run.finish()
     return 0
 
@@ -87,17 +86,22 @@ def _pace(slow: float) -> Pace:
     return Pace(slow * (times.mean_ms(few, 0) - few * row_ms), slow * row_ms)
 
 
-def _report(run: Run, results: Results, slow: float) -> None:
+def report(run: Run, results: Results, slow: float) -> None:
     """Times are divided by `slow` again."""
-    columns = ("requests/s", "router", "TTFT p50, ms", "p90", "p99", "hit rate")
+    columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "hit rate")
     title = f"{NUM_REPLICAS} replicas, prompts with shared beginnings"
     table = run.table(title, *columns, "p50 over ours", "p90 over ours")
     figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
     for (rate, name), served in results.items():
-        p50, p90, p99 = _ttft_ms(served, slow)
+        ttft_ms = _ttft_ms(served, slow)
+        p50, p90 = (quantile(ttft_ms, share) for share in (0.5, 0.9))
         hit = sum(s.cached_tokens for s in served) / sum(s.prompt_tokens for s in served)
-        ours = _ttft_ms(results.get((rate, OURS), served), slow)
-        table.add(rate, name, p50, p90, p99, round(hit, 3), p50 / ours[0], p90 / ours[1])
+        of_ours = _ttft_ms(results.get((rate, OURS), served), slow)
+        ours = [quantile(of_ours, share) for share in (0.5, 0.9)]
+        tail = (table.quantile(ttft_ms, share) for share in (0.9, 0.99))
+        cells = (len(ttft_ms), table.median(ttft_ms), *tail, round(hit, 3))
+        table.add(rate, name, *cells, p50 / ours[0], p90 / ours[1])
+        run.samples(f"TTFT, {name}, {rate:g}/s", ttft_ms, unit="ms")
         found = {"ttft_p50_vs": ours[0] / p50, "ttft_p90_vs": ours[1] / p90, "hit_rate": hit}
         for figure, value in found.items():
             figures[figure][f"{name}, {rate:g}/s"] = round(value, 3)
@@ -105,9 +109,7 @@ def _report(run: Run, results: Results, slow: float) -> None:
 
 
 def _ttft_ms(served: list[Served], slow: float) -> list[float]:
-    """p50, p90, p99."""
-    ttft_ms = [one.ttft_s * 1e3 / slow for one in served]
-    return [quantile(ttft_ms, share) for share in (0.5, 0.9, 0.99)]
+    return [one.ttft_s * 1e3 / slow for one in served]
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ class OpenVinoEngine:
             scratch_tokens=scratch_tokens,
             sizing=SizingRule(sizes, _QUANTUM),
             exact=config.exact,
+            precision=self._model.precision,
             pool_reason=self._model.pool_reason,
         )
         self._head_ids = model.head_ids

@@ -15,6 +15,7 @@ from outrider.engines.openvino.graph.convert import (
     derived_name,
     read_converted,
 )
+from outrider.engines.openvino.graph.layouts import AS_CONVERTED
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
@@ -41,10 +42,10 @@ def load_trained_draft(
     def build(folder: Path) -> None:
         whole = folder / "whole.gguf"
         compose(draft, artifact.path, card.head_order, whole)
-        convert(whole, folder)
+        convert(whole, folder, AS_CONVERTED)
         whole.unlink()
 
-    name = f"draft-v{_COMPOSER_VERSION}-{file_sha256(draft)[:16]}-{derived_name()}"
+    name = f"draft-v{_COMPOSER_VERSION}-{file_sha256(draft)[:16]}-{derived_name(AS_CONVERTED)}"
     return OpenVinoEngine(
         read_converted(store.derived(artifact, name, build), card.head_ids), config
     )

@@ -47,6 +47,7 @@ class PagedModel:
         """Compile; models for calls of exactly `fixed_sizes` rows follow in the background, unless
         config.prepare_first. Raises EngineError, and ConfigError for a pool that is too small."""
         compiler = Compiler(model, config, fixed_sizes)
+        self.precision = compiler.precision
         free = compiler.free()
         self.block_bytes = KvTensors.block_bytes(free)
         self.block_tokens = KvTensors.block_tokens(free)

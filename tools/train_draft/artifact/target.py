@@ -9,9 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, dequantize
-
-from tools.train_draft.artifact.blocks import unpack_as_converted
+from gguf import GGUFReader, dequantize
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Tensors: TypeAlias = dict[str, Floats]
@@ -99,9 +97,6 @@ class TargetFile:
 
     def _tensor(self, name: str) -> Floats:
         tensor = self._tensors[name]
-        if tensor.tensor_type == GGMLQuantizationType.Q4_1:
-            # What is served, and so what a draft must agree with, are the converted weights.
-            return unpack_as_converted(np.asarray(tensor.data))
         return np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     def _field(self, name: str) -> Any:

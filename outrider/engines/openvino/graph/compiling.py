@@ -12,10 +12,11 @@ from typing import Any
 
 import openvino as ov
 
-from outrider.engines.config import EngineConfig
+from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.openvino.graph.convert import ConvertedModel
+from outrider.engines.openvino.graph.layouts import layout_of
 from outrider.engines.openvino.graph.paging import fix_rows, make_paged
-from outrider.errors import EngineError
+from outrider.errors import ConfigError, EngineError
 
 
 def attention_rows(num_rows: int, *, exact: bool) -> int:
@@ -28,10 +29,14 @@ class Compiler:
     """One transformed graph, and a copy for each number of rows that shares its constants."""
 
     def __init__(self, model: ConvertedModel, config: EngineConfig, sizes: Sequence[int]) -> None:
-        """Read and transform. Raises EngineError."""
-        self._settings = _settings(config)
-        self._exact = config.exact
+        """Read and transform. Raises EngineError, and ConfigError for a precision that this CPU
+        lacks."""
         self._core = ov.Core()
+        self.precision = precision_of(config.precision, self._core)
+        """Of all models compiled here: bf16 or f32."""
+        group = layout_of(model.facts.layout).dynamic_group
+        self._settings = _settings(config, self.precision, group)
+        self._exact = config.exact
         try:
             self._free = self._core.read_model(model.graph)
             make_paged(self._free, duplicate_rows=config.exact)
@@ -64,15 +69,25 @@ class Compiler:
             raise EngineError(f"the model cannot be compiled: {error}") from error
 
 
-def _settings(config: EngineConfig) -> dict[str, str]:
+def precision_of(asked: Precision, core: Any) -> str:
+    """bf16 or f32. Raises ConfigError for bf16 on a CPU without instructions for it: there the
+    kernels of paged attention take f32 alone."""
+    has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if asked == "auto":
+        return "bf16" if has_bf16 else "f32"
+    if asked == "bf16" and not has_bf16:
+        raise ConfigError("this CPU does not compute in bf16; set precision to auto or f32")
+    return asked
+
+
+def _settings(config: EngineConfig, precision: str, dynamic_group: int) -> dict[str, str]:
     pinning = {} if config.pin_threads else {"ENABLE_CPU_PINNING": "NO"}
     return {
         **pinning,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": "1",
         "INFERENCE_NUM_THREADS": str(config.threads),
-        "INFERENCE_PRECISION_HINT": config.precision,
-        "KV_CACHE_PRECISION": "f16" if config.precision == "bf16" else config.precision,
-        # The weights' own group size: any other is slower by a third (decision 0002).
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": "f16" if precision == "bf16" else precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(dynamic_group),
     }

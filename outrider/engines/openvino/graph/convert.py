@@ -1,7 +1,8 @@
-"""From a GGUF file to OpenVINO's intermediate representation, in a process of its own.
+"""From a GGUF file to OpenVINO's intermediate representation.
 
-The converter (openvino_genai's GGUF reader) builds a whole pipeline on the way; a child process
-gives its memory back. What it saves also runs under openvino_genai's own pipelines.
+The converter (openvino_genai's GGUF reader) gives the graph; it builds a whole pipeline on the
+way, so it runs in a child process, which gives the memory back. The weights are the file's own,
+stored as the layout says. What is saved also runs under openvino_genai's own pipelines.
 """
 
 from __future__ import annotations
@@ -10,20 +11,30 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import gguf
+import openvino as ov
 
 from outrider.engines.base import Ids
+from outrider.engines.openvino.graph.layouts import (
+    AS_CONVERTED,
+    DEFAULT_LAYOUT,
+    Layout,
+    lay_out_weights,
+    layout_of,
+)
+from outrider.engines.openvino.graph.repacking import RepackedModel
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """A new number whenever the files or what they mean change."""
 _FACTS = "facts.json"
+_GRAPH = "openvino_model.xml"
 _TIMEOUT_S = 900.0
 _CHILD = """
 import sys
@@ -38,6 +49,8 @@ class ModelFacts:
 
     vocabulary_size: int
     max_context_tokens: int
+    layout: str = AS_CONVERTED
+    """How the graph stores matrices: a name of graph.layouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +64,8 @@ class ConvertedModel:
 
     @property
     def graph(self) -> Path:
-        """The stateful model, as the converter saved it."""
-        return self.directory / "openvino_model.xml"
+        """The stateful model."""
+        return self.directory / _GRAPH
 
 
 def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
@@ -62,7 +75,9 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
     directory = store.derived(
-        artifact, derived_name(), lambda folder: convert(artifact.path, folder)
+        artifact,
+        derived_name(DEFAULT_LAYOUT),
+        lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
     )
     return read_converted(directory)
 
@@ -73,24 +88,42 @@ def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedMod
     return ConvertedModel(directory, facts, head_ids)
 
 
-def derived_name() -> str:
+def derived_name(layout: str) -> str:
     """Names all that the conversion depends on besides the model file."""
     packages = ("openvino", "openvino-genai")
-    return "-".join([f"ir-v{CONVERTER_VERSION}", *(f"{name}-{version(name)}" for name in packages)])
+    versions = [f"{name}-{version(name)}" for name in packages]
+    return "-".join([f"ir-v{CONVERTER_VERSION}", layout, *versions])
 
 
-def convert(source: Path, folder: Path) -> None:
-    """Convert a GGUF file into `folder`. Raises EngineError with the converter's last words."""
-    facts = read_facts(source)
+def convert(source: Path, folder: Path, layout: str) -> None:
+    """Convert a GGUF file into `folder`.
+
+    Raises ConfigError for an unknown layout, UnsupportedModelError for a model that cannot be
+    converted, EngineError with the converter's last words if it fails.
+    """
+    how = layout_of(layout)
+    facts = replace(read_facts(source), layout=layout)
     # The converter writes beside its input and goes by its suffix.
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        link = Path(work) / "model.gguf"
-        link.symlink_to(source.resolve())
-        _run_converter(link)
-        link.unlink()
-        for path in Path(work).iterdir():
+        copy = Path(work) / "model.gguf"
+        repacked = None
+        if how.pack is None:
+            copy.symlink_to(source.resolve())
+        else:
+            repacked = RepackedModel(source, copy)
+        _run_converter(copy)
+        _save_laid_out(Path(work) / _GRAPH, folder, how, repacked)
+        for path in Path(work).glob("openvino_*tokenizer.*"):
             path.rename(folder / path.name)
     (folder / _FACTS).write_text(json.dumps(asdict(facts)))
+
+
+def _save_laid_out(
+    graph: Path, folder: Path, layout: Layout, repacked: RepackedModel | None
+) -> None:
+    model = ov.Core().read_model(graph)
+    lay_out_weights(model, layout, repacked)
+    ov.save_model(model, folder / _GRAPH, compress_to_fp16=False)
 
 
 def read_facts(source: Path) -> ModelFacts:
@@ -120,7 +153,7 @@ def _run_converter(source: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"the model was not converted within {_TIMEOUT_S:.0f} s") from error
-    if child.returncode != 0 or not (source.parent / "openvino_model.xml").exists():
+    if child.returncode != 0 or not (source.parent / _GRAPH).exists():
         words = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
         killed = child.returncode < 0  # for want of memory, as a rule: that passes
         kind = EngineError if killed else UnsupportedModelError

@@ -19,7 +19,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from outrider.engines.openvino.graph.weights import fuse_products, make_symmetric
+from outrider.engines.openvino.graph.weights import fuse_products
 from outrider.errors import UnsupportedModelError
 
 LOGIT_ROWS: Final = "logit_rows"
@@ -40,7 +40,6 @@ def make_paged(model: Any, *, duplicate_rows: bool) -> None:
     head = model.get_results()[0].input_value(0).get_node()
     rows = _parameter(LOGIT_ROWS, np.int64)
     head.input(0).replace_source_output(_gather(head.input_value(0), rows))
-    make_symmetric(head)
     model.add_parameters([rows, *_rework_attention(model, duplicate_rows)])
     model.validate_nodes_and_infer_types()
 

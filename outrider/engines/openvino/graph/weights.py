@@ -1,11 +1,12 @@
-"""Lossless rewrites of compressed weights, for speed: the same values, laid out better.
+"""Weight products with compressed weights: how a graph writes them, and products joined for speed.
 
-The converter writes a weight product as
+A product of compressed weights is one of
 
+    MatMul(x, Convert(Reshape(Convert(values) * scales)))
     MatMul(x, Convert(Reshape((Convert(values) - Convert(zero points)) * scales)))
 
-with values [rows, groups, group size] of u4 or u8. Models that are written otherwise are left as
-they are.
+with values [rows, groups, group size] of i8, u4 or u8. The CPU plugin recognises both and computes
+with the values as they are. Products that are written otherwise are left alone.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class CompressedWeights:
     """The constants of one product."""
 
     values: Any
-    """[rows, groups, group size] u4 or u8."""
-    zero_points: Any
-    """[rows, groups, 1], of the same type."""
+    """[rows, groups, group size] i8, u4 or u8."""
+    zero_points: Any | None
+    """[rows, groups, 1], of the same type; None: all are 0."""
     scales: Any
     """[rows, groups, 1] f16."""
 
@@ -37,6 +38,12 @@ class CompressedWeights:
         """Of the values."""
         return list(self.values.get_output_shape(0))
 
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """What products must have in common to be joined, beside their groups: element type, and
+        whether there are zero points."""
+        return str(self.values.get_element_type()), self.zero_points is None
+
 
 def read_weights(product: Any) -> CompressedWeights | None:
     """The constants of a MatMul; None if its weights are not written as above."""
@@ -44,63 +51,59 @@ def read_weights(product: Any) -> CompressedWeights | None:
     if scaled is None:
         return None
     shifted, scales = scaled.input_value(0).get_node(), scaled.input_value(1).get_node()
-    if shifted.get_type_name() != "Subtract":
+    zeros = None
+    if shifted.get_type_name() == "Subtract":
+        zeros = _above(shifted.input_value(1).get_node(), "Convert", "Constant")
+        if zeros is None:
+            return None
+        shifted = shifted.input_value(0).get_node()
+    values = _above(shifted, "Convert", "Constant")
+    if values is None or scales.get_type_name() != "Constant":
         return None
-    values = _above(shifted.input_value(0).get_node(), "Convert", "Constant")
-    zeros = _above(shifted.input_value(1).get_node(), "Convert", "Constant")
-    if values is None or zeros is None or scales.get_type_name() != "Constant":
+    if len(values.get_output_shape(0)) != 3:
         return None
-    if (
-        values.get_element_type() != zeros.get_element_type()
-        or len(values.get_output_shape(0)) != 3
-    ):
+    if zeros is not None and zeros.get_element_type() != values.get_element_type():
         return None
     return CompressedWeights(values, zeros, scales)
+
+
+def write_weights(product: Any, weights: CompressedWeights) -> None:
+    """Let the product compute with other weights of the same shape."""
+    shifted = ops.convert(weights.values, "f16")
+    if weights.zero_points is not None:
+        shifted = ops.subtract(shifted, ops.convert(weights.zero_points, "f16"))
+    scaled = ops.multiply(shifted, weights.scales)
+    rows, groups, size = scaled.get_output_shape(0)
+    flat = ops.reshape(scaled, _integers([rows, groups * size]), False)
+    product.input(1).replace_source_output(ops.convert(flat, "f32").output(0))
 
 
 def fuse_products(products: Sequence[Any]) -> Any | None:
     """One product in place of several of the same input; None if they cannot be fused.
 
-    A thin product (the keys' and values' have 192 rows here) costs nearly a thick one's start.
+    A thin product (192 rows, those of keys and values in the default model) costs nearly as much
+    to start as a thick one.
     """
     weights = [each for each in map(read_weights, products) if each is not None]
-    if len(weights) != len(products) or len({tuple(each.shape[1:]) for each in weights}) != 1:
+    if len(weights) != len(products):
         return None
-    if len({str(each.values.get_element_type()) for each in weights}) != 1:
+    if len({(each.kind, *each.shape[1:]) for each in weights}) != 1:
         return None
-    rows = [each.shape[0] for each in weights]
-    fused = _product(
-        products[0].input_value(0),
-        ops.subtract(
-            ops.convert(_stack([each.values for each in weights]), "f16"),
-            ops.convert(_stack([each.zero_points for each in weights]), "f16"),
-        ),
+    zeros = [each.zero_points for each in weights if each.zero_points is not None]
+    joined = CompressedWeights(
+        _stack([each.values for each in weights]),
+        _stack(zeros) if zeros else None,
         _stack([each.scales for each in weights]),
     )
+    # A product whose weights `write_weights` replaces at once.
+    fused = ops.matmul(products[0].input_value(0), products[0].input_value(1), False, True)
+    write_weights(fused, joined)
+    rows = [each.shape[0] for each in weights]
+    fused.validate_and_infer_types()
     split = ops.variadic_split(fused, _integers(_LAST_AXIS), _integers(rows))
     for index, product in enumerate(products):
         _replace(product.output(0), split.output(index))
     return fused
-
-
-def make_symmetric(product: Any) -> None:
-    """Write u8 weights whose zero points are all 128 (Q8_0) as i8 without zero points."""
-    weights = read_weights(product)
-    if weights is None or weights.values.get_element_type() != ov.Type.u8:
-        return
-    if np.any(weights.zero_points.get_data() != 128):
-        return
-    values = weights.values.get_data().reshape(weights.shape)
-    signed = ops.constant((values ^ 128).view(np.int8))
-    rebuilt = _product(product.input_value(0), ops.convert(signed, "f16"), weights.scales)
-    _replace(product.output(0), rebuilt.output(0))
-
-
-def _product(data: Any, shifted: Any, scales: Any) -> Any:
-    scaled = ops.multiply(shifted, scales)
-    rows, groups, size = scaled.get_output_shape(0)
-    flat = ops.reshape(scaled, _integers([rows, groups * size]), False)
-    return ops.matmul(data, ops.convert(flat, "f32"), False, True)
 
 
 def _stack(constants: Sequence[Any]) -> Any:

@@ -1,0 +1,54 @@
+"""How a peer's setup is chosen, and who takes over whose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.contenders import tuning
+from bench.contenders.lineup import FAST_SPEC, LLAMA, LLAMA_BEST, NAMES, OURS, PEER, PEER_SPEC
+from bench.contenders.setup import Setup
+from bench.contenders.tuning import Measured, chosen, for_latency, for_throughput, report
+from bench.harness.figures import Run
+from bench.harness.readme import load
+
+
+def measured(threads: int, chunk: int, seconds: float, gap_ms: float) -> Measured:
+    return Measured(Setup(threads, chunk), [seconds], [gap_ms] * 500)
+
+
+DONE = [
+    measured(1, 64, 4.0, 20.0),
+    measured(1, 256, 3.2, 60.0),
+    measured(1, 2048, 3.1, 900.0),
+    measured(2, 2048, 3.0, 800.0),
+]
+
+
+def test_throughput_takes_the_soonest_and_latency_the_smoothest_of_those_about_as_soon() -> None:
+    assert for_throughput(DONE) == Setup(2, 2048)
+    assert for_latency(DONE) == Setup(1, 256)
+    assert for_latency([*DONE, measured(1, 128, 3.3, 30.0)]) == Setup(1, 128)
+
+
+def test_everybody_gets_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "load", lambda name: load(name, tmp_path))
+    assert chosen("latency") == dict.fromkeys(NAMES, Setup())
+    assert "peers are not tuned" in capsys.readouterr().err
+    run = Run("tuning", quick=False, command="")
+    report(run, {OURS: [measured(2, 256, 5.0, 30.0)], PEER: DONE})
+    run.finish(tmp_path)
+    found = chosen("throughput")
+    assert found[PEER] == found[PEER_SPEC] == Setup(2, 2048)
+    assert found[OURS] == found[FAST_SPEC] == Setup(2, 256)
+    assert found[LLAMA] == found[LLAMA_BEST] == Setup()
+    assert chosen("latency", threads=1)[PEER] == Setup(1, 256)
+    record: dict[str, Any] = json.loads((tmp_path / "tuning.json").read_text())
+    assert [row[-1] for row in record["tables"][0]["rows"]] == [
+        *("throughput, latency", "", "latency", "", "throughput"),
+    ]
