@@ -22,7 +22,7 @@ CORE_BULK_MB = 96
 
 
 def main() -> int:
-    core = f"files in bulk of {CORE_BULK_MB} MB, one front alone, and whole books left out"
+    core = f"files in bulk of {CORE_BULK_MB} MB; whole books and processes under load left out"
     run = start("tokenizer", parser("tokenizer", __doc__ or "", core=core).parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
