@@ -1,21 +1,34 @@
-"""How far a draft model's own confidence is to be believed, by place in the reply."""
+"""How far a draft model's own confidence is to be believed, by place in the reply.
+
+Its confidence in a greedy choice is the largest probability of the row (softmax over the head,
+temperature 1). In a sampled one, where draft and target have the same noise, it is by how much the
+chosen token won: the target's scores are about the draft's, so a choice that won by more than they
+differ is the target's too, however flat the distribution is.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import exp
 from typing import Final, TypeAlias
 
 Curve: TypeAlias = tuple[float, ...]
-"""The chance that the target agrees, on an even grid 0 .. 1 of the draft's largest probability."""
+"""The chance that the target agrees, on an even grid 0 .. 1 of the draft's confidence."""
 _IDENTITY: Final[Curve] = (0.0, 1.0)
+
+
+def sampled_confidence(lead: float) -> float:
+    """Confidence in a sampled choice whose noisy score leads the next by `lead`, in units of scores
+    (temperature times the lead of score / temperature + noise)."""
+    return 1.0 - exp(-max(0.0, lead))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCalibration:
-    """From the largest probability of a row (softmax over the head, temperature 1) to the chance
-    that the target chooses the draft's token: one piecewise linear curve per range of the reply's
-    tokens, greedy and sampled apart. The default takes the model at its word."""
+    """From the draft's confidence to the chance that the target chooses its token: one piecewise
+    linear curve per range of the reply's tokens, greedy and sampled apart. The default takes the
+    model at its word."""
 
     begins: tuple[int, ...] = (0,)
     """[b] the first reply token of each range, ascending from 0."""

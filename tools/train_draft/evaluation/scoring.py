@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from outrider.engines.base import Engine, Ids, Round, Rows
+from outrider.engines.draft.calibration import sampled_confidence
 from outrider.sampling.noise import Noise, members_of
-from outrider.sampling.race import race, scaled
+from outrider.sampling.race import scaled
 from tools.train_draft.artifact.target import Floats
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.agreement import Trace
@@ -47,8 +48,7 @@ def read(engine: Engine, reply: Reply) -> Rows:
 def _trace(reply: Reply, rows: Rows, members: int) -> Trace:
     logits = rows.logits
     ids = _columns(rows)
-    tops = logits.max(1)
-    drafted = [
+    choices = [
         _choice(logits[at], ids[at % len(ids)], reply, len(reply.prompt) + at, members)
         for at in range(len(reply.ids))
     ]
@@ -57,9 +57,9 @@ def _trace(reply: Reply, rows: Rows, members: int) -> Trace:
         kind=reply.kind,
         number=reply.number,
         temperature=reply.temperature,
-        agreed=np.array(drafted, np.int32) == reply.ids,
+        agreed=np.array([token for token, _ in choices], np.int32) == reply.ids,
         top_agreed=np.array(likeliest, np.int32) == reply.top_ids[:, 0],
-        confidence=1 / np.exp((logits - tops[:, None]).astype(np.float64)).sum(1),
+        confidence=np.array([confidence for _, confidence in choices], np.float64),
     )
 
 
@@ -70,9 +70,14 @@ def _columns(rows: Rows) -> Ids:
     return rows.ids
 
 
-def _choice(row: Floats, ids: Ids, reply: Reply, position: int, members: int) -> int:
-    """The draft's token, with the noise that the target's own choice has."""
+def _choice(row: Floats, ids: Ids, reply: Reply, position: int, members: int) -> tuple[int, float]:
+    """The draft's token, with the noise that the target's own choice has, and its confidence."""
+    top = float(row.max())
     if reply.temperature == 0:
-        return int(ids[row.argmax()])
-    values = scaled(row, float(row.max()), reply.temperature)
-    return int(ids[race(values, Noise(reply.seed, position, members), ids)])
+        return int(ids[row.argmax()]), float(1 / np.exp(row.astype(np.float64) - top).sum())
+    noise = Noise(reply.seed, position, members)
+    values = scaled(row, top, reply.temperature) + noise.of(ids)
+    if len(values) < 2:
+        return int(ids[0]), 1.0
+    second, first = np.partition(values, -2)[-2:].tolist()
+    return int(ids[values.argmax()]), sampled_confidence(reply.temperature * (first - second))

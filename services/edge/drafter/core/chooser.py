@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.candidates import rescores
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft.calibration import DraftCalibration, sampled_confidence
 from outrider.errors import EngineError
-from outrider.sampling.noise import Ids
+from outrider.sampling.noise import Ids, Noise, members_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
@@ -61,6 +61,7 @@ class Chooser:
         self._calibration = calibration
         self._num_prompt = len(prompt)
         self._temperature = params.temperature
+        self._seed, self._members = params.seed, members_of(vocabulary_size)
         self._rescores = rescores(params)
 
     def observe(self, ids: Sequence[int]) -> None:
@@ -77,23 +78,43 @@ class Chooser:
         if not math.isfinite(top):
             raise EngineError("the draft model's scores are not finite")
         total = float(np.exp(logits - np.float32(top)).sum())
-        chance = self._calibration.chance(
-            1.0 / total, position - self._num_prompt, sampled=self._temperature > 0.0
-        )
         sampler = self._sampler.after(ahead)
         columns = self._shortlist(logits, top)
         column = self._choose(sampler, logits, ids, columns, position)
-        best = Opinion(_token(column, ids), chance)
-        if chance >= _CERTAIN or len(logits) < 2:
-            return Proposal(best)
+        if self._temperature == 0.0:
+            chance = self._chance(1.0 / total, position)
+            if chance >= _CERTAIN:
+                return Proposal(Opinion(_token(column, ids), chance))
         rest = logits.copy()
         rest[column] = -np.inf
-        other = self._choose(sampler, rest, ids, columns, position)
-        if other == column:
+        other = self._choose(sampler, rest, ids, columns, position) if len(logits) > 1 else column
+        if self._temperature > 0.0:
+            lead = self._lead(logits, ids, column, other, position)
+            chance = self._chance(sampled_confidence(lead), position)
+        best = Opinion(_token(column, ids), chance)
+        if chance >= _CERTAIN or other == column:
             return Proposal(best)
         first, second = (math.exp(float(logits[at]) - top) / total for at in (column, other))
         share = min(1.0, second / max(1e-6, 1.0 - first))
         return Proposal(best, Opinion(_token(other, ids), (1.0 - chance) * share))
+
+    def _chance(self, confidence: float, position: int) -> float:
+        """That the target agrees, at absolute `position`."""
+        sampled = self._temperature > 0.0
+        return self._calibration.chance(confidence, position - self._num_prompt, sampled=sampled)
+
+    def _lead(
+        self, logits: Logits, ids: Ids | None, column: int, other: int, position: int
+    ) -> float:
+        """By how much one column's noisy score leads another's, in units of scores; without
+        another, by more than can be told."""
+        if other == column:
+            return math.inf
+        low, high = sorted((column, other))  # noise is asked for by ascending ids
+        pair = np.array([_token(low, ids), _token(high, ids)], np.int32)
+        noise = Noise(self._seed, position, self._members).of(pair) * self._temperature
+        lead = float(logits[high]) + float(noise[1]) - float(logits[low]) - float(noise[0])
+        return lead if high == column else -lead
 
     def _shortlist(self, logits: Logits, top: float) -> Columns | None:
         """The columns that noise may lift to the top, but for a percent or so of all cases; None:
