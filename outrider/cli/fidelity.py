@@ -15,7 +15,8 @@ from outrider.models.store import ModelStore
 
 if TYPE_CHECKING:
     from outrider.engines.base import Ids
-    from outrider.fidelity.measure import Fidelity, Precision
+    from outrider.engines.config import EngineConfig, Precision
+    from outrider.fidelity.measure import Fidelity
 
 EXIT_UNFAITHFUL: Final = 6
 """Status if a bound is broken."""
@@ -29,18 +30,27 @@ def verify(
     """Measure a model of the store with all texts, print the figures, and say whether they are
     within bounds. Takes minutes.
 
-    Raises UnsupportedModelError for a model that the reference does not know, ModelStoreError, and
-    EngineError.
+    f32 is f32 throughout: inputs of products are not rounded to 8 bits, as they are when served.
+    Raises UnsupportedModelError for a model that the reference does not know, ModelStoreError,
+    EngineError, and ConfigError for a precision that this CPU lacks.
     """
-    from outrider.fidelity.measure import BOUNDS
+    from outrider.engines.config import EngineConfig
+    from outrider.fidelity.measure import IN_F32, SERVED
 
-    found = _measure(spec, store, precision, threads or os.cpu_count() or 1, as_json=as_json)
-    broken = BOUNDS[precision].broken_by(found)
+    # Calls of every size compute the same bits (decision 4): one compiled model is enough.
+    config = EngineConfig(
+        threads=threads or os.cpu_count() or 1,
+        precision=precision,
+        dynamic_quantization=precision != "f32",
+        max_fixed_rows=0,
+    )
+    found, arithmetic = _measure(spec, store, config, as_json=as_json)
+    broken = (IN_F32 if precision == "f32" else SERVED).broken_by(found)
     if as_json:
         figures = {**asdict(found), "ppl_ratio": found.ppl_ratio, "broken": broken}
-        print(json.dumps({"model": spec.name, "precision": precision, **figures}))
+        print(json.dumps({"model": spec.name, "precision": arithmetic, **figures}))
     else:
-        print(f"{spec.name}, {precision}, {found.num_positions} positions")
+        print(f"{spec.name}, {arithmetic}, {found.num_positions} positions")
         print(
             f"  perplexity        {found.perplexity:.3f}, of the file's own weights "
             f"{found.reference_perplexity:.3f}: {found.ppl_ratio:.4f} times"
@@ -49,17 +59,17 @@ def verify(
         print(f"  argmax agreement  {found.argmax_agreement:.2%}")
     if broken:
         print(
-            f"outrider models: {spec.name} is not served faithfully: {', '.join(broken)}; do not "
-            "serve it with this engine and layout",
+            f"outrider models: the engine does not say what {spec.name} says: {', '.join(broken)}; "
+            "serve another file of the model, or with another engine",
             file=sys.stderr,
         )
     return not broken
 
 
 def _measure(
-    spec: ModelSpec, store: ModelStore, precision: Precision, threads: int, *, as_json: bool
-) -> Fidelity:
-    from outrider.engines.config import EngineConfig
+    spec: ModelSpec, store: ModelStore, config: EngineConfig, *, as_json: bool
+) -> tuple[Fidelity, str]:
+    """The figures, and the engine's precision."""
     from outrider.engines.openvino import loading
     from outrider.fidelity.comparing import compare, expected
     from outrider.fidelity.reference import Reference
@@ -74,12 +84,10 @@ def _measure(
     documents: list[Ids] = [text.encode(vocabulary) for text in shipped()]
     with _bar("reference, layers", reference.num_layers, as_json) as advance:
         known = expected(reference, documents, lambda _: advance(1))
-    # Calls of every size compute the same bits (decision 4): one compiled model is enough.
-    config = EngineConfig(threads=threads, precision=precision, max_fixed_rows=0)
     with _bar("engine, tokens", sum(map(len, documents)), as_json) as advance:
         engine = loading.load_engine(spec, store, config)
         try:
-            return compare(engine, reference, known, advance)
+            return compare(engine, reference, known, advance), engine.info.precision
         finally:
             engine.close()
 

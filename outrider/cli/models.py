@@ -111,8 +111,12 @@ def verify(
         ),
     ] = False,
     precision: Annotated[
-        Literal["bf16", "f32"], typer.Option(help="The engine's arithmetic, for --fidelity.")
-    ] = "bf16",
+        Literal["auto", "bf16", "f32"],
+        typer.Option(
+            help="The engine's arithmetic, for --fidelity; auto: as served; f32: throughout, and "
+            "inputs of products are not rounded to 8 bits."
+        ),
+    ] = "auto",
     threads: Annotated[
         int, typer.Option(min=0, help="The engine's, for --fidelity; 0: all cores.")
     ] = 0,

@@ -73,7 +73,7 @@ def test_a_damaged_model_has_status_6_and_is_told_by_what(
     verified = run(source)
     assert verified.exit_code == 6
     assert "argmax agreement" in verified.stdout
-    assert f"{source} is not served faithfully" in verified.stderr
+    assert f"the engine does not say what {source} says" in verified.stderr
     assert "(at least 94%)" in verified.stderr
     assert "(at least 97%)" in run(source, "--precision", "f32").stderr
 
@@ -83,7 +83,7 @@ def test_figures_in_json(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verified = run(source, "--json")
     figures = json.loads(verified.stdout)
     assert verified.exit_code == 6
-    assert (figures["model"], figures["precision"]) == (source, "bf16")
+    assert (figures["model"], figures["precision"]) == (source, "f32")
     assert figures["ppl_ratio"] == pytest.approx(
         figures["perplexity"] / figures["reference_perplexity"]
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
 import pytest
 
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.loading import load_engine
 from outrider.fidelity.comparing import Expected, compare, expected
-from outrider.fidelity.measure import BOUNDS, Precision
+from outrider.fidelity.measure import IN_F32, SERVED, Bounds, Fidelity
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import Text
 from outrider.models.catalog import DEFAULT_MODEL
@@ -40,7 +39,7 @@ TEXTS = (
     "Am Morgen lag Nebel über dem Fluss. Die Fähre wartete am anderen Ufer, und niemand wusste, "
     "wann sie kommen würde. Erst als die Sonne höher stand, hörten wir den Motor.",
 )
-"""Of 60 to 90 tokens each."""
+"""Of 60 to 120 tokens each."""
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +53,38 @@ def documents(reference: Reference, vocabulary: Vocabulary) -> list[Expected]:
     return expected(reference, ids, lambda _: None)
 
 
-@pytest.fixture(params=["bf16", "f32"])
-def precision(request: pytest.FixtureRequest) -> Precision:
-    chosen: Precision = request.param
-    return chosen
-
-
-@pytest.fixture
-def engine(model_store: ModelStore, precision: Precision) -> Iterator[OpenVinoEngine]:
-    config = EngineConfig(num_blocks=16, precision=precision, max_fixed_rows=0)
-    engine = load_engine(DEFAULT_MODEL, model_store, config)
-    yield engine
-    engine.close()
-
-
+@pytest.mark.parametrize(
+    ("bounds", "config"),
+    [
+        (SERVED, EngineConfig(num_blocks=16, max_fixed_rows=0)),
+        (
+            IN_F32,
+            EngineConfig(
+                num_blocks=16, max_fixed_rows=0, precision="f32", dynamic_quantization=False
+            ),
+        ),
+    ],
+    ids=["as served", "in f32"],
+)
 def test_the_engine_says_what_the_file_says(
-    engine: OpenVinoEngine,
-    precision: Precision,
+    bounds: Bounds,
+    config: EngineConfig,
+    model_store: ModelStore,
     reference: Reference,
     documents: list[Expected],
 ) -> None:
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
     found = compare(engine, reference, documents)
-    assert BOUNDS[precision].broken_by(found) == []
+    engine.close()
+    assert _widened(bounds, found).broken_by(found) == []
+
+
+def _widened(bounds: Bounds, found: Fidelity) -> Bounds:
+    """By two standard errors: over so few positions the figures scatter. Of the perplexities'
+    logarithms that is sqrt(2 KL / n), for small independent errors."""
+    least, count = bounds.min_argmax_agreement, found.num_positions
+    return Bounds(
+        max_ppl_ratio=bounds.max_ppl_ratio * math.exp(2 * math.sqrt(2 * found.kl / count)),
+        max_kl=bounds.max_kl,
+        min_argmax_agreement=least - 2 * math.sqrt(least * (1 - least) / count),
+    )
