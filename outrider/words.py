@@ -10,7 +10,7 @@ import unicodedata
 
 _SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x10FFFF))
 """Thai, Lao, Burmese, Khmer, and from the CJK radicals on."""
-_JOINERS = "\u200d\ufe0e\ufe0f"
+JOINERS = "\u200d\ufe0e\ufe0f"
 """Zero-width joiner and variation selectors: they belong to the character before them."""
 
 
@@ -27,14 +27,14 @@ def first_word_end(text: str, *, is_whole: bool) -> int | None:
     end = begin + 1
     while end < len(text) and is_joined(text[end - 1], text[end]):
         end += 1
-    may_grow = end == len(text) and (in_word(text[-1]) or text[-1] in _JOINERS)
+    may_grow = end == len(text) and (in_word(text[-1]) or text[-1] in JOINERS)
     return None if may_grow and not is_whole else end
 
 
 def is_joined(left: str, right: str) -> bool:
     """Whether two neighbouring characters belong to one word, or to one character with its
     marks."""
-    if _is_mark(right) or right in _JOINERS or left == _JOINERS[0]:
+    if _is_mark(right) or right in JOINERS or left == JOINERS[0]:
         return True
     return in_word(left) and in_word(right)
 

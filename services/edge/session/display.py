@@ -11,12 +11,12 @@ beyond that nothing new is shown for a while.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from outrider.speculation.agreement import num_agreeing
+from outrider.words import JOINERS, first_word_end, in_word, is_joined
 from services.edge.session.actions import Provisional, Retract
 
 
@@ -160,7 +160,7 @@ class Display:
         added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
         self.shown_chars += len(added.text)
         if self._first_word_left is None and target.strip():
-            self._first_word_left = first_word_length(target)
+            self._first_word_left = first_word_end(target, is_whole=True)
         self._shown = target
         self._ends = [end for end in outlook.ends if end <= len(target)]
         return added
@@ -209,17 +209,6 @@ class Display:
         return max(theta, policy.line_theta) if breaks_line else theta
 
 
-_SPACELESS = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x10FFFF))
-"""Thai, Lao, Burmese, Khmer, and from the CJK radicals on: words there end without a space."""
-_JOINERS = "\u200d\ufe0e\ufe0f"
-
-
-def first_word_length(text: str) -> int:
-    """Code points up to the end of the first word of `text`; 0 if there is none."""
-    words = text.split(maxsplit=1)
-    return text.index(words[0]) + len(words[0]) if words else 0
-
-
 def word_end(text: str, limit: int, final: bool) -> int:
     """The last end of a word in `text` at or before `limit`, 0 if there is none.
 
@@ -227,20 +216,8 @@ def word_end(text: str, limit: int, final: bool) -> int:
     """
     for end in range(limit, 0, -1):
         if end == len(text):
-            if final or not (_in_word(text[-1]) or text[-1] in _JOINERS):
+            if final or not (in_word(text[-1]) or text[-1] in JOINERS):
                 return end
-        elif not _joined(text[end - 1], text[end]):
+        elif not is_joined(text[end - 1], text[end]):
             return end
     return 0
-
-
-def _joined(left: str, right: str) -> bool:
-    if unicodedata.combining(right) or right in _JOINERS or left == _JOINERS[0]:
-        return True
-    return _in_word(left) and _in_word(right)
-
-
-def _in_word(char: str) -> bool:
-    if not (char.isalnum() or char in "_'\u2019"):
-        return False
-    return not any(low <= ord(char) <= high for low, high in _SPACELESS)
