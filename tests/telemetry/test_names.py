@@ -18,6 +18,9 @@ from outrider.errors import NoReplicaError
 from outrider.telemetry import names, tracing
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from services.edge.drafter import metrics as drafter
+from services.edge.telemetry import PREFILLED_TOKENS
+from services.tokenizer.parts import crew, processes
 from tests.edge.live.region import small_vocabulary
 from tests.telemetry import declared as table
 from tests.telemetry.mesh import WholeMesh, whole_mesh
@@ -50,7 +53,7 @@ def test_names_that_a_chat_does_not_record_are_asserted_elsewhere(name: str) -> 
 
 
 def _is_told(name: str, text: str) -> bool:
-    modules = (table.drafter, table.crew, table.processes)
+    modules = (drafter, crew, processes)
     constants = {
         (module.__name__, constant)
         for module in modules
@@ -82,7 +85,7 @@ async def type_ahead(mesh: WholeMesh, client: Client) -> None:
     text = "Which of these trains leaves first, and which of them is the fastest? " * 2
     for end in range(8, len(text), 8):
         typing.update(text[:end])
-    counted = f"{table.family(table.PREFILLED_TOKENS)}_total"
+    counted = f"{table.family(PREFILLED_TOKENS)}_total"
     await eventually(lambda: bool(mesh.edge_metrics.registry.get_sample_value(counted)))
     typing.close()
 
@@ -108,7 +111,7 @@ async def talk_to_the_router(mesh: WholeMesh) -> None:
     )
     edge = mesh.router.edge()
     await edge.send(inference_pb2.SessionUp(session=1, open=opening))
-    kinds = []
+    kinds: list[str | None] = []
     while not kinds or kinds[-1] not in ("done", "error"):
         response = await edge.call.read()
         assert isinstance(response, router_pb2.RouteResponse)
