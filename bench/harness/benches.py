@@ -98,7 +98,7 @@ _ALL = (
     ),
     Bench("decisions", "bench.scale.decisions", minutes=15.0),
     Bench(
-        "scale", "bench.scale", minutes=300.0, core_minutes=7.0,
+        "scale", "bench.scale", minutes=300.0, core_minutes=6.0,
         sources=(*SERVICES, *(f"bench/results/{name}.json" for name in DRAWN_FROM)),
     ),
     Bench("router", "bench.router", minutes=6.0),
