@@ -11,8 +11,8 @@ from services.edge.drafter import metrics as told
 from services.edge.drafter.messages import Report
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 
-FIRST = Report(5, 4, 10, 40, 30_000, 3, 2, 9, 6, (100, 20, 7), (50, 11, 0))
-SECOND = Report(6, 3, 15, 70, 36_000, 4, 7, 19, 7, (101, 20, 9), (50, 14, 1))
+FIRST = Report(5, 4, 10, 40, 30_000, 3, 2, 9, 6, 80, (100, 20, 7), (50, 11, 0))
+SECOND = Report(6, 3, 15, 70, 36_000, 4, 7, 19, 7, 90, (101, 20, 9), (50, 14, 1))
 
 
 @pytest.fixture

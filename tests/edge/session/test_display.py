@@ -79,26 +79,32 @@ def test_by_default_nothing_is_shown_that_is_rather_wrong_than_right(base: int) 
     assert shown == Provisional(base, 0, " the", 0.5)
 
 
+def stayed(display: Display) -> bool | None:
+    """What is known of the first shown word by now."""
+    return display.first_word_stayed
+
+
 def test_what_becomes_of_the_first_word_is_known() -> None:
     pieces = ((" the", 0.9), (" cat", 0.8), (".", 0.8))
     right, wrong, gone, early = (Display(PLAIN) for _ in range(4))
     for display in (right, wrong, gone, early):
-        assert display.first_word_stayed is None
+        assert stayed(display) is None
         display.show(outlook(*pieces), 0.0)
     right.confirm(" th", False, 1.0)
-    assert right.first_word_stayed is None, "its last letter is still to come"
+    assert stayed(right) is None, "its last letter is still to come"
     right.confirm("e dog", True, 1.0)
-    assert right.first_word_stayed is True and (right.shown_chars, right.erased_chars) == (9, 4)
+    assert stayed(right) is True
+    assert (right.shown_chars, right.erased_chars) == (9, 4)
     wrong.confirm(" thin", True, 1.0)
-    assert wrong.first_word_stayed is False
+    assert stayed(wrong) is False
     wrong.show(outlook(*pieces), 9.0)
     wrong.confirm(" the", False, 9.0)
-    assert wrong.first_word_stayed is False, "there is one first word"
+    assert stayed(wrong) is False, "there is one first word"
     gone.forget()
     gone.confirm(" a", True, 1.0)
-    assert gone.first_word_stayed is None, "nobody saw what became of it"
+    assert stayed(gone) is None, "nobody saw what became of it"
     early.clear(1.0)
-    assert early.first_word_stayed is False
+    assert stayed(early) is False
 
 
 def test_a_blank_before_a_word_to_come_is_not_shown() -> None:

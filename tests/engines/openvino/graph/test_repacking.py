@@ -45,7 +45,7 @@ def _as_graph(tensor: gguf.ReaderTensor) -> tuple[Values, Scales]:
     """Q8_0 as the converter writes it: u8 around 128 and scales, by group."""
     blocks = np.asarray(tensor.data).reshape(ROWS, -1, 34)
     scales = blocks[:, :, :2].copy().view(np.float16)
-    return blocks[:, :, 2:] ^ 128, scales
+    return blocks[:, :, 2:] ^ np.uint8(128), scales
 
 
 def test_the_copy_is_in_q8_0_and_keeps_all_else(tmp_path: Path) -> None:
