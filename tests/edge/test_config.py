@@ -53,7 +53,7 @@ def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
         display = config.reply_policy().display
         return display.first_theta, display.theta
 
-    assert thetas(EdgeConfig()) == (0.5, 0.5)
+    assert thetas(EdgeConfig()) == (0.55, 0.5)
     assert thetas(EdgeConfig(display="shy")) == (0.7, 0.7)
     assert thetas(EdgeConfig(display="eager")) == (0.3, 0.4)
     assert thetas(EdgeConfig(display="eager", first_theta=0.6)) == (0.6, 0.4)

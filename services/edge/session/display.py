@@ -58,7 +58,7 @@ class Boldness:
 
 BOLDNESS: Final[Mapping[str, Boldness]] = {
     "shy": Boldness(0.7, 0.7),
-    "balanced": Boldness(0.5, 0.5),
+    "balanced": Boldness(0.55, 0.5),
     "eager": Boldness(0.3, 0.4),
 }
 """By the name of the setting."""
