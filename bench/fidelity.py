@@ -33,6 +33,7 @@ from outrider.fidelity.texts import shipped
 from outrider.models.catalog import DEFAULT_MODEL, lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.telemetry.logs import configure_logging
 
 SHAPES: Final = {
     "1 row": (1, 1),
@@ -72,6 +73,7 @@ def main() -> int:
     flags.add_argument("--model", default=DEFAULT_MODEL.name, help="a name of the catalogue")
     arguments: argparse.Namespace = flags.parse_args()
     run = start("fidelity", arguments)
+    configure_logging("fidelity", "warning")
     layouts = (DEFAULT_LAYOUT,) if run.quick else LAYOUTS
     spec, store = lookup(arguments.model), ModelStore(default_root())
     source = store.ensure(spec.source, sha256=spec.sha256).path
