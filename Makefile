@@ -24,7 +24,7 @@ test: setup check  ## Every check and every test
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 2
 	@echo "Property tests on new examples; to have the same again: make test SEED=$(SEED)"
-	$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED)
+	$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) --timeout 600
 
 check: setup lint types imports protos-check deploy-check  ## Static checks only
 
