@@ -57,7 +57,7 @@ def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
     assert thetas(EdgeConfig(display="shy")) == (0.7, 0.7)
     assert thetas(EdgeConfig(display="eager")) == (0.3, 0.4)
     assert thetas(EdgeConfig(display="eager", first_theta=0.6)) == (0.6, 0.4)
-    assert thetas(EdgeConfig(theta=0.9)) == (0.5, 0.9)
+    assert thetas(EdgeConfig(theta=0.9)) == (0.55, 0.9)
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,8 +161,9 @@ def test_f32_is_exact_too(model_store: ModelStore) -> None:
 
 
 def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
-    with pytest.raises(ConfigError, match="one block takes 1 blocks or 737280 bytes"):
-        load_engine(DEFAULT_MODEL, model_store, EngineConfig(kv_bytes=737279, max_fixed_rows=0))
+    config = EngineConfig(kv_bytes=BLOCK_BYTES["f32"] - 1, precision="f32", max_fixed_rows=0)
+    with pytest.raises(ConfigError, match="one block takes 1 blocks or 1474560 bytes"):
+        load_engine(DEFAULT_MODEL, model_store, config)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def make_draft(
     for at, layer in enumerate(layers):
         for name, tensor in tensors.items():
             if name.startswith(f"blk.{layer}."):
-                _add(writer, name.replace(f"blk.{layer}.", f"blk.{at}."), tensor, tensor.data)
+                _add_exact(writer, name.replace(f"blk.{layer}.", f"blk.{at}."), tensor)
     _add(writer, "output_norm.weight", tensors["output_norm.weight"], None)
     head = tensors["token_embd.weight"]
     _add(writer, "output.weight", head, head.data[np.asarray(head_ids)])
@@ -53,6 +53,16 @@ def _add_card(writer: gguf.GGUFWriter, head_ids: Sequence[int], digest: str) -> 
     for kind in ("greedy", "sampled"):
         name = f"outrider.draft.calibration_{kind}"
         writer.add_key_value(name, [0.0, 0.3, 0.9], array, sub_type=floats)
+
+
+def _add_exact(writer: gguf.GGUFWriter, name: str, tensor: gguf.ReaderTensor) -> None:
+    """Matrices in a format that the converter reads without loss, as drafts have to be."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    if len(tensor.shape) == 1 or tensor.tensor_type == kind:
+        writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+        return
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
 
 
 def _add(

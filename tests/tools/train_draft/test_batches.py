@@ -73,7 +73,7 @@ def test_a_batch_of_one_keeps_the_last_token_of_its_prompt() -> None:
 def test_first_positions_weigh_most() -> None:
     weights = position_weights(40)
     assert np.all(np.diff(weights) < 0)
-    assert weights[0] == pytest.approx(3 * weights[-1], rel=0.01)
+    assert weights[0] == pytest.approx(6 * weights[-1], rel=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=40))

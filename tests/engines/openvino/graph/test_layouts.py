@@ -172,4 +172,4 @@ def test_every_layout_says_what_the_file_says(
     # Of weights alone, without what rounding inputs adds.
     assert found.kl <= 0.01
     assert found.argmax_agreement >= 0.9
-    assert 0.98 <= found.ppl_ratio <= 1.02
+    assert 0.97 <= found.ppl_ratio <= 1.03
