@@ -83,8 +83,9 @@ class ReplyText:
         if self._matcher.found:
             self.finished = "stop"
         elif self.num_tokens == self._max_tokens:
-            self.finished = "length"
             text += self._drain()
+            # What the end flushes, U+FFFD for half a character, may be a stop string itself.
+            self.finished = "stop" if self._matcher.found else "length"
         return text
 
     def push_all(self, tokens: Sequence[int]) -> str:

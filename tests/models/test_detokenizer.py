@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -60,6 +60,7 @@ PIECES = st.sampled_from([b"a", "é".encode(), "🙂".encode(), b"\xff", b"\xf0\
     data=st.lists(PIECES, min_size=1, max_size=30).map(b"".join),
     stop=st.text("aé🙂\ufffd", min_size=1, max_size=3),
 )
+@example(data=b"\xf0\x9f", stop="\ufffd")
 def test_a_stop_string_is_found_across_tokens_characters_and_bytes_that_are_none(
     data: bytes, stop: str
 ) -> None:
