@@ -57,7 +57,10 @@ _ALL = (
         "exactness", "bench.exactness", sources=(*SERVICES, "bench/data"), minutes=20.0,
         core_minutes=4.0,
     ),
-    Bench("fidelity", "bench.fidelity", minutes=4.0, core_minutes=4.0, core_flags=()),
+    Bench(
+        "fidelity", "bench.fidelity", minutes=4.0, core_minutes=4.0, core_flags=(),
+        sources=("outrider/engines", "outrider/fidelity", "outrider/models", "bench/engine.py"),
+    ),
     Bench(
         "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS),
         minutes=8.0, core_minutes=3.0, peers=("llamacpp",),
