@@ -23,8 +23,9 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 test: setup check  ## Every check and every test
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 2
-	@echo "Property tests on new examples; to have the same again: make test SEED=$(SEED)"
-	$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) --timeout 600
+	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
+	@echo "to have the same again: make test SEED=$(SEED)"
+	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) --timeout 600
 
 check: setup lint types imports protos-check deploy-check  ## Static checks only
 
