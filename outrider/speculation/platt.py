@@ -73,6 +73,11 @@ class SourceCalibrations:
         """For the drafts of one source in greedy replies, or in sampled ones."""
         return (self.sampled if are_sampled else self.greedy).get(source, _IDENTITY)
 
+    def only(self, source: str) -> SourceCalibrations:
+        """Those of one source; all others are taken at their word."""
+        kinds = (self.greedy, self.sampled)
+        return SourceCalibrations(*({s: kind[s] for s in (source,) if s in kind} for kind in kinds))
+
 
 def to_json(vocabulary_digest: bytes, calibrations: SourceCalibrations) -> str:
     """The file form: a line of text per source, [shift, slope] by bucket."""

@@ -281,7 +281,7 @@ class DrafterLink:
             case Guess():
                 session = self._sessions.get(message.session)
                 if session is not None and all(i < self._vocabulary_size for i in message.ids):
-                    session.on_guess(_heard(message))
+                    session.on_guess(heard_of(message))
             case Report():
                 self._metrics.report(message)
                 if message.prompt_token_us:
@@ -312,6 +312,7 @@ async def _in_time(event: asyncio.Event) -> bool:
     return True
 
 
-def _heard(guess: Guess) -> Heard:
+def heard_of(guess: Guess) -> Heard:
+    """A guess as a chat's session takes it."""
     sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
     return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)

@@ -19,9 +19,8 @@ from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.phrases import Phrases
 from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
-from services.edge.drafter.core.rates import SOURCE_NAMES
-from services.edge.drafter.link import first_guess_limit_s
-from services.edge.drafter.messages import Commit, Guess, Open
+from services.edge.drafter.link import first_guess_limit_s, heard_of
+from services.edge.drafter.messages import Commit, Open
 from services.edge.drafter.settings import DrafterLimits
 from services.edge.session.actions import Action
 from services.edge.session.control.acceptance import Averages
@@ -139,14 +138,9 @@ class GuessRecorder:
             if call is not None and ready_s is not None:
                 now = ready_s
                 drafter.apply(call, rows, self._speeds.call_s(call))
-            heard += ((now, _heard(guess)) for guess in drafter.take_guesses(now))
+            heard += ((now, heard_of(guess)) for guess in drafter.take_guesses(now))
         drafter.close(_SESSION)
         return Guessed(reply, rtt_s, tuple(heard))
-
-
-def _heard(guess: Guess) -> Heard:
-    sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
-    return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
 
 
 Seen: TypeAlias = tuple[float, Action]

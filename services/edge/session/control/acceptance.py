@@ -10,6 +10,7 @@ from outrider.speculation.platt import SourceCalibrations
 from services.edge.session.control.calibration import MAX_SOURCES, OTHER, Calibrations
 from services.edge.session.control.model import Conditions
 from services.edge.session.control.pace import OwnPace
+from services.edge.session.sources.copies import CopyDrafter
 
 _BUCKET_ENDS = (1, 2, 4, 8)
 """Depths 0, 1, 2-3, 4-7, and all beyond."""
@@ -126,13 +127,15 @@ class Averages:
     """What an edge has learned from all its chats, for those to come."""
 
     def __init__(self, shipped: SourceCalibrations | None = None) -> None:
-        """`shipped`: what sources' promises are worth before the first chat."""
+        """`shipped`: what sources' promises are worth before the first chat. Only the edge's own
+        copies begin there: the drafter beside has corrected its promises already."""
+        own = None if shipped is None else shipped.only(CopyDrafter.SOURCE)
         self.acceptance = Acceptance()
         self.own_pace = OwnPace()
         self.conditions: Conditions | None = None
         """Those that a chat found last; a new one takes them for its own until it has seen them."""
         self._calibrations = tuple(
-            Calibrations(shipped, are_sampled=are_sampled) for are_sampled in (False, True)
+            Calibrations(own, are_sampled=are_sampled) for are_sampled in (False, True)
         )
 
     def calibrations(self, *, sampled: bool) -> Calibrations:

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.speculation.platt import Platt, SourceCalibrations
+from outrider.speculation.positions import POSITION_BEGINS
 from services.edge.session.control.acceptance import (
     NUM_BUCKETS,
     Acceptance,
+    Averages,
     Outcome,
     bucket_of,
 )
 from services.edge.session.control.calibration import MAX_SOURCES
+from services.edge.session.sources.copies import CopyDrafter
 
 
 def outcome(depth: int, right: bool, source: str = "model", promise: float = 0.8) -> Outcome:
@@ -75,3 +79,13 @@ def test_survival_never_rises(seen: list[tuple[int, bool]]) -> None:
     chances = acceptance.survival(20)
     assert chances == sorted(chances, reverse=True)
     assert all(0 <= acceptance.rate(bucket) <= 1 for bucket in range(NUM_BUCKETS))
+
+
+def test_what_the_drafter_has_corrected_is_not_corrected_again() -> None:
+    lines = (Platt(-2.0, 1.0),) * len(POSITION_BEGINS)
+    by_source = {CopyDrafter.SOURCE: lines, "model": lines}
+    shipped = SourceCalibrations(greedy=by_source, sampled=by_source)
+    for sampled in (False, True):
+        known = Averages(shipped).calibrations(sampled=sampled)
+        assert known.chance("model", 0.6, 0) == pytest.approx(0.6)
+        assert known.chance(CopyDrafter.SOURCE, 0.6, 0) == pytest.approx(lines[0].chance(0.6))
