@@ -188,10 +188,17 @@ class SessionTable(Generic[FrameT]):
             self._grow(session, num_bytes)
         return allowed
 
+    def begin_epoch(self, session: Session[FrameT], epoch: int) -> None:
+        """Its edge drafts in this epoch: what is kept of older ones is void, and must not take the
+        room of what is not."""
+        if epoch > session.epoch:
+            session.epoch = epoch
+            self._release_drafts(session)
+
     def drop_drafts(self, session: Session[FrameT]) -> None:
         """What the edge has guessed so far is void."""
-        self._grow(session, -session.draft_bytes)
-        session.kept, session.draft_bytes, session.lost_epoch = [], 0, session.epoch
+        self._release_drafts(session)
+        session.lost_epoch = session.epoch
 
     def committed(self, session: Session[FrameT], upto: int, tokens: bytes | None) -> None:
         """Tokens became final, up to number `upto`. `tokens` are kept as they are; where they are
@@ -256,8 +263,7 @@ class SessionTable(Generic[FrameT]):
             self._unbind(session)
             self._movable.pop(session.relayed, None)
         elif session.state is State.STREAMING:
-            self._grow(session, -session.draft_bytes)
-            session.kept, session.draft_bytes = [], 0
+            self._release_drafts(session)
             if session.open is not None:
                 self._movable[session.relayed] = session
         elif session.state is State.CLOSING:
@@ -277,6 +283,10 @@ class SessionTable(Generic[FrameT]):
     def _grow(self, session: Session[FrameT], num_bytes: int) -> None:
         session.kept_bytes += num_bytes
         self._kept_bytes += num_bytes
+
+    def _release_drafts(self, session: Session[FrameT]) -> None:
+        self._grow(session, -session.draft_bytes)
+        session.kept, session.draft_bytes = [], 0
 
     def _release_kept(self, session: Session[FrameT]) -> None:
         self._grow(session, -session.kept_bytes)

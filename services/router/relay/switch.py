@@ -134,7 +134,7 @@ class Switch:
             return  # it ended while the frame was under way
         frame.session = session.leg
         if kind == "draft":
-            session.epoch = max(session.epoch, frame.draft.epoch)
+            self._table.begin_epoch(session, frame.draft.epoch)
             if frame.draft.epoch > session.lost_epoch:
                 self._advance(session, Input.DRAFT, now, up=request)
         elif kind == "cancel":

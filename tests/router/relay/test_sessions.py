@@ -98,6 +98,24 @@ def test_what_is_committed_is_kept_and_drafts_are_not() -> None:
     sessions.check_invariants()
 
 
+def test_drafts_of_an_older_epoch_give_way() -> None:
+    sessions = table()
+    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    session = opened(sessions, edge)
+    sessions.bind(session, stream, "a", 0.0)
+    for n in range(2):
+        assert sessions.keep(session, f"old {n}", 5)
+    sessions.begin_epoch(session, 0)
+    assert session.kept == ["old 0", "old 1"], "the same epoch goes on"
+    before = session.kept_bytes
+    sessions.begin_epoch(session, 1)
+    assert (session.epoch, session.kept, session.kept_bytes) == (1, [], before - 10)
+    assert sessions.keep(session, "new", 5), "the room is the newer epoch's"
+    sessions.begin_epoch(session, 0)
+    assert (session.epoch, session.kept) == (1, ["new"]), "a late frame of the old one ends nothing"
+    sessions.check_invariants()
+
+
 def test_limits_are_overload() -> None:
     sessions = table(max_sessions=4)
     edges = [sessions.attach_edge() for _ in range(2)]
