@@ -47,7 +47,6 @@ SHAPES: Final = {
 """Sessions, and rows of each."""
 NUM_BLOCKS: Final = 96
 """16 sessions of CONTEXT + 32 + 1 tokens; the longest text takes fewer."""
-QUICK_TEXTS: Final = 2
 REPEATS, QUICK_REPEATS = 30, 3
 
 Times = Mapping[str, Sequence[float]]
@@ -79,8 +78,6 @@ def main() -> int:
     source = store.ensure(spec.source, sha256=spec.sha256).path
     vocabulary = load_vocabulary(spec, store)
     texts = [text.encode(vocabulary) for text in shipped()]
-    if run.quick:
-        texts = sorted(texts, key=len)[:QUICK_TEXTS]
     run.setting("outrider", threads=1, context_tokens=CONTEXT, model=spec.name, texts=len(texts))
     with TemporaryDirectory() as work:
         told(f"converting into {len(layouts)} layouts")

@@ -30,9 +30,10 @@ The first word is the first run of letters and digits with all that stands befor
 (`outrider.words`), and is on screen when its last letter is (`outrider.client.first_word`). Of
 Outrider three times are told: when the first word that was ever completed on screen was, right or
 wrong; since when the reply's own first word has stood there without being taken back, provisional
-or final; when it was final. Of plain streaming all three are one. `first_word_right` is the share
-of chats in which the first one shown was the reply's, `taken_back` the share of provisional
-characters that did not become final, `ahead_ms` for how long characters stood on screen before they
+or final; when it was final. Of plain streaming all three are one. `first_word_early` is the
+share of chats whose first word was shown before it was final, `first_word_right` how many of those
+words were the reply's, `taken_back` the share of provisional characters that did not become final,
+`ahead_ms` for how long characters stood on screen before they
 were final. Visible and committed TTFT are the times to the first text on screen and to the first
 final token.
 

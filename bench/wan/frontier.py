@@ -25,7 +25,7 @@ from bench.wan.machines.bed import HOST, RegionEngine, running_bed
 from bench.wan.measure import Links
 from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
 from bench.wan.relay.lane import Conditions
-from bench.wan.report.first_words import how
+from bench.wan.report.first_words import how, right_cell, share_right
 from bench.wan.report.intervals import mean, ratio, share
 from bench.wan.samples import Sample, Word
 from outrider.client import Client, connect
@@ -167,6 +167,7 @@ def _keep(
         ):
             run.samples(f"{cell}: {told}", values_ms, unit="ms")
         for told, counts in (
+            ("first word shown early", [word.is_early for word in words]),
             ("first word shown was right", [word.is_right for word in words]),
             ("characters shown early", [sample.early_chars for sample in samples]),
             ("characters taken back", [sample.erased_chars for sample in samples]),
@@ -178,7 +179,7 @@ def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
         table = run.table(
             f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)}",
-            *("setting", "chats", "first word shown early", "first shown word right"),
+            *("setting", "chats", "first word shown early", "of those: right"),
             *("taken back of provisional", "shown early of final"),
             *("first word shown, ms", "first word that stays, ms", "staying over plain"),
         )
@@ -190,7 +191,7 @@ def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
             shown = sum(sample.provisional_chars for sample in cell)
             rows[name] = {
                 "chats": len(cell),
-                "first_word_right": round(fmean(word.is_right for word in words), 4),
+                "first_word_right": share_right(cell),
                 "taken_back": round(sum(s.erased_chars for s in cell) / shown, 4) if shown else 0.0,
                 "staying_word_ms": round(fmean(word.staying_ms for word in words), 1),
             }
@@ -206,7 +207,7 @@ def _cells(samples: Sequence[Sample], plain: Sequence[Sample]) -> Iterator[Cell]
     ]
     words = [word for word, _ in pairs]
     yield str(share(fmean(word.is_early for word in words), len(words)))
-    yield str(share(fmean(word.is_right for word in words), len(words)))
+    yield right_cell([[sample] for sample in samples])
     provisional = [float(sample.provisional_chars) for sample in samples]
     erased = [float(sample.erased_chars) for sample in samples]
     yield str(ratio(erased, provisional)) if sum(provisional) else TOO_FEW

@@ -72,7 +72,7 @@ def provisional_tables(run: Run, results: Results) -> None:
     table = run.table(
         "Provisional text of Outrider, one chat at a time",
         *("RTT, ms", "temperature", "chats", "first word shown before it was final"),
-        *("first shown word right", "of provisional characters: taken back"),
+        *("of those: right", "of provisional characters: taken back"),
         *("of final characters: shown early", "drafts accepted"),
     )
     for where, samples in _conditions(results):
@@ -86,7 +86,7 @@ def provisional_tables(run: Run, results: Results) -> None:
             *("all" if where.rtt_ms is None else f"{where.rtt_ms:g}", where.temperature or 0.0),
             len(samples),
             str(share(fmean(word.is_early for word in words), num)) if words else TOO_FEW,
-            str(share(fmean(word.is_right for word in words), num)) if words else TOO_FEW,
+            right_cell(by_prompt),
             _taken_back(by_prompt),
             str(ratio([_sum(chats, "early_chars") for chats in by_prompt], final)),
             accepted / drafts if drafts else TOO_FEW,
@@ -136,12 +136,12 @@ def first_word_figures(results: Results) -> dict[str, Figure]:
                 f"{where.rtt_ms:g}": _over_plain(results, where, told).rounded() for where in wheres
             }
         everywhere = results.samples(OURS, Where(None, 1, temperature))
-        found["first_word_right" + end] = _share_right(everywhere)
+        found["first_word_right" + end] = share_right(everywhere)
         found["first_word_early" + end] = _share_early(everywhere)
         found["taken_back" + end] = _share_taken_back(everywhere)
         by_rtt = {f"{where.rtt_ms:g}": results.samples(OURS, where) for where in wheres}
         for name, of in (
-            ("first_word_right_by_rtt", _share_right),
+            ("first_word_right_by_rtt", share_right),
             ("first_word_early_by_rtt", _share_early),
             ("taken_back_by_rtt", _share_taken_back),
         ):
@@ -231,9 +231,17 @@ def _words(samples: Sequence[Sample]) -> list[Word]:
     return [sample.word for sample in samples if sample.word is not None]
 
 
-def _share_right(samples: Sequence[Sample]) -> float | None:
-    words = _words(samples)
-    return round(fmean(word.is_right for word in words), 4) if words else None
+def share_right(samples: Sequence[Sample]) -> float:
+    """Of first words that were shown before they were final; 1 where there were none."""
+    early = [word.is_right for word in _words(samples) if word.is_early]
+    return round(fmean(early), 4) if early else 1.0
+
+
+def right_cell(by_prompt: Sequence[Sequence[Sample]]) -> str:
+    """The same with its interval, from the chats of each prompt."""
+    chats = [chat for chats in by_prompt for chat in chats]
+    num = sum(any(word.is_early for word in _words(chats)) for chats in by_prompt)
+    return str(share(share_right(chats), num)) if num else TOO_FEW
 
 
 def _share_early(samples: Sequence[Sample]) -> float | None:

@@ -20,6 +20,7 @@ _TIMES: Mapping[str, Callable[[Sample], float | None]] = {
     "last final token": lambda sample: sample.whole_ms,
 }
 _COUNTS: Mapping[str, Callable[[Sample], float]] = {
+    "first word shown early": lambda sample: float((sample.word and sample.word.is_early) or 0),
     "first word shown was right": lambda sample: float((sample.word and sample.word.is_right) or 0),
     "final tokens": lambda sample: float(len(sample.ids)),
     "final characters": lambda sample: float(sample.num_chars),

@@ -22,8 +22,8 @@ def compose(draft: Path, target: Path, head_order: Ids, out: Path) -> None:
     and tokenizer. Raises ArtifactCorruptError if the two do not fit each other."""
     small, large = GGUFReader(draft), GGUFReader(target)
     writer = GGUFWriter(out, "llama")
-    _copy_fields(small, writer, lambda name: name.startswith("llama."))
-    _copy_fields(large, writer, lambda name: name.startswith("tokenizer.") or name == _FILE_TYPE)
+    copy_fields(small, writer, lambda name: name.startswith("llama."))
+    copy_fields(large, writer, lambda name: name.startswith("tokenizer.") or name == _FILE_TYPE)
     embedding = next((t for t in large.tensors if t.name == _EMBEDDING), None)
     width = int(small.fields["llama.embedding_length"].contents())
     if embedding is None or int(embedding.shape[0]) != width:
@@ -40,7 +40,8 @@ def compose(draft: Path, target: Path, head_order: Ids, out: Path) -> None:
     writer.close()
 
 
-def _copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], bool]) -> None:
+def copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], bool]) -> None:
+    """Add to a file being written the metadata of another, as far as their names are wanted."""
     for field in source.fields.values():
         if wanted(field.name):
             kind = field.types[0]

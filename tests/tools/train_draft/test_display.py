@@ -94,7 +94,7 @@ def test_a_draft_that_is_the_target_shows_words_that_stay(replay: DisplayReplay)
     text = "".join(e.text for _, e in shown.events if isinstance(e, Commit))
     assert text == "".join(map(word, ids))
     outcome = outcome_of(shown)
-    assert outcome.shown_before_commit and outcome.first_word_stayed
+    assert outcome.shown_before_commit and outcome.first_word_right
     assert outcome.erased_chars == 0 < outcome.shown_chars
     assert outcome.first_text_stayed and outcome.first_stability is not None
     assert outcome.staying_word_ms < outcome.plain_word_ms
@@ -104,7 +104,7 @@ def test_a_draft_that_is_the_target_shows_words_that_stay(replay: DisplayReplay)
 def test_a_draft_that_boasts_shows_what_is_taken_back(replay: DisplayReplay) -> None:
     ids = [(token % 60) + 3 for token in said_by(OPTIONS.seed + 1, 20)]
     outcome = outcome_of(replay.show(guess(ids, rtt_s=0.1), DisplayPolicy()))
-    assert outcome.first_word_stayed is False and not outcome.first_text_stayed
+    assert outcome.first_word_right is False and not outcome.first_text_stayed
     assert outcome.erased_chars > 0.5 * outcome.shown_chars > 0
     assert outcome.staying_word_ms == outcome.plain_word_ms
 
@@ -114,7 +114,7 @@ def test_nothing_is_shown_that_is_not_likely(replay: DisplayReplay) -> None:
     ids = said_by(OPTIONS.seed, 3)  # too few to learn from that it is better than it says
     outcome = outcome_of(replay.show(guess(ids, 0.1, unsure), DisplayPolicy()))
     assert not outcome.shown_before_commit and outcome.shown_chars == 0
-    assert outcome.first_word_stayed is None and outcome.first_stability is None
+    assert outcome.first_word_right is None and outcome.first_stability is None
     assert outcome.staying_word_ms == outcome.plain_word_ms
 
 

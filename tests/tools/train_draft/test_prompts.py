@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness.prompts import load_prompts
+from bench.harness.prompts import Folder, load_prompts
 from tools.train_draft.prompts.chats import SPLITS, Split, draw_chat
 from tools.train_draft.prompts.expansion import parse, shipped_grammar
 from tools.train_draft.prompts.surface import roughened
@@ -86,9 +86,11 @@ def test_half_of_the_training_replies_are_greedy_and_most_are_short() -> None:
     assert len({plan.seed for plan in plans}) > 1990
 
 
-def test_bench_has_every_prompt_greedy_and_sampled() -> None:
-    prompts = load_prompts(split="all")
-    chats = [draw_chat("bench", n) for n in range(2 * len(prompts))]
+@pytest.mark.parametrize("folder", ["held_out", "tuning"])
+def test_the_benchmarks_prompts_are_all_there_greedy_and_sampled(folder: Folder) -> None:
+    prompts = load_prompts(split=folder)
+    split: Split = "bench_held_out" if folder == "held_out" else "bench_tuning"
+    chats = [draw_chat(split, n) for n in range(2 * len(prompts))]
     assert {chat.messages[0].content for chat in chats} == {prompt.text for prompt in prompts}
     assert sum(chat.plan.temperature == 0 for chat in chats) == len(prompts)
 

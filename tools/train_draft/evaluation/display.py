@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from outrider.client.first_word import FirstWord
 from services.edge.session.actions import Commit, Provisional, Retract
 from services.edge.session.display import BOLDNESS, DisplayPolicy
 from tools.train_draft.artifact.calibration import calibration_error, reliability
@@ -30,12 +31,12 @@ def policies() -> dict[str, DisplayPolicy]:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one reader saw. Times in milliseconds from the prompt's tokens being known at the edge;
-    a word counts once its last letter is there."""
+    words as `outrider.client.first_word` has them."""
 
     shown_before_commit: bool
     """Whether anything was shown before the first final text."""
-    first_word_stayed: bool | None
-    """Of the first word that was shown as provisional; None: none was."""
+    first_word_right: bool | None
+    """Of the first word shown, if it was shown before it was final; None: it was not."""
     first_stability: float | None
     """The estimated survival of all that was shown first..."""
     first_text_stayed: bool
@@ -51,29 +52,25 @@ class Outcome:
 def outcome_of(shown: Shown) -> Outcome:
     """What the events of a chat amount to."""
     events, display = shown.events, shown.display
-    text = "".join(event.text for _, event in events if isinstance(event, Commit))
     firsts = [(at, e) for at, e in events if isinstance(e, Provisional)][:1]
     commit_s = min((at for at, e in events if isinstance(e, Commit) and e.text), default=0.0)
-    staying_s, plain_s = _first_word_s(events, text)
+    word = _first_word(events)
     return Outcome(
         shown_before_commit=any(at < commit_s for at, _ in firsts),
-        first_word_stayed=display.first_word_stayed,
+        first_word_right=word.shown_right if word.shown_early else None,
         first_stability=firsts[0][1].stability if firsts else None,
         first_text_stayed=bool(firsts) and _stayed(events, firsts[0]),
         shown_chars=display.shown_chars,
         erased_chars=display.erased_chars,
-        staying_word_ms=staying_s * 1e3,
-        plain_word_ms=plain_s * 1e3,
+        staying_word_ms=(word.staying_at or 0.0) * 1e3,
+        plain_word_ms=(word.final_at or 0.0) * 1e3,
     )
 
 
-def _first_word_s(events: Sequence[Seen], text: str) -> tuple[float, float]:
-    """When the first word of `text` was there to stay, and when it was final."""
-    word = (
-        text[: text.index(first := text.split(maxsplit=1)[0]) + len(first)] if text.split() else ""
-    )
-    final, provisional = "", ""
-    since_s: float | None = None
+def _first_word(events: Sequence[Seen]) -> FirstWord:
+    """The reply's first word on its reader's screen."""
+    word = FirstWord()
+    final, provisional, at = "", "", 0.0
     for at, event in events:
         match event:
             case Commit():
@@ -85,13 +82,9 @@ def _first_word_s(events: Sequence[Seen], text: str) -> tuple[float, float]:
                 provisional = provisional[:erase_to]
             case _:
                 continue
-        if not (final + provisional).startswith(word):
-            since_s = None
-        elif since_s is None:
-            since_s = at
-        if final.startswith(word):
-            return (at if since_s is None else since_s), at
-    return 0.0, 0.0
+        word.see(final, provisional, at)
+    word.see(final, "", at, is_whole=True)
+    return word
 
 
 def _stayed(events: Sequence[Seen], first: tuple[float, Provisional]) -> bool:
@@ -111,7 +104,7 @@ def _stayed(events: Sequence[Seen], first: tuple[float, Provisional]) -> bool:
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Over chats; shares are None where there is nothing to share."""
-    firsts = [each.first_word_stayed for each in outcomes if each.first_word_stayed is not None]
+    firsts = [each.first_word_right for each in outcomes if each.first_word_right is not None]
     shown = sum(each.shown_chars for each in outcomes)
     staying = float(np.mean([each.staying_word_ms for each in outcomes]))
     plain = float(np.mean([each.plain_word_ms for each in outcomes]))

@@ -4,7 +4,7 @@
 - `held_out`: other prompts of the same kinds. A hash of its text says to which of the two a prompt
   belongs, so no number of draws brings one into both;
 - `unlike`: kinds that no training prompt has;
-- `bench`: the benchmarks' prompts, held-out and tuning ones, written by hand and never trained on;
+- `bench_held_out`, `bench_tuning`: the benchmarks' prompts, written by hand and never trained on;
 - `calibration`: more of `held_out` and `unlike`.
 """
 
@@ -13,15 +13,17 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from bench.harness.prompts import interleaved, load_prompts
+from bench.harness.prompts import Folder, interleaved, load_prompts
 from outrider.models.chat import Message
 from tools.train_draft.prompts.expansion import Grammar, shipped_grammar
 from tools.train_draft.prompts.surface import roughened
 
-Split: TypeAlias = Literal["train", "held_out", "unlike", "bench", "calibration"]
-SPLITS: tuple[Split, ...] = ("train", "held_out", "unlike", "bench", "calibration")
+Split: TypeAlias = Literal[
+    "train", "held_out", "unlike", "bench_held_out", "bench_tuning", "calibration"
+]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 _HELD_OUT_SHARE = 32
 """One prompt in so many is held out."""
@@ -58,8 +60,10 @@ class Chat:
 
 def draw_chat(split: Split, number: int) -> Chat:
     """The chat of this number."""
-    if split == "bench":
-        return _bench_chat(number)
+    if split == "bench_held_out":
+        return _bench_chat("held_out", number)
+    if split == "bench_tuning":
+        return _bench_chat("tuning", number)
     if split == "calibration":
         return draw_chat(("held_out", "unlike")[number % 2], _CALIBRATION_FROM + number)
     grammar, rng = shipped_grammar(), random.Random(f"{split}:{number}")
@@ -73,9 +77,9 @@ def draw_chat(split: Split, number: int) -> Chat:
     return Chat(kind.partition(":")[2], tuple(messages), follow_ups, _plan(split, rng))
 
 
-def _bench_chat(number: int) -> Chat:
+def _bench_chat(folder: Folder, number: int) -> Chat:
     """Every prompt twice: greedy, then sampled."""
-    prompts = interleaved(load_prompts(split="all"))
+    prompts = interleaved(load_prompts(split=folder))
     prompt = prompts[number // 2 % len(prompts)]
     plan = ReplyPlan(_MEASURED_TOKENS, _MEASURED_TEMPERATURES[number % 2], number)
     return Chat(prompt.kind, (Message("user", prompt.text),), (), plan)

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from gguf import (
     GGMLQuantizationType,
     GGUFReader,
-    GGUFValueType,
     GGUFWriter,
     LlamaFileType,
     dequantize,
     quantize,
 )
 
+from outrider.engines.draft.composing import copy_fields
 from outrider.errors import UnsupportedModelError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -34,6 +34,8 @@ _ROW_DIGEST_BYTES: Final = 16
 _Q8_0_BLOCK_VALUES: Final = 32
 """Behind a scale of two bytes, as signed bytes."""
 _CENTRE: Final = 128
+_OF_THE_COPY: Final = ("GGUF.", "general.architecture", "general.file_type")
+"""Metadata of a file's own form, which the copy has its own of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class RepackedModel:
         self._matrices: list[_Matrix] = []
         reader = GGUFReader(source)
         writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-        _copy_metadata(reader, writer)
+        copy_fields(reader, writer, lambda name: not name.startswith(_OF_THE_COPY))
+        writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
         for tensor in reader.tensors:
             if not _is_matrix(tensor):
                 writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
@@ -117,14 +120,3 @@ def _row_numbers(packed: Bytes) -> dict[bytes, int]:
 
 def _digest(row: npt.NDArray[Any]) -> bytes:
     return blake2b(row.tobytes(), digest_size=_ROW_DIGEST_BYTES).digest()
-
-
-def _copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
-    """All but what describes the file's own form."""
-    own = ("GGUF.", "general.architecture", "general.file_type")
-    for field in reader.fields.values():
-        if not field.name.startswith(own):
-            kind = field.types[0]
-            inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
-    writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)

@@ -11,7 +11,6 @@ from outrider.speculation.platt import (
     Platt,
     SourceCalibrations,
     logit,
-    sigmoid,
 )
 from outrider.speculation.positions import position_bucket
 
@@ -32,23 +31,22 @@ class Calibration:
 
     def __init__(self, start: Platt | None = None) -> None:
         """Without `start`, promises are taken at their word at first."""
-        start = start or Platt()
-        self._shift, self._slope = start.shift, start.slope
+        self._line = start or Platt()
         self._num_seen = 0
 
     def chance(self, promise: float) -> float:
         """The chance that a draft is right, given all before it are; from what was promised."""
-        return sigmoid(self._shift + self._slope * logit(promise))
+        return self._line.chance(promise)
 
     def observe(self, promise: float, right: bool) -> None:
         """A draft of this promise was decided, all before it having been right."""
         rate = max(_LAST_RATE, _FIRST_RATE / (1 + self._num_seen / _HALVED_AFTER))
         self._num_seen += 1
         x = logit(promise)
-        step = rate * (right - sigmoid(self._shift + self._slope * x))
-        self._shift = min(max(self._shift + step, -MOST_SHIFT), MOST_SHIFT)
-        slope = self._slope + step * x * _SLOPE_RATE
-        self._slope = min(max(slope, LEAST_SLOPE), MOST_SLOPE)
+        step = rate * (right - self._line.chance(promise))
+        shift = min(max(self._line.shift + step, -MOST_SHIFT), MOST_SHIFT)
+        slope = self._line.slope + step * x * _SLOPE_RATE
+        self._line = Platt(shift, min(max(slope, LEAST_SLOPE), MOST_SLOPE))
 
 
 class Calibrations:
