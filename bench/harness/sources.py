@@ -39,8 +39,8 @@ def commit(root: Path = ROOT) -> Commit:
 
 
 def digest(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Of the names and contents of all files at and under these paths; what is not there counts
-    as empty."""
+    """Of the names and contents of all files at and under these paths, pages of text apart, which
+    no figure depends on; what is not there counts as empty."""
     total = hashlib.sha256()
     for file in sorted({file for path in paths for file in _files(root / path)}):
         total.update(f"{file.relative_to(root)}\0".encode())
@@ -52,7 +52,7 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     for file in path.rglob("*") if path.is_dir() else ():
-        if file.is_file() and "__pycache__" not in file.parts:
+        if file.is_file() and file.suffix != ".md" and "__pycache__" not in file.parts:
             yield file
 
 

@@ -101,7 +101,9 @@ def test_a_change_of_what_a_bench_depends_on_makes_its_record_stale(root: Path, 
     assert "recorded at commit abcdef01, stale</sub>" in page(root)
 
 
-@pytest.mark.parametrize("file", ["README.md", "bench/other.py", "outrider/__pycache__/core.pyc"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "outrider/card.md", "bench/other.py", "outrider/__pycache__/core.pyc"]
+)
 def test_a_change_elsewhere_does_not(root: Path, file: str) -> None:
     (root / file).parent.mkdir(exist_ok=True)
     (root / file).write_text("x = 2\n")
