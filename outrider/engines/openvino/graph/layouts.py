@@ -64,7 +64,8 @@ def _shifted(matrix: Floats) -> CompressedWeights:
     blocks = matrix.reshape(rows, columns // 32, 32)
     least = np.minimum(blocks.min(-1, keepdims=True), 0)
     most = np.maximum(blocks.max(-1, keepdims=True), 0)
-    scales = ((most - least) / 255).astype(np.float16)
+    # 254 steps, not 255: rounding the scale and the zero point takes up to one more.
+    scales = ((most - least) / 254).astype(np.float16)
     divisors = np.where(scales > 0, scales, 1).astype(np.float32)
     zeros = np.clip(np.rint(-least / divisors), 0, 255)
     values = np.clip(np.rint(blocks / divisors) + zeros, 0, 255).astype(np.uint8)

@@ -13,7 +13,7 @@ import openvino as ov
 import openvino.opset13 as ops
 import pytest
 from gguf import GGMLQuantizationType, dequantize, quantize
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.engines.config import EngineConfig
@@ -66,6 +66,7 @@ def _packed(layout: Layout, matrix: Floats) -> CompressedWeights:
     st.sampled_from([64, 96, 576]),
     st.floats(-2, 2),
 )
+@example("u8-groups-32", 45252062, 64, -1.6328125)
 def test_no_value_moves_by_more_than_its_group_allows(
     name: str, seed: int, columns: int, offset: float
 ) -> None:
