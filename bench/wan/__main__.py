@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    core = "(a), (b) and (f) at three RTTs, 60 greedy and 30 sampled chats a cell, one at a time"
+    core = "(a), (b) and (f) at four RTTs, 60 greedy and 30 sampled chats a cell, one at a time"
     flags = parser("wan", bench.wan.__doc__ or "", core=core)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add_argument("--threads", type=int, default=1, help="threads of the region's engines")

@@ -167,7 +167,7 @@ FULL_MINUTES = 45.0
 CORE = Size(
     rounds=6,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(10, *_MAIN)),
+        Part(1, 0.0, (0.0, 50.0, 100.0, 250.0), _each(10, *_MAIN)),
         Part(1, 0.0, (50.0,), _each(4, *_WIDE)),
         Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
     ),
