@@ -153,8 +153,8 @@ class EdgeConfig:
     """Whether drafts go up to the region: "auto" while they bring tokens sooner, "always" or
     "never"."""
     display: str = "balanced"
-    """How bold provisional text is: "balanced" shows what is rather right than wrong (theta 0.5,
-    first_theta 0.55), "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and
+    """How bold provisional text is: "balanced" shows what is rather right than wrong (theta 0.6,
+    first_theta 0.5), "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and
     others from 0.4 on."""
     theta: float | None = None
     """Least estimated probability of text that is shown; None: as `display` says."""

@@ -17,7 +17,7 @@ from services.edge.session.control.controller import ControlPolicy, Uploads
 def test_defaults_listen_on_loopback() -> None:
     config = EdgeConfig()
     assert config.host == config.admin_host == "127.0.0.1"
-    assert config.reply_policy().display.theta == 0.5
+    assert config.reply_policy().display.theta == 0.6
     assert config.reply_policy().display.rewrite_interval_s == 0.15
     assert config.reply_policy().control == ControlPolicy()
 
@@ -53,11 +53,11 @@ def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
         display = config.reply_policy().display
         return display.first_theta, display.theta
 
-    assert thetas(EdgeConfig()) == (0.55, 0.5)
+    assert thetas(EdgeConfig()) == (0.5, 0.6)
     assert thetas(EdgeConfig(display="shy")) == (0.7, 0.7)
     assert thetas(EdgeConfig(display="eager")) == (0.3, 0.4)
     assert thetas(EdgeConfig(display="eager", first_theta=0.6)) == (0.6, 0.4)
-    assert thetas(EdgeConfig(theta=0.9)) == (0.55, 0.9)
+    assert thetas(EdgeConfig(theta=0.9)) == (0.5, 0.9)
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
 of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 shows what is
-rather right than wrong, the reply's first word as well, and keeps the normalised erasure
-(Arivazhagan et al., IWSLT 2020) of calibrated drafts below 0.2. Text that proved wrong is erased at
+rather right than wrong, which is asked of a first word; 0.6 for what follows keeps the normalised
+erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is erased at
 once. Rewrites are limited as cells are in ATM (generic cell rate algorithm,
 ITU-T I.371): one per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together;
 beyond that nothing new is shown for a while.
@@ -58,7 +58,7 @@ class Boldness:
 
 BOLDNESS: Final[Mapping[str, Boldness]] = {
     "shy": Boldness(0.7, 0.7),
-    "balanced": Boldness(0.55, 0.5),
+    "balanced": Boldness(0.5, 0.6),
     "eager": Boldness(0.3, 0.4),
 }
 """By the name of the setting."""
