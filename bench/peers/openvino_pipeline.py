@@ -104,7 +104,12 @@ class Pipeline:
 
     def _open(self, request: dict[str, Any], job: dict[str, Any]) -> Any:
         config = genai.GenerationConfig()
+        # With prompt lookup a step may bring more tokens than are left to a request, for which the
+        # pipeline (2026.4.1) ends with a failed check: so it may say that many more, and `_read`
+        # stops it.
         config.max_new_tokens = request["max_tokens"]
+        if self._lookup_tokens:
+            config.max_new_tokens += self._lookup_tokens + 1
         config.ignore_eos = job["ignore_eos"]
         config.stop_token_ids = set() if job["ignore_eos"] else set(job["stop_ids"])
         config.apply_chat_template = False
@@ -125,6 +130,11 @@ def _read(reply: Reply, begin: float) -> bool:
     if reply.handle.can_read():
         reply.ids += next(iter(reply.handle.read().values())).generated_ids
         reply.token_s.append(time.perf_counter() - begin)
+    most = reply.request["max_tokens"]
+    if len(reply.ids) >= most:
+        reply.ids = reply.ids[:most]
+        reply.handle.stop()
+        return True
     return bool(reply.handle.get_status() != genai.GenerationStatus.RUNNING)
 
 
