@@ -58,7 +58,7 @@ _ALL = (
         core_minutes=4.0,
     ),
     Bench(
-        "fidelity", "bench.fidelity", minutes=4.0, core_minutes=4.0, core_flags=(),
+        "fidelity", "bench.fidelity", minutes=8.0, core_minutes=8.0, core_flags=(),
         sources=("outrider/engines", "outrider/fidelity", "outrider/models", "bench/engine.py"),
     ),
     Bench(
@@ -82,7 +82,7 @@ _ALL = (
         core_flags=(),
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
-    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=20.0),
+    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=12.0),
     Bench(
         "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/data/tuning"), minutes=20.0
     ),
@@ -101,7 +101,7 @@ _ALL = (
     ),
     Bench("decisions", "bench.scale.decisions", minutes=15.0),
     Bench(
-        "scale", "bench.scale", minutes=300.0, core_minutes=6.0,
+        "scale", "bench.scale", minutes=300.0, core_minutes=10.0,
         sources=(*SERVICES, *(f"bench/results/{name}.json" for name in DRAWN_FROM)),
     ),
     Bench("router", "bench.router", minutes=6.0),
@@ -111,7 +111,7 @@ _ALL = (
     ),
     Bench(
         "faults", "bench.faults", sources=(*SERVICES, "bench/wan/relay"), minutes=40.0,
-        core_minutes=5.0,
+        core_minutes=4.0,
     ),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
