@@ -72,9 +72,10 @@ def test_a_draft_of_all_layers_says_what_its_target_does(
         assert ids is not None and ids.shape == logits.shape == (8, 500)
         assert (np.diff(ids[0]) > 0).all()
         among = wanted[:, ids[0]]
-        # Rounded to Q8_0 once more on the way, and in bf16, whose steps are 0.125 at these scores.
+        # Rounded to Q8_0 once more on the way; steps of bf16 are 0.125 at these scores.
         distance = np.abs(logits - among)
-        assert distance.mean() < 0.3 and distance.max() < 1.5
+        assert distance.max() < (1.5 if draft.engine.info.precision == "bf16" else 1.0)
+        assert distance.mean() < 0.3
         assert (logits.argmax(axis=1) == among.argmax(axis=1)).mean() > 0.8
         # The grid of calibration.
         assert draft.calibration.greedy[0] == pytest.approx((0.0, 0.3, 0.9))
