@@ -4,12 +4,17 @@ ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY constraints.txt ./
+COPY deploy/docker/requirements/build.txt deploy/docker/requirements/router.txt ./
+# Only files of these hashes are installed (tools/pin_hashes.py writes them).
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes --requirement build.txt \
+    && python -m venv /opt/outrider \
+    && /opt/outrider/bin/pip install --no-cache-dir --require-hashes --requirement router.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY outrider ./outrider
 COPY services ./services
-RUN python -m venv /opt/outrider \
-    && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt ".[router]"
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/outrider/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="outrider-router" \
