@@ -57,6 +57,12 @@ def load(
     return _build(cls, values, f"configuration of {section}")
 
 
+def from_text(cls: type[object], key: str, text: str, where: str) -> object:
+    """The value of one key of `cls`, out of text as it stands in the environment. Raises
+    ConfigError, which names `where` it stood."""
+    return _parse(text, _kind(typing.get_type_hints(cls), key, where), where)
+
+
 def check_address(address: str, where: str) -> None:
     """Raises ConfigError, naming the key `where`, unless `address` is host:port."""
     host, _, port = address.rpartition(":")

@@ -9,6 +9,8 @@ OutriderError                    INTERNAL            500
 │   ├── FrameTooLargeError       INVALID_ARGUMENT    413
 │   ├── BadTokenBlockError       INVALID_ARGUMENT    400
 │   └── KeyReusedError           INVALID_ARGUMENT    422
+├── UnauthenticatedError         UNAUTHENTICATED     401
+├── PermissionDeniedError        PERMISSION_DENIED   403
 ├── UnknownModelError            NOT_FOUND           404
 ├── UnknownChatError             NOT_FOUND           404
 ├── VocabularyMismatchError      FAILED_PRECONDITION 409
@@ -114,6 +116,22 @@ class KeyReusedError(InvalidRequestError):
 
     http_status = 422
     reason = "KEY_REUSED"
+
+
+class UnauthenticatedError(OutriderError):
+    """Nobody knows who the caller is: no credential or certificate, or none that is good here."""
+
+    grpc_code = "UNAUTHENTICATED"
+    http_status = 401
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(OutriderError):
+    """The credential does not allow this; the message says what it does allow."""
+
+    grpc_code = "PERMISSION_DENIED"
+    http_status = 403
+    reason = "PERMISSION_DENIED"
 
 
 class UnknownModelError(OutriderError):

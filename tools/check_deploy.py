@@ -26,8 +26,10 @@ def overlays(deploy: Path = DEPLOY) -> list[Path]:
 
 
 def components(deploy: Path = DEPLOY) -> list[Path]:
-    """The folders of what an overlay may have besides."""
-    return sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
+    """The folders of what the overlay us-east may have besides what it has."""
+    used = (deploy / "overlays" / "us-east" / "kustomization.yaml").read_text("utf-8")
+    found = sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
+    return [folder for folder in found if f"components/{folder.name}\n" not in used]
 
 
 def component_problems(folder: Path) -> Iterator[str]:

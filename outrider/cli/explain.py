@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli import operator
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.config import check_address
 from outrider.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
+    from outrider.tls import Tls
     from outrider.v1 import router_pb2
 
 _TIMEOUT_S = 10.0
@@ -36,13 +38,21 @@ def explain(
     router: _Router = None,
     as_json: _Json = False,
     state_dir: StateDir = None,
+    certificate: operator.Certificate = None,
+    private_key: operator.PrivateKey = None,
+    ca: operator.Ca = None,
+    trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
+    plaintext: operator.Plaintext = False,
 ) -> None:
     """Show why sessions went to the replicas they went to: the predicted wait, term by term, on the
     chosen replica and on the runner-up."""
     if text is not None and request:
         raise InvalidRequestError("give a prompt or --request, not both")
-    address = _router_address(router, (state_dir or default_state_dir()).resolve())
-    answer = asyncio.run(_ask(address, _asked(text, request, last, model)))
+    folder = (state_dir or default_state_dir()).resolve()
+    address = _router_address(router, folder)
+    flags = (certificate, private_key, ca, trust_domain, plaintext)
+    tls = operator.of_flags(*flags) if router else operator.of_mesh(folder)
+    answer = asyncio.run(_ask(address, _asked(text, request, last, model), tls))
     if as_json:
         # Imported here, as grpc is below: `outrider --help` needs neither.
         from google.protobuf.json_format import MessageToJson
@@ -76,13 +86,16 @@ def _router_address(router: str | None, state: Path) -> str:
     return f"{mesh.host}:{mesh.service('router')['port']}"
 
 
-async def _ask(address: str, asked: router_pb2.ExplainRequest) -> router_pb2.ExplainResponse:
+async def _ask(
+    address: str, asked: router_pb2.ExplainRequest, tls: Tls
+) -> router_pb2.ExplainResponse:
     import grpc.aio
 
     from outrider.rpc import from_rpc_error, make_channel
+    from outrider.tls import Role
     from outrider.v1 import router_pb2_grpc
 
-    async with make_channel(address) as channel:
+    async with make_channel(address, tls=tls, role=Role.ROUTER) as channel:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         try:
             return await stub.Explain(asked, timeout=_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from outrider import process
+from outrider.cli.local.settings import refuse_secret
 from outrider.config import load
 from outrider.errors import ConfigError
 
@@ -43,6 +45,8 @@ def serve(
     Configuration: defaults < `--config` file < environment (OUTRIDER_<ROLE>_<KEY>) < `--set`.
     Every service answers /health, /ready and /metrics on its admin port.
     """
+    # gRPC writes a line for each handshake that fails: as many as whoever can connect likes.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     service_config = importlib.import_module(f"services.{role.value}.config")
     app = importlib.import_module(f"services.{role.value}.app")
     config_class = getattr(service_config, f"{role.value.capitalize()}Config")
@@ -56,5 +60,7 @@ def _flags(settings: list[str]) -> dict[str, str]:
         key, sign, value = setting.partition("=")
         if not sign:
             raise ConfigError(f"--set takes KEY=VALUE, not {setting!r}")
-        flags[key.strip().replace("-", "_")] = value
+        name = key.strip().replace("-", "_")
+        refuse_secret(name, "in the file of --config, or in the environment")
+        flags[name] = value
     return flags

@@ -56,9 +56,11 @@ class Chat(AsyncIterator[Event]):
         link: Link,
         messages: tuple[Message, ...],
         options: wire.ChatOptions,
+        credential: wire.Credential,
         resume_token: str = "",
     ) -> None:
         self._link = link
+        self._credential = credential
         self._messages = messages
         # One key for all times it is sent: it runs once, whatever is lost.
         self._options = replace(options, idempotency_key=options.idempotency_key or uuid4().hex)
@@ -78,13 +80,19 @@ class Chat(AsyncIterator[Event]):
         self._entered = self._ended = False
         self._stopwatch = Stopwatch()
 
+    @property
+    def resume_token(self) -> str:
+        """With it `Client.resume` goes on with the chat. Another one each time the chat was cut off
+        and goes on; empty before Accepted."""
+        return self._token
+
     async def __aenter__(self) -> Chat:
         if self._entered:
             raise InvalidRequestError("a chat is sent once; make another one with client.chat")
         self._entered = True
         span = self._span = start_span(names.SPAN_CLIENT_CHAT)
         try:
-            wire.request_frame(self._messages, self._options, span.context)
+            wire.request_frame(self._messages, self._options, span.context)  # fails here, if at all
             self._stopwatch.sent_at = self._now()
             self._send(await self._link.usable())
         except OutriderError as error:
@@ -175,14 +183,15 @@ class Chat(AsyncIterator[Event]):
 
     def _frame(self) -> bytes:
         span = self._span.context if self._span else ("", "")
+        credential = self._credential
         if not self._token and self._recovery.cut_at is None:
-            return wire.request_frame(self._messages, self._options, span)
+            return wire.request_frame(self._messages, self._options, span, None, credential)
         options, has = self._options, self._transcript
         if options.deadline_ms:
             left_ms = options.deadline_ms - round((self._now() - self._stopwatch.sent_at) * 1000)
             options = replace(options, deadline_ms=max(1, left_ms))
         progress = wire.Progress(self._token, has.ids, len(has.committed))
-        return wire.request_frame(self._messages, options, span, progress)
+        return wire.request_frame(self._messages, options, span, progress, credential)
 
     def _failed(self, error: OutriderError, *, cut_off: bool) -> None:
         if self._ended:
@@ -247,6 +256,9 @@ class Chat(AsyncIterator[Event]):
         self._arrived.set()
 
     def _accept(self, event: Accepted) -> None:
+        if self._token and self._connection is not None:
+            # Held by now, so the edge may forget the one before.
+            self._connection.send(self._stream_id, wire.ACKNOWLEDGE)
         self._token, self._edge = event.resume_token, event.edge
         if not self._is_accepted:
             self._is_accepted = True

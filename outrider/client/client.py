@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from outrider.client.wire import (
     DESCRIBE,
     TYPED_TEXT_CHARS,
     ChatOptions,
+    Credential,
     Priority,
     Speculation,
     read_description,
@@ -37,8 +39,15 @@ DEFAULT_RECONNECT: Final = ReconnectPolicy()
 class Client:
     """A way to an edge; `connect` makes one. Any number of chats may run at once."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, credential: Credential) -> None:
         self._link = link
+        self._credential = credential
+
+    @property
+    def secret(self) -> bytes:
+        """Names this client to its edges: `connect` with it after a restart, to go on with its
+        chats. Whoever has it may do so."""
+        return self._credential.client_secret
 
     def chat(
         self,
@@ -48,7 +57,7 @@ class Client:
         model: str = "",
         provisional: bool = True,
         speculation: Speculation = "on",
-        priority: Priority = "medium",
+        priority: Priority = "",
         deadline_ms: int = 0,
         thin: bool = False,
         idempotency_key: str = "",
@@ -71,19 +80,23 @@ class Client:
             idempotency_key=idempotency_key,
             residency=residency,
         )
-        return Chat(self._link, tuple(_message(message) for message in messages), options)
+        asked = tuple(_message(message) for message in messages)
+        return Chat(self._link, asked, options, self._credential)
 
     def resume(self, resume_token: str, *, provisional: bool = True) -> Chat:
-        """A chat that another client began, or this one before a restart: its whole reply, and then
-        what is still to come. `resume_token` is that of its Accepted. Entered like `chat`;
-        iterating raises UnknownChatError when the edge does not hold the chat, or not any more."""
-        return Chat(self._link, (), ChatOptions(provisional=provisional), resume_token)
+        """A chat that was begun before, by this client, one with its `secret`, or one of its trust
+        group: its whole reply, and then what is still to come. `resume_token` is that of the Chat.
+        Entered like `chat`; iterating raises UnknownChatError when the edge does not hold the chat,
+        or not any more."""
+        options = ChatOptions(provisional=provisional)
+        return Chat(self._link, (), options, self._credential, resume_token)
 
     def typing(self, before: Iterable[Message | Mapping[str, str]] = ()) -> Typing:
         """A prompt that is being typed, after the messages `before` it: tell it all of the text
         whenever it changes, and the region computes ahead what will stay. The chat sent then, on
         this client, finds that done; it ends the typing."""
-        return Typing(self._link, tuple(_message(message) for message in before))
+        messages = tuple(_message(message) for message in before)
+        return Typing(self._link, messages, self._credential)
 
     async def migrate(self) -> None:
         """Go on from another socket of this machine, as on another network: chats do not notice
@@ -114,6 +127,9 @@ async def connect(
     reconnect: ReconnectPolicy | None = DEFAULT_RECONNECT,
     tickets: SessionTickets | None = None,
     early_data: bool = False,
+    key: str = "",
+    user: str = "",
+    client_secret: bytes = b"",
 ) -> AsyncIterator[Client]:
     """A client of the edge at `host` (a name, an address, or `quic://host:port`).
 
@@ -127,7 +143,19 @@ async def connect(
     were; None: they fail. `tickets` outlive the client if they are given: with one of an earlier
     connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
     that nobody answers shows in the chats.
+
+    `key` is a tenant's, `user` the one of its users for whom the chats are. A client shares nothing
+    with others but for these; it has a random `client_secret` of its own, and may be given that of
+    an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge that is not
+    trusted by its certificate.
     """
+    if key and insecure:
+        raise ConfigError("a key is not for whoever answers: name the certificate to trust as `ca`")
+    if user and not key:
+        raise ConfigError("a user is one of a tenant's: give its key too")
+    if client_secret and not 16 <= len(client_secret) <= 64:
+        raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
+    credential = Credential(key, user, client_secret or secrets.token_bytes(32))
     first = _address(host, port, ca, insecure, server_name)
     link = await open_link(
         (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
@@ -137,7 +165,7 @@ async def connect(
         early=early_data,
     )
     try:
-        yield Client(link)
+        yield Client(link, credential)
     finally:
         link.close()
 
@@ -146,9 +174,10 @@ class Typing:
     """A head start for the next chat, made by `Client.typing`. Nothing depends on it: without a
     connection nothing is sent."""
 
-    def __init__(self, link: Link, before: tuple[Message, ...]) -> None:
+    def __init__(self, link: Link, before: tuple[Message, ...], credential: Credential) -> None:
         self._link = link
         self._before = before
+        self._credential = credential
         self._connection: ClientConnection | None = None
         self._stream_id = -1
 
@@ -160,7 +189,8 @@ class Typing:
         if connection is self._connection:
             connection.send(self._stream_id, typed_frame((), text))
         else:
-            self._stream_id = connection.open(self, typed_frame(self._before, text))
+            frame = typed_frame(self._before, text, self._credential)
+            self._stream_id = connection.open(self, frame)
             self._connection = connection
 
     def close(self) -> None:

@@ -268,10 +268,11 @@ class ClientConnection(QuicConnectionProtocol):
             return
         if self._watch_timer is not None:
             self._watch_timer.cancel()
-        self._watch_timer = self._loop.call_at(at, self._check)
+        self._watch_timer = self._loop.call_at(at, self._check, max(at, self._loop.time()))
 
-    def _check(self) -> None:
-        match self._liveness.check(self._loop.time(), bool(self._readers)):
+    def _check(self, due: float) -> None:
+        now = self._loop.time()
+        match self._liveness.check(now, bool(self._readers), now - due):
             case Verdict.PING:
                 self._ping()
             case Verdict.MIGRATE:

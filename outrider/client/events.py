@@ -19,7 +19,8 @@ class Accepted:
     prompt_tokens: int
     edge: str
     resume_token: str = ""
-    """With it another client, or this one after a restart, gets the reply: `Client.resume`."""
+    """With it the same client, after a restart too, gets the reply: `Client.resume`. It serves
+    once; `Chat.resume_token` is the latest."""
 
 
 @dataclass(frozen=True, slots=True)

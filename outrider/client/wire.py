@@ -31,7 +31,7 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 
 Speculation: TypeAlias = Literal["on", "off", "region_only"]
-Priority: TypeAlias = Literal["low", "medium", "high"]
+Priority: TypeAlias = Literal["", "low", "medium", "high"]
 
 _SPECULATION: Final[Mapping[str, common_pb2.Speculation.ValueType]] = {
     "on": common_pb2.SPECULATION_ON,
@@ -39,6 +39,7 @@ _SPECULATION: Final[Mapping[str, common_pb2.Speculation.ValueType]] = {
     "region_only": common_pb2.SPECULATION_REGION_ONLY,
 }
 _PRIORITY: Final[Mapping[str, common_pb2.Priority.ValueType]] = {
+    "": common_pb2.PRIORITY_UNSPECIFIED,
     "low": common_pb2.PRIORITY_LOW,
     "medium": common_pb2.PRIORITY_MEDIUM,
     "high": common_pb2.PRIORITY_HIGH,
@@ -53,9 +54,27 @@ _AHEAD: Final = tuple(spec.name for spec in fields(RidingAhead))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
 TYPED_TEXT_CHARS: Final = 1 << 18
 """Longer texts are not worth computing ahead: each change sends all of it."""
+ACKNOWLEDGE: Final = encode_frame(
+    edge_pb2.ClientFrame(acknowledge=edge_pb2.AcknowledgeToken()).SerializeToString()
+)
 DESCRIBE: Final = encode_frame(
     edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a client tells the edge of itself, with every chat."""
+
+    key: str = field(default="", repr=False)
+    """A tenant's secret; empty: none."""
+    user: str = field(default="", repr=False)
+    """Which user of the tenant."""
+    client_secret: bytes = field(default=b"", repr=False)
+    """16 to 64 random bytes: the same client again, on whichever connection."""
+
+
+NOBODYS: Final = Credential()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +87,16 @@ class ChatOptions:
     provisional: bool = True
     """Receive provisional text; without it only final text comes."""
     speculation: Speculation = "on"
-    priority: Priority = "medium"
+    priority: Priority = ""
+    """Empty: medium, or low for a credential that allows no more. A class above what it allows is
+    refused."""
     deadline_ms: int = 0
     """0: none."""
     thin: bool = False
     """Let the region tokenize."""
     idempotency_key: str = ""
-    """A request sent twice with the same key runs once; empty: a random one."""
+    """A request sent twice with the same key, by the same client or whoever it shares a trust group
+    with, runs once; empty: a random one."""
     residency: tuple[str, ...] = ()
     """Regions that may hold the prompt; empty: any."""
 
@@ -93,6 +115,7 @@ def request_frame(
     options: ChatOptions,
     trace: tuple[str, str],
     progress: Progress | None = None,
+    credential: Credential = NOBODYS,
 ) -> bytes:
     """The first frame of a chat stream; with `progress` the chat goes on after it. Raises
     InvalidRequestError for values no frame can hold."""
@@ -111,22 +134,32 @@ def request_frame(
             residency=options.residency,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
             resume=None if progress is None else _resume_point(progress),
+            credential=_credential(credential),
         )
         return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
 
 
-def typed_frame(before: Iterable[Message], text: str) -> bytes:
+def typed_frame(before: Iterable[Message], text: str, credential: Credential = NOBODYS) -> bytes:
     """What the user has typed so far. Raises InvalidRequestError for what no frame can hold."""
     try:
         typed = edge_pb2.TypedText(
             before=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in before],
             text=text,
+            credential=_credential(credential),
         )
         return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the text cannot be sent: {error}") from error
+
+
+def _credential(credential: Credential) -> edge_pb2.Credential | None:
+    if credential == NOBODYS:
+        return None
+    return edge_pb2.Credential(
+        key=credential.key, user=credential.user, client_secret=credential.client_secret
+    )
 
 
 def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
@@ -142,7 +175,8 @@ def _check_words(options: ChatOptions) -> None:
     if options.speculation not in _SPECULATION or options.priority not in _PRIORITY:
         raise InvalidRequestError(
             f"speculation is one of {', '.join(_SPECULATION)} and priority one of "
-            f"{', '.join(_PRIORITY)}, not {options.speculation!r} and {options.priority!r}"
+            f"{', '.join(filter(None, _PRIORITY))}, not {options.speculation!r} and "
+            f"{options.priority!r}"
         )
 
 

@@ -46,6 +46,11 @@ class FrameDecoder:
         """Whether the stream may end here: no frame has begun without ending."""
         return not self._in_payload and not self._shift and self._error is None
 
+    @property
+    def num_held(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return len(self._partial)
+
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes, in order.
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import UnsupportedModelError
+from outrider.models.gguf_file import open_gguf
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -32,12 +33,9 @@ class Reference:
     the memory's size in f32 can be read; only the head is kept."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UnsupportedModelError for a file that is no GGUF, of an architecture that is not
-        known, or with parts that would be left out."""
-        try:
-            reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            raise UnsupportedModelError(f"the model file is no GGUF file: {error}") from error
+        """Raises ArtifactCorruptError for a file that is no GGUF, UnsupportedModelError for one of
+        an architecture that is not known, or with parts that would be left out."""
+        reader = open_gguf(path)
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._architecture = str(self._field("general.architecture"))

@@ -16,15 +16,12 @@ from the template alone:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Final
 
 from outrider.errors import ConfigError, EmptyPromptError, InvalidRequestError
+from outrider.models.templating import BROKEN, BoundedEnvironment
 
 ROLES: Final = ("system", "user", "assistant")
 MAX_MESSAGES: Final = 512
@@ -86,21 +83,22 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class ChatTemplate:
-    """A model's Jinja chat template in a sandbox, as Hugging Face `transformers` sets it up
-    (trimmed blocks, loop controls, raise_exception), but without a clock: the prompt is a
-    function of the messages. Thread-safe."""
+    """A model's Jinja chat template in a sandbox and in bounds (templating.py). It has no clock:
+    the prompt is a function of the messages. Thread-safe."""
 
     def __init__(
-        self, source: str, control_tokens: Sequence[str], variables: Mapping[str, str]
+        self,
+        source: str,
+        control_tokens: Sequence[str],
+        variables: Mapping[str, str],
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`variables`: bos_token and the like. Raises ConfigError if `source` is no template."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = _refuse
+        """`variables`: bos_token and the like. `clock`, in seconds, ends a rendering that takes too
+        long; without one its steps do. Raises ConfigError if `source` is no template."""
+        self._environment = BoundedEnvironment(clock)
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._template = self._environment.compiled(source)
+        except (*BROKEN, SyntaxError) as error:
             raise ConfigError(f"the model's chat template is broken: {error}") from error
         self._source = source
         self._variables = dict(variables)
@@ -129,7 +127,13 @@ class ChatTemplate:
                 "a message and the chat template together would make a control token; change the "
                 "beginning or the end of the message"
             )
-        return [Segment(_restored(s.text, typed), s.is_control) for s in segments]
+        if not typed:
+            return segments
+        stand_ins = re.compile("[" + "".join(typed) + "]")
+        return [
+            Segment(stand_ins.sub(lambda match: typed[match.group()], s.text), s.is_control)
+            for s in segments
+        ]
 
     def _blank(self, content: str) -> str:
         """Without any character of a control token. In pieces, or by a table of bytes: one call
@@ -161,8 +165,16 @@ class ChatTemplate:
         stand_in = dict(zip(sorted(found), free, strict=False))
         if len(stand_in) < len(found):
             raise InvalidRequestError("the chat uses up all private-use characters; use fewer")
-        hidden = [self._control.sub(lambda m: stand_in[m.group()], text) for text in contents]
+        hidden = ["".join(self._with_stand_ins(text, stand_in)) for text in contents]
         return hidden, {char: text for text, char in stand_in.items()}
+
+    def _with_stand_ins(self, text: str, stand_in: Mapping[str, str]) -> Iterator[str]:
+        at = 0
+        for match in self._matches(text):
+            yield text[at : match.start()]
+            yield stand_in[match.group()]
+            at = match.end()
+        yield text[at:]
 
     def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
         turns = [
@@ -170,10 +182,10 @@ class ChatTemplate:
             for message, content in zip(messages, contents, strict=True)
         ]
         try:
-            return self._template.render(
-                messages=turns, add_generation_prompt=True, **self._variables
-            )
-        except (TemplateError, TypeError) as error:
+            variables = {"messages": turns, "add_generation_prompt": True, **self._variables}
+            rendered, _ = self._environment.rendered(self._template, variables)
+            return rendered
+        except BROKEN as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {error}"
             ) from error
@@ -189,22 +201,17 @@ class ChatTemplate:
             yield Segment(rendered[at:], False)
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise TemplateError(reason)
-
-
 def _control_texts(segments: Sequence[Segment]) -> list[str]:
     return [segment.text for segment in segments if segment.is_control]
 
 
-def _restored(text: str, typed: Mapping[str, str]) -> str:
-    """What the user typed: each stand-in occurs nowhere else, so their order does not matter."""
-    for char, token in typed.items():
-        text = text.replace(char, token)
-    return text
-
-
 def _unused_characters(texts: Sequence[str]) -> Iterator[str]:
-    for char in (chr(point) for block in _PRIVATE_USE for point in block):
-        if not any(char in text for text in texts):
-            yield char
+    """Private-use characters that occur in none of these. In one pass over them, and in pieces:
+    one call over a long text would hold the GIL."""
+    used: set[str] = set()
+    for text in texts:
+        if not text.isascii():
+            for at in range(0, len(text), _PIECE_CHARS):
+                used.update(text[at : at + _PIECE_CHARS])
+    for block in _PRIVATE_USE:
+        yield from (char for char in map(chr, block) if char not in used)

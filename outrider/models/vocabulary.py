@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,7 +101,9 @@ class Vocabulary:
 
     def _make_template(self) -> ChatTemplate:
         variables = {"bos_token": self._facts.bos_token, "eos_token": self._facts.eos_token}
-        return ChatTemplate(self._facts.chat_template, list(self._control), variables)
+        return ChatTemplate(
+            self._facts.chat_template, list(self._control), variables, time.monotonic
+        )
 
     @classmethod
     def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:

@@ -1,6 +1,6 @@
 """gRPC as Outrider uses it: servers, channels, errors as trailers, health, bounded outboxes."""
 
-from outrider.rpc.channel import make_channel, trace_metadata
+from outrider.rpc.channel import make_channel, trace_metadata, until_distrusted
 from outrider.rpc.errors import abort, from_rpc_error, status_code
 from outrider.rpc.health import HealthControl, add_health
 from outrider.rpc.outbox import Outbox
@@ -18,4 +18,5 @@ __all__ = [
     "make_server",
     "status_code",
     "trace_metadata",
+    "until_distrusted",
 ]

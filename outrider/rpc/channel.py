@@ -7,10 +7,21 @@ own and loses cancellations on the way. A call that should carry the trace passe
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final, NoReturn
+
+import grpc
 import grpc.aio
 
+from outrider.errors import UnavailableError
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.telemetry.tracing import current_context
+from outrider.tls import PLAINTEXT, Role, Tls
+
+_HANDSHAKES: Final = 3
+"""A server is distrusted when so many fail, one after the other..."""
+_BETWEEN_S: Final = 0.3
+"""...with this time between: its own files may change a moment later."""
 
 _OPTIONS = (
     # A dead peer is noticed within 10 seconds, idle or not.
@@ -32,13 +43,67 @@ _OPTIONS = (
 )
 
 
-def make_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to `host:port`; it connects on first use and again after every loss."""
-    sizes = (
+def make_channel(
+    address: str,
+    *,
+    tls: Tls = PLAINTEXT,
+    role: Role | None = None,
+    region: str = "",
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """A channel to `host:port`, or `unix:PATH`; it connects on first use and again after every
+    loss, always with the certificate of now: make another one where a new one is to be used.
+
+    With certificates the server's must be of `role`, and of `region` if one is given. Without,
+    raises ConfigError for an address beyond this machine.
+    """
+    options = (
+        *_OPTIONS,
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
     )
-    return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *sizes))
+    material = tls.current
+    if material is None:
+        tls.config.check_reach(address if address.startswith("unix:") else _host(address), "call")
+        return grpc.aio.insecure_channel(address, options=options)
+    assert role is not None, "with certificates it matters whom one calls"
+    credentials = grpc.ssl_channel_credentials(
+        material.ca, material.private_key, material.certificate
+    )
+    # Addresses are those of pods, which nobody puts into certificates. What a certificate has is
+    # the role, and the region: the handshake itself fails unless they are the expected ones.
+    expected = ("grpc.ssl_target_name_override", tls.server_name(role, region))
+    return grpc.aio.secure_channel(address, credentials, options=(*options, expected))
+
+
+async def until_distrusted(address: str, *, tls: Tls, role: Role, region: str = "") -> NoReturn:
+    """Raises UnavailableError once the server at `address` can no longer prove itself: after each
+    change of the CA bundle it is asked to, by a connection of its own. A server that is silent is
+    for others to notice."""
+    judged = tls.ca_generation
+    while True:
+        judged = await tls.ca_changes(judged)
+        for _ in range(_HANDSHAKES):
+            async with make_channel(address, tls=tls, role=role, region=region) as channel:
+                if await _connects(channel):
+                    break
+            await asyncio.sleep(_BETWEEN_S)
+        else:
+            raise UnavailableError("it has no certificate that the CA bundle verifies now")
+
+
+async def _connects(channel: grpc.aio.Channel) -> bool:
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return False
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+    return True
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:

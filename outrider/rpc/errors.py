@@ -20,6 +20,8 @@ _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDeniedError,
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
 }
 """Statuses that gRPC itself makes, without our trailer."""

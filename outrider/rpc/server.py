@@ -1,9 +1,10 @@
-"""Servers, and the interceptor that continues the caller's trace."""
+"""Servers: their limits, whom they answer, and the interceptor that does so."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -12,12 +13,19 @@ from opentelemetry import context as otel_context
 
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError
 from outrider.rpc.errors import abort
+from outrider.rpc.guard import Call, Guard
 from outrider.telemetry import names
 from outrider.telemetry.tracing import TraceParent, extract, span
+from outrider.tls import PLAINTEXT, Tls
 
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+MAX_STREAMS: Final = 1024
+"""Calls of one connection under way at once; a client's further ones wait at the client."""
+MAX_CALLS: Final = 4096
+"""Calls of all connections together; further ones are refused as RESOURCE_EXHAUSTED."""
+_MAX_METADATA_BYTES: Final = 16 * 1024
 
 _OPTIONS = (
     # A client that died without a word is noticed within 10 seconds; its sessions end with it, and
@@ -31,27 +39,81 @@ _OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     # Two servers on one port would share its connections at random.
     ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    # Who connects and then says nothing is let go: before the handshake is over, and after.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
-def make_server(*, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Server:
-    """A server without services or ports. A larger message gets RESOURCE_EXHAUSTED, unread."""
-    sizes = (
+def make_server(
+    tls: Tls = PLAINTEXT,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_streams: int = MAX_STREAMS,
+    max_calls: int = MAX_CALLS,
+) -> grpc.aio.Server:
+    """A server without services or ports. A larger message gets RESOURCE_EXHAUSTED, unread. With
+    certificates every method answers to the roles of `outrider.tls.access` alone; what `tls` is
+    while it is `watched` counts for the next handshake, and for calls under way."""
+    limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_concurrent_streams", max_streams),
     )
-    return grpc.aio.server(interceptors=(_Interceptor(),), options=(*_OPTIONS, *sizes))
+    return grpc.aio.server(
+        interceptors=(_Interceptor(Guard(tls)),),
+        options=(*_OPTIONS, *limits),
+        maximum_concurrent_rpcs=max_calls,
+    )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Listen on host:port (0: any) and return the port. Raises ConfigError if it is taken."""
+def bind(server: grpc.aio.Server, host: str, port: int, tls: Tls = PLAINTEXT) -> int:
+    """Listen on host:port (0: any) and return the port, of `unix:PATH` 1. Raises ConfigError if it
+    is taken, and without certificates if others than this machine could connect."""
+    tls.config.check_reach(host, "listen on")
+    address = host if host.startswith("unix:") else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = _add_port(server, address, tls)
     except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}; is the port taken?") from error
+        raise ConfigError(f"cannot listen on {address}; is the port taken?") from error
     if bound == 0:
-        raise ConfigError(f"cannot listen on {host}:{port}; is the port taken?")
+        raise ConfigError(f"cannot listen on {address}; is the port taken?")
     return bound
+
+
+def _add_port(server: grpc.aio.Server, address: str, tls: Tls) -> int:
+    if tls.current is None:
+        return server.add_insecure_port(address)
+    # Every handshake asks; clients have to show a certificate that leads to our CA.
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(tls),
+        _fetcher(tls),  # type: ignore[arg-type]
+        require_client_authentication=True,
+    )
+    return server.add_secure_port(address, credentials)
+
+
+def _configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    material = tls.current
+    assert material is not None, "there is no way back to plaintext"
+    pair = (material.private_key, material.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], material.ca)
+
+
+def _fetcher(tls: Tls) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
+    """Called in a thread of gRPC before each handshake; None: nothing changed."""
+    used = tls.generation
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        if tls.generation == used:
+            return None
+        used = tls.generation
+        return _configuration(tls)
+
+    return fetch
 
 
 async def incoming(requests: AsyncIterable[T]) -> AsyncIterator[T]:
@@ -64,11 +126,15 @@ async def incoming(requests: AsyncIterable[T]) -> AsyncIterator[T]:
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):
-    """Continues the caller's trace and turns OutriderError into status and trailer.
+    """Refuses who may not call, continues the caller's trace and turns OutriderError into status
+    and trailer.
 
     grpc.aio runs each call in a task of its own, so the context set here ends with the call and
     needs no reset, which a cancelled or abandoned stream could not do in the right context.
     """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
 
     async def intercept_service(
         self,
@@ -80,8 +146,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             return None
         parent = _parent(details)
         if handler.response_streaming:
-            return handler._replace(**_streaming(handler, parent))
-        return handler._replace(**_unary(handler, parent, details.method))
+            return handler._replace(**_streaming(handler, parent, details.method, self._guard))
+        return handler._replace(**_unary(handler, parent, details.method, self._guard))
 
 
 def _parent(details: grpc.HandlerCallDetails) -> TraceParent:
@@ -89,22 +155,27 @@ def _parent(details: grpc.HandlerCallDetails) -> TraceParent:
     return str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))
 
 
-def _unary(handler: Any, parent: TraceParent, method: str) -> dict[str, Any]:
+def _unary(handler: Any, parent: TraceParent, method: str, guard: Guard) -> dict[str, Any]:
     slot = "stream_unary" if handler.request_streaming else "unary_unary"
     inner = getattr(handler, slot)
     attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method.lstrip("/")}
 
     async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            with span(method.lstrip("/"), parent=parent, **attributes):
-                return await inner(request, context)
+            with guard.call(method, context) as call:
+                try:
+                    with span(method.lstrip("/"), parent=parent, **attributes):
+                        return await inner(request, context)
+                except asyncio.CancelledError:
+                    _raise_reason(call)
+                    raise
         except OutriderError as error:
             await abort(context, error)
 
     return {slot: serve}
 
 
-def _streaming(handler: Any, parent: TraceParent) -> dict[str, Any]:
+def _streaming(handler: Any, parent: TraceParent, method: str, guard: Guard) -> dict[str, Any]:
     slot = "stream_stream" if handler.request_streaming else "unary_stream"
     inner = getattr(handler, slot)
 
@@ -113,9 +184,20 @@ def _streaming(handler: Any, parent: TraceParent) -> dict[str, Any]:
     ) -> AsyncIterator[Any]:
         otel_context.attach(extract(parent))
         try:
-            async for message in inner(request, context):
-                yield message
+            with guard.call(method, context) as call:
+                try:
+                    async for message in inner(request, context):
+                        yield message
+                except asyncio.CancelledError:
+                    _raise_reason(call)
+                    raise
         except OutriderError as error:
             await abort(context, error)
 
     return {slot: serve}
+
+
+def _raise_reason(call: Call) -> None:
+    """A call that the guard ended says so to its caller."""
+    if call.why is not None:
+        raise call.why

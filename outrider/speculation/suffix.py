@@ -93,6 +93,8 @@ class SuffixDrafter:
             if not asked:
                 outcomes += _hits(self._phrases.guesses(contexts), token)
             self._phrases.learn(contexts, token)
+        if notes:
+            self._phrases.count()
         self._observe(outcomes)
 
     def draft_after(

@@ -2,7 +2,8 @@
 
 `structlog.get_logger()` works anywhere; records of the standard library's `logging` (gRPC,
 aioquic, OpenTelemetry) come out in the same shape. What users wrote or were answered is never
-logged: keys that could carry it are blanked, whoever passes them.
+logged, nor what they prove themselves by: keys that could carry it are blanked, whoever passes
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PRIVATE_KEYS = frozenset(
     [
         *("prompt", "prompts", "text", "content", "messages", "reply", "completion"),
         *("ids", "token_ids", "tokens", "draft"),
+        *("key", "idempotency_key", "resume_token", "client_secret", "credential", "user"),
     ]
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")

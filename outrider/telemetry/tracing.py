@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import context as otel_context
@@ -37,7 +37,7 @@ OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _PLAIN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_NONE: TraceParent = ("", "")
+NO_TRACE: TraceParent = ("", "")
 _tracer: trace.Tracer | None = None
 """None: nobody takes spans."""
 _provider: TracerProvider | None = None
@@ -162,11 +162,13 @@ def start_span(
     name: str,
     *,
     parent: TraceParent | None = None,
+    links: Iterable[TraceParent] = (),
     start_ns: int | None = None,
     **attributes: AttributeValue,
 ) -> Span:
-    """A span that outlives a scope; `parent` None continues the current span."""
-    return _start(name, parent, start_ns, attributes)
+    """A span that outlives a scope; `parent` None continues the current span, NO_TRACE begins a
+    trace. `links`: spans that it has to do with, in traces that are not to be continued."""
+    return _start(name, parent, start_ns, attributes, links)
 
 
 @contextmanager
@@ -192,13 +194,20 @@ def _start(
     parent: TraceParent | None,
     start_ns: int | None,
     attributes: Mapping[str, AttributeValue],
+    links: Iterable[TraceParent] = (),
 ) -> Span:
     if _tracer is None:
         return Span(_passed_on(current_context() if parent is None else parent))
     context = None if parent is None else extract(parent)
-    return _RecordedSpan(
-        _tracer.start_span(name, context=context, attributes=attributes, start_time=start_ns)
+    remote = [trace.get_current_span(extract(link)).get_span_context() for link in links]
+    span = _tracer.start_span(
+        name,
+        context=context,
+        attributes=attributes,
+        links=[trace.Link(linked) for linked in remote if linked.is_valid],
+        start_time=start_ns,
     )
+    return _RecordedSpan(span)
 
 
 def _passed_on(parent: TraceParent) -> TraceParent:
@@ -216,7 +225,7 @@ def _passed_on(parent: TraceParent) -> TraceParent:
 def current_context() -> TraceParent:
     """The current span as a parent for another process."""
     context = otel_context.get_current()
-    return _inject(context) if context else _NONE
+    return _inject(context) if context else NO_TRACE
 
 
 def extract(parent: TraceParent) -> Context:

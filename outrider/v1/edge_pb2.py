@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outrider/v1/edge.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xc2\x01\n\x0b\x43lientFrame\x12(\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.outrider.v1.ChatRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.outrider.v1.CancelChatH\x00\x12-\n\x08\x64\x65scribe\x18\x03 \x01(\x0b\x32\x19.outrider.v1.DescribeEdgeH\x00\x12\'\n\x05typed\x18\x04 \x01(\x0b\x32\x16.outrider.v1.TypedTextH\x00\x42\x06\n\x04kind\"\xd6\x02\n\tEdgeFrame\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.outrider.v1.ChatAcceptedH\x00\x12\x33\n\x0bprovisional\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.ProvisionalTextH\x00\x12+\n\x07retract\x18\x03 \x01(\x0b\x32\x18.outrider.v1.RetractTextH\x00\x12)\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x17.outrider.v1.CommitTextH\x00\x12%\n\x04\x64one\x18\x05 \x01(\x0b\x32\x15.outrider.v1.ChatDoneH\x00\x12)\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x12\x33\n\x0b\x64\x65scription\x18\x07 \x01(\x0b\x32\x1c.outrider.v1.EdgeDescriptionH\x00\x42\x06\n\x04kind\"\x81\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\'\n\x08priority\x18\x04 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0bprovisional\x18\x06 \x01(\x08\x12-\n\x0bspeculation\x18\x07 \x01(\x0e\x32\x18.outrider.v1.Speculation\x12\x0c\n\x04thin\x18\x08 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12(\n\x06resume\x18\n \x01(\x0b\x32\x18.outrider.v1.ResumePoint\x12\x11\n\tresidency\x18\x0b \x03(\t\x12(\n\x05trace\x18\x0c \x01(\x0b\x32\x19.outrider.v1.TraceContext\"\x0e\n\x0c\x44\x65scribeEdge\"C\n\tTypedText\x12(\n\x06\x62\x65\x66ore\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x8e\x01\n\x0f\x45\x64geDescription\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x17\n\x0fresume_window_s\x18\x06 \x01(\x02\"Q\n\x0bResumePoint\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0c\n\x04upto\x18\x02 \x01(\r\x12\x11\n\tnum_chars\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\"\x0c\n\nCancelChat\"l\n\x0c\x43hatAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x05 \x01(\t\"R\n\x0fProvisionalText\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x10\n\x08\x65rase_to\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\tstability\x18\x04 \x01(\x02\"\x1f\n\x0bRetractText\x12\x10\n\x08\x65rase_to\x18\x01 \x01(\r\"o\n\nCommitText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x0c\n\x04upto\x18\x03 \x01(\r\x12\r\n\x05lossy\x18\x04 \x03(\r\x12)\n\nlossy_text\x18\x05 \x03(\x0b\x32\x15.outrider.v1.TextSpan\"&\n\x08TextSpan\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\x8a\x02\n\x08\x43hatDone\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12*\n\x0c\x65\x64ge_timings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x0c\n\x04upto\x18\x05 \x01(\r\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x0f\n\x07replica\x18\x07 \x01(\t\x12\'\n\x05\x61head\x18\x08 \x01(\x0b\x32\x18.outrider.v1.RidingAhead\"\x95\x02\n\x0bRidingAhead\x12\x14\n\x0cshown_tokens\x18\x01 \x01(\r\x12\x15\n\rerased_tokens\x18\x02 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x03 \x01(\r\x12\x13\n\x0bsent_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x63hecked_tokens\x18\x05 \x01(\r\x12\x14\n\x0cright_tokens\x18\x06 \x01(\r\x12\x16\n\x0esending_rounds\x18\x07 \x01(\r\x12\x16\n\x0eholding_rounds\x18\x08 \x01(\r\x12\x10\n\x08switches\x18\t \x01(\r\x12\x0e\n\x06rtt_ms\x18\n \x01(\x02\x12\x1a\n\x12\x63ommit_interval_ms\x18\x0b \x01(\x02\x12\x10\n\x08\x64raft_ms\x18\x0c \x01(\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outrider/v1/edge.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xf8\x01\n\x0b\x43lientFrame\x12(\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.outrider.v1.ChatRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x17.outrider.v1.CancelChatH\x00\x12-\n\x08\x64\x65scribe\x18\x03 \x01(\x0b\x32\x19.outrider.v1.DescribeEdgeH\x00\x12\'\n\x05typed\x18\x04 \x01(\x0b\x32\x16.outrider.v1.TypedTextH\x00\x12\x34\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.AcknowledgeTokenH\x00\x42\x06\n\x04kind\"\xd6\x02\n\tEdgeFrame\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.outrider.v1.ChatAcceptedH\x00\x12\x33\n\x0bprovisional\x18\x02 \x01(\x0b\x32\x1c.outrider.v1.ProvisionalTextH\x00\x12+\n\x07retract\x18\x03 \x01(\x0b\x32\x18.outrider.v1.RetractTextH\x00\x12)\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x17.outrider.v1.CommitTextH\x00\x12%\n\x04\x64one\x18\x05 \x01(\x0b\x32\x15.outrider.v1.ChatDoneH\x00\x12)\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x18.outrider.v1.ErrorDetailH\x00\x12\x33\n\x0b\x64\x65scription\x18\x07 \x01(\x0b\x32\x1c.outrider.v1.EdgeDescriptionH\x00\x42\x06\n\x04kind\">\n\nCredential\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\x15\n\rclient_secret\x18\x03 \x01(\x0c\"\xae\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.outrider.v1.Sampling\x12\'\n\x08priority\x18\x04 \x01(\x0e\x32\x15.outrider.v1.Priority\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0bprovisional\x18\x06 \x01(\x08\x12-\n\x0bspeculation\x18\x07 \x01(\x0e\x32\x18.outrider.v1.Speculation\x12\x0c\n\x04thin\x18\x08 \x01(\x08\x12\x17\n\x0fidempotency_key\x18\t \x01(\t\x12(\n\x06resume\x18\n \x01(\x0b\x32\x18.outrider.v1.ResumePoint\x12\x11\n\tresidency\x18\x0b \x03(\t\x12(\n\x05trace\x18\x0c \x01(\x0b\x32\x19.outrider.v1.TraceContext\x12+\n\ncredential\x18\r \x01(\x0b\x32\x17.outrider.v1.Credential\"\x0e\n\x0c\x44\x65scribeEdge\"p\n\tTypedText\x12(\n\x06\x62\x65\x66ore\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\ncredential\x18\x03 \x01(\x0b\x32\x17.outrider.v1.Credential\"\x8e\x01\n\x0f\x45\x64geDescription\x12\x0c\n\x04\x65\x64ge\x18\x01 \x01(\t\x12\x0e\n\x06region\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x19\n\x11vocabulary_digest\x18\x04 \x01(\x0c\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x17\n\x0fresume_window_s\x18\x06 \x01(\x02\"Q\n\x0bResumePoint\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12\x0c\n\x04upto\x18\x02 \x01(\r\x12\x11\n\tnum_chars\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\"\x0c\n\nCancelChat\"\x12\n\x10\x41\x63knowledgeToken\"l\n\x0c\x43hatAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x05 \x01(\t\"R\n\x0fProvisionalText\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\r\x12\x10\n\x08\x65rase_to\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\tstability\x18\x04 \x01(\x02\"\x1f\n\x0bRetractText\x12\x10\n\x08\x65rase_to\x18\x01 \x01(\r\"o\n\nCommitText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x0c\n\x04upto\x18\x03 \x01(\r\x12\r\n\x05lossy\x18\x04 \x03(\r\x12)\n\nlossy_text\x18\x05 \x03(\x0b\x32\x15.outrider.v1.TextSpan\"&\n\x08TextSpan\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"\x8a\x02\n\x08\x43hatDone\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.outrider.v1.Timings\x12*\n\x0c\x65\x64ge_timings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x0c\n\x04upto\x18\x05 \x01(\r\x12\x0e\n\x06region\x18\x06 \x01(\t\x12\x0f\n\x07replica\x18\x07 \x01(\t\x12\'\n\x05\x61head\x18\x08 \x01(\x0b\x32\x18.outrider.v1.RidingAhead\"\x95\x02\n\x0bRidingAhead\x12\x14\n\x0cshown_tokens\x18\x01 \x01(\r\x12\x15\n\rerased_tokens\x18\x02 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x03 \x01(\r\x12\x13\n\x0bsent_tokens\x18\x04 \x01(\r\x12\x16\n\x0e\x63hecked_tokens\x18\x05 \x01(\r\x12\x14\n\x0cright_tokens\x18\x06 \x01(\r\x12\x16\n\x0esending_rounds\x18\x07 \x01(\r\x12\x16\n\x0eholding_rounds\x18\x08 \x01(\r\x12\x10\n\x08switches\x18\t \x01(\r\x12\x0e\n\x06rtt_ms\x18\n \x01(\x02\x12\x1a\n\x12\x63ommit_interval_ms\x18\x0b \x01(\x02\x12\x10\n\x08\x64raft_ms\x18\x0c \x01(\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.edge_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLIENTFRAME']._serialized_start=66
-  _globals['_CLIENTFRAME']._serialized_end=260
-  _globals['_EDGEFRAME']._serialized_start=263
-  _globals['_EDGEFRAME']._serialized_end=605
-  _globals['_CHATREQUEST']._serialized_start=608
-  _globals['_CHATREQUEST']._serialized_end=993
-  _globals['_DESCRIBEEDGE']._serialized_start=995
-  _globals['_DESCRIBEEDGE']._serialized_end=1009
-  _globals['_TYPEDTEXT']._serialized_start=1011
-  _globals['_TYPEDTEXT']._serialized_end=1078
-  _globals['_EDGEDESCRIPTION']._serialized_start=1081
-  _globals['_EDGEDESCRIPTION']._serialized_end=1223
-  _globals['_RESUMEPOINT']._serialized_start=1225
-  _globals['_RESUMEPOINT']._serialized_end=1306
-  _globals['_CANCELCHAT']._serialized_start=1308
-  _globals['_CANCELCHAT']._serialized_end=1320
-  _globals['_CHATACCEPTED']._serialized_start=1322
-  _globals['_CHATACCEPTED']._serialized_end=1430
-  _globals['_PROVISIONALTEXT']._serialized_start=1432
-  _globals['_PROVISIONALTEXT']._serialized_end=1514
-  _globals['_RETRACTTEXT']._serialized_start=1516
-  _globals['_RETRACTTEXT']._serialized_end=1547
-  _globals['_COMMITTEXT']._serialized_start=1549
-  _globals['_COMMITTEXT']._serialized_end=1660
-  _globals['_TEXTSPAN']._serialized_start=1662
-  _globals['_TEXTSPAN']._serialized_end=1700
-  _globals['_CHATDONE']._serialized_start=1703
-  _globals['_CHATDONE']._serialized_end=1969
-  _globals['_RIDINGAHEAD']._serialized_start=1972
-  _globals['_RIDINGAHEAD']._serialized_end=2249
+  _globals['_CLIENTFRAME']._serialized_end=314
+  _globals['_EDGEFRAME']._serialized_start=317
+  _globals['_EDGEFRAME']._serialized_end=659
+  _globals['_CREDENTIAL']._serialized_start=661
+  _globals['_CREDENTIAL']._serialized_end=723
+  _globals['_CHATREQUEST']._serialized_start=726
+  _globals['_CHATREQUEST']._serialized_end=1156
+  _globals['_DESCRIBEEDGE']._serialized_start=1158
+  _globals['_DESCRIBEEDGE']._serialized_end=1172
+  _globals['_TYPEDTEXT']._serialized_start=1174
+  _globals['_TYPEDTEXT']._serialized_end=1286
+  _globals['_EDGEDESCRIPTION']._serialized_start=1289
+  _globals['_EDGEDESCRIPTION']._serialized_end=1431
+  _globals['_RESUMEPOINT']._serialized_start=1433
+  _globals['_RESUMEPOINT']._serialized_end=1514
+  _globals['_CANCELCHAT']._serialized_start=1516
+  _globals['_CANCELCHAT']._serialized_end=1528
+  _globals['_ACKNOWLEDGETOKEN']._serialized_start=1530
+  _globals['_ACKNOWLEDGETOKEN']._serialized_end=1548
+  _globals['_CHATACCEPTED']._serialized_start=1550
+  _globals['_CHATACCEPTED']._serialized_end=1658
+  _globals['_PROVISIONALTEXT']._serialized_start=1660
+  _globals['_PROVISIONALTEXT']._serialized_end=1742
+  _globals['_RETRACTTEXT']._serialized_start=1744
+  _globals['_RETRACTTEXT']._serialized_end=1775
+  _globals['_COMMITTEXT']._serialized_start=1777
+  _globals['_COMMITTEXT']._serialized_end=1888
+  _globals['_TEXTSPAN']._serialized_start=1890
+  _globals['_TEXTSPAN']._serialized_end=1928
+  _globals['_CHATDONE']._serialized_start=1931
+  _globals['_CHATDONE']._serialized_end=2197
+  _globals['_RIDINGAHEAD']._serialized_start=2200
+  _globals['_RIDINGAHEAD']._serialized_end=2477
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class ClientFrame(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
     TYPED_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chat(self) -> Global___ChatRequest: ...
     @_builtins.property
@@ -41,6 +42,10 @@ class ClientFrame(_message.Message):
 
     @_builtins.property
     def typed(self) -> Global___TypedText: ...
+    @_builtins.property
+    def acknowledge(self) -> Global___AcknowledgeToken:
+        """The resume token of the last ChatAccepted has arrived: the one before it is void."""
+
     def __init__(
         self,
         *,
@@ -48,12 +53,13 @@ class ClientFrame(_message.Message):
         cancel: Global___CancelChat | None = ...,
         describe: Global___DescribeEdge | None = ...,
         typed: Global___TypedText | None = ...,
+        acknowledge: Global___AcknowledgeToken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "cancel", b"cancel", "chat", b"chat", "describe", b"describe", "kind", b"kind", "typed", b"typed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe", "typed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "cancel", "describe", "typed", "acknowledge"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -110,6 +116,40 @@ class EdgeFrame(_message.Message):
 Global___EdgeFrame: _TypeAlias = EdgeFrame  # noqa: Y015
 
 @_typing.final
+class Credential(_message.Message):
+    """Whose a chat is. What chats teach and leave in caches is found again within one trust group alone:
+    a tenant, one of its users, a client, or a single chat, as the edge is configured.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    CLIENT_SECRET_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """A tenant's secret; empty: none."""
+    user: _builtins.str
+    """Which user of the tenant; heeded with a key of a tenant that tells its users apart."""
+    client_secret: _builtins.bytes
+    """16 to 64 random bytes, the same for all connections of a client: they name a client that nothing
+    else names, so that it finds its chats and caches again. Empty: each connection is on its own.
+    """
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        user: _builtins.str = ...,
+        client_secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_secret", b"client_secret", "key", b"key", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Credential: _TypeAlias = Credential  # noqa: Y015
+
+@_typing.final
 class ChatRequest(_message.Message):
     """The first frame of a chat stream."""
 
@@ -127,6 +167,7 @@ class ChatRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     RESIDENCY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _common_pb2.Priority.ValueType
     deadline_ms: _builtins.int
@@ -136,7 +177,7 @@ class ChatRequest(_message.Message):
     thin: _builtins.bool
     """Let the region tokenize: the edge forwards messages instead of ids."""
     idempotency_key: _builtins.str
-    """Makes a request sent twice run once; empty: the edge makes one."""
+    """Makes a request sent twice within one trust group run once; empty: the edge makes one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -148,7 +189,11 @@ class ChatRequest(_message.Message):
     @_builtins.property
     def residency(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
-    def trace(self) -> _common_pb2.TraceContext: ...
+    def trace(self) -> _common_pb2.TraceContext:
+        """Continued for tenants that are trusted with it; otherwise the edge's own trace links to it."""
+
+    @_builtins.property
+    def credential(self) -> Global___Credential: ...
     def __init__(
         self,
         *,
@@ -164,10 +209,11 @@ class ChatRequest(_message.Message):
         resume: Global___ResumePoint | None = ...,
         residency: _abc.Iterable[_builtins.str] | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        credential: Global___Credential | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "thin", b"thin", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "thin", b"thin", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,21 +244,27 @@ class TypedText(_message.Message):
 
     BEFORE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """All of the text, each time."""
     @_builtins.property
     def before(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]:
         """The conversation before it; in the first frame."""
 
+    @_builtins.property
+    def credential(self) -> Global___Credential:
+        """In the first frame."""
+
     def __init__(
         self,
         *,
         before: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
         text: _builtins.str = ...,
+        credential: Global___Credential | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -267,7 +319,8 @@ class ResumePoint(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
-    rest of the request may be left out.
+    rest of the request may be left out, but for the credential; what is sent of it has to be the
+    same request.
     """
     upto: _builtins.int
     """Number of committed tokens the client has."""
@@ -309,6 +362,23 @@ class CancelChat(_message.Message):
 Global___CancelChat: _TypeAlias = CancelChat  # noqa: Y015
 
 @_typing.final
+class AcknowledgeToken(_message.Message):
+    """Sent on the stream of a chat that was resumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcknowledgeToken: _TypeAlias = AcknowledgeToken  # noqa: Y015
+
+@_typing.final
 class ChatAccepted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,7 +388,11 @@ class ChatAccepted(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    """Under which the mesh knows the chat; made from the idempotency key, and not it."""
     resume_token: _builtins.str
+    """Another one each time the chat is resumed. The one before it holds until the new one is used or
+    acknowledged: the answer that brings the new one may be lost.
+    """
     model: _builtins.str
     prompt_tokens: _builtins.int
     edge: _builtins.str

@@ -223,6 +223,7 @@ class OpenSession(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     ECHO_ACCEPTED_FIELD_NUMBER: _builtins.int
     LOST_REPLICAS_FIELD_NUMBER: _builtins.int
+    QUEUE_SHARE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -240,7 +241,9 @@ class OpenSession(_message.Message):
     """The edge's epoch at opening."""
     tenant: _builtins.str
     cache_salt: _builtins.bytes
-    """Separates prefix reuse between tenants; derived from the authenticated identity."""
+    """Names the trust group, derived from the authenticated identity: cached prefixes, phrases and hit
+    rates of drafts are shared within it alone. Empty: with no other session.
+    """
     origin_region: _builtins.str
     """Where the opener stands; empty: unknown."""
     echo: _builtins.int
@@ -250,6 +253,10 @@ class OpenSession(_message.Message):
     lost_replicas: _builtins.int
     """Replicas that were lost one after the other while they had this session, without a token from
     any of them.
+    """
+    queue_share: _builtins.bytes
+    """Whose turns in a router's queue it takes, where there is no tenant: of one address prefix of
+    clients, by a keyed hash. Empty: its trust group's.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -306,10 +313,11 @@ class OpenSession(_message.Message):
         resumed: _abc.Iterable[_common_pb2.TokenBlock] | None = ...,
         echo_accepted: _builtins.bool = ...,
         lost_replicas: _builtins.int = ...,
+        queue_share: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "queue_share", b"queue_share", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -19,11 +19,13 @@ _CODE_NUMBERS = {
     "DEADLINE_EXCEEDED": 4,
     "NOT_FOUND": 5,
     "ALREADY_EXISTS": 6,
+    "PERMISSION_DENIED": 7,
     "RESOURCE_EXHAUSTED": 8,
     "FAILED_PRECONDITION": 9,
     "INTERNAL": 13,
     "UNAVAILABLE": 14,
     "DATA_LOSS": 15,
+    "UNAUTHENTICATED": 16,
 }
 """google.rpc.Code numbers of the codes the error tree uses."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
+from outrider.peers.awake import AwakeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
@@ -26,11 +26,12 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.choice import choose, load_backend
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.encoder import ANYONE, CachingEncoder
+from outrider.tokenization.front.encoder import CachingEncoder
 from outrider.tokenization.front.front import Front, FrontPolicy
 from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.tokenization.front.processes.pool import Siblings
@@ -44,14 +45,13 @@ from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
 from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.control.acceptance import GroupAverages
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.sources.copies import CopyDrafter
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
-from services.edge.wire.identity import Identities
 
 log = structlog.get_logger()
 
@@ -66,6 +66,7 @@ async def serve(
     has answered. Raises ConfigError, UnknownModelError, ModelStoreError."""
     _configure_logging(config.log_level)
     configure_tracing("edge")
+    tls = await asyncio.to_thread(Tls.open, config.tls, Role.EDGE)
     spec = lookup(config.model)
     store = ModelStore(config.model_store or default_root())
     vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
@@ -73,14 +74,15 @@ async def serve(
         load_backend, spec, store, vocabulary, config.tokenizer_backend
     )
     metrics = Metrics("edge")
-    edge = Edge(config, spec.name, vocabulary, metrics, backend)
+    edge = Edge(config, spec.name, vocabulary, metrics, backend, tls)
     try:
-        ports = await edge.start()
-        stopping = stop or asyncio.Event()
-        await _first(edge.upstream.wait_connected(), stopping.wait())
-        if ready is not None and not stopping.is_set():
-            ready(ports)
-        await stopping.wait()
+        async with tls.watched():
+            ports = await edge.start()
+            stopping = stop or asyncio.Event()
+            await _first(edge.upstream.wait_connected(), stopping.wait())
+            if ready is not None and not stopping.is_set():
+                ready(ports)
+            await stopping.wait()
     finally:
         await edge.stop()
         metrics.close()
@@ -89,8 +91,9 @@ async def serve(
 
 def _configure_logging(level: str) -> None:
     configure_logging("edge", level)
-    # aioquic reports every reset stream and closed connection; here those are ordinary.
-    logging.getLogger("quic").setLevel(logging.WARNING)
+    # aioquic reports every reset stream and closed connection, and warns of every peer that breaks
+    # the protocol; here those are ordinary, and counted.
+    logging.getLogger("quic").setLevel(logging.ERROR)
 
 
 class Edge:
@@ -103,14 +106,16 @@ class Edge:
         vocabulary: Vocabulary,
         metrics: Metrics,
         backend: Guarded | None = None,
+        tls: Tls = PLAINTEXT,
     ) -> None:
         """`backend` tokenizes; None: the reference."""
         self._config = config
         self.upstream = Upstream(
             config.upstream_policy(),
-            clock=time.monotonic,
+            clock=AwakeClock(),
             rng=Random(),
             on_tick=RouterMetrics(metrics).tick,
+            tls=tls,
         )
         self.telemetry = EdgeTelemetry(metrics, model)
         encoder = _encoder(config, vocabulary, backend)
@@ -121,6 +126,7 @@ class Edge:
         )
         parts = self._parts(model, vocabulary)
         self.listener = Listener(parts, config.listener_limits())
+        self._renewal: asyncio.Task[None] | None = None
         self._admin = AdminServer(
             config.admin_host,
             config.admin_port,
@@ -131,7 +137,6 @@ class Edge:
 
     def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
         config = self._config
-        identities = Identities(config.cache_salt_key)
         policy = SessionPolicy(
             vocabulary_digest=vocabulary.digest,
             max_context_tokens=config.max_context_tokens,
@@ -142,9 +147,7 @@ class Edge:
         return EdgeParts(
             name=config.name,
             region=config.region,
-            identity=partial(
-                identities.alone if config.isolate_chats else identities.of, config.tenant
-            ),
+            identities=config.identities(),
             offer=Offer(model, vocabulary.size, config.max_context_tokens),
             policy=policy,
             tools=self._tools(vocabulary),
@@ -159,7 +162,7 @@ class Edge:
         )
 
     def _tools(self, vocabulary: Vocabulary) -> ReplyTools:
-        """Chats share what they learn of the region and of how often drafts are right."""
+        """Chats share what they learn of the region; the rest with their trust group alone."""
         used_drafter = self.drafter if self._config.has_drafter else None
         return reply_tools(vocabulary, self._config.max_context_tokens, used_drafter)
 
@@ -172,18 +175,24 @@ class Edge:
         if config.has_drafter:
             self.drafter.start()
         port = await self.listener.start(config.host, config.port, chain, key)
+        self._renewal = asyncio.create_task(
+            certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
+        )
         log.info("edge listens", host=config.host, port=port, admin_port=admin_port)
         return Ports(main=port, admin=admin_port)
 
     async def stop(self) -> None:
         """Drain and end. May be called after a failed start."""
         await self.listener.stop(self._config.drain_s)
+        if self._renewal is not None:
+            self._renewal.cancel()
         await self.upstream.stop()
         await self.drafter.stop()
         self._tokenization.close()
         await asyncio.to_thread(self._tokenization.join)
         await self._admin.stop()
         self._tokenizing.close()
+        self.telemetry.close()
 
     def _ready(self) -> tuple[bool, str]:
         if self.listener.draining:
@@ -211,7 +220,6 @@ def _front(
     )
     return Front(
         *(encoder, policy),
-        scope=None if config.isolate_chats else ANYONE,
         rewriter=Rewriter(config.rewriting),
         record=counted.record,
         shortened=counted.shortened,
@@ -220,8 +228,7 @@ def _front(
 
 
 def _siblings(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> Siblings | None:
-    # Another process keeps what it is told: not where no chat may tell of another.
-    if not config.tokenizer_processes or config.isolate_chats:
+    if not config.tokenizer_processes:
         return None
     return Siblings(
         *(vocabulary, backend),
@@ -248,7 +255,7 @@ def reply_tools(
         token_bytes=token_bytes,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
-        averages=Averages(shipped_calibrations(vocabulary.digest)),
+        averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
         first_guess_s=drafter.first_guess_s if drafter is not None else lambda num_tokens: None,
     )
 

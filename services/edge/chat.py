@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
-from outrider.errors import CancelledError, OutriderError
+from outrider.errors import (
+    CancelledError,
+    MalformedFrameError,
+    OutriderError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import inference_pb2
+from services.edge.identity import NOBODY, Credential, Identity
 from services.edge.parts import EdgeParts
 from services.edge.resumption.audience import Audience
 from services.edge.resumption.journal import Listener
@@ -62,10 +72,9 @@ class Chat:
         self._audience = Audience(stream, self._encode)
         self._held: HeldEntry | None = None
         self._provisional = False
-        self._identity = parts.identity()
+        self._identity = NOBODY
         self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
-        digest = parts.policy.vocabulary_digest
-        self._wire = RegionWire(parts.coder, digest, parts.region, self._identity, parts.rewriter)
+        self._wire = self._region_wire(NOBODY)
         self._inbox: deque[Input] = deque()
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
@@ -76,6 +85,7 @@ class Chat:
         self._drafting = 0
         self._span: Span | None = None
         self._is_finished = False
+        self._leave: Callable[[], None] | None = None
         parts.telemetry.chat_opened()
         self._arm()
 
@@ -94,22 +104,55 @@ class Chat:
         if self.closed:
             return
         try:
-            item: Input = client_wire.read(payload, self._parts.offer)
-            if isinstance(item, ChatAsked) and self.awaits_request and self._repeats(item.request):
-                item = ClientGone()
+            read = client_wire.read(payload, self._parts.offer, self._admit)
+            if isinstance(read, client_wire.TokenArrived):
+                self._token_arrived()
+                return
+            item: Input = read
+            if isinstance(read, ChatAsked) and self.awaits_request:
+                item = self._arrived(read.request)
         except OutriderError as error:
+            if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+                self._parts.telemetry.refused(error.reason)
             item = ClientFailed(error)
         self.feed(item)
 
+    def _admit(self, credential: Credential) -> None:
+        """Whose chat it is, before anything else of the request is looked at. Raises
+        UnauthenticatedError, InvalidRequestError."""
+        if self.awaits_request:
+            fresh = secrets.token_bytes(16)
+            identities, stream = self._parts.identities, self._stream
+            secret, address = stream.connection_secret, stream.address
+            self._identity = identities.of(credential, secret, fresh, address)
+            self._wire = self._region_wire(self._identity)
+
+    def _arrived(self, request: ChatRequest) -> Input:
+        """The request, as it is served. Raises PermissionDeniedError, KeyReusedError."""
+        identity = self._identity
+        priority = identity.class_of(request.priority)
+        if self._repeats(request):
+            return ClientGone()
+        request_id = identity.request_id(request.request_id)
+        return ChatAsked(
+            replace(request, priority=priority, request_id=request_id, group=identity.group)
+        )
+
+    def _token_arrived(self) -> None:
+        if self._held is None:
+            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+        self._parts.reception.acknowledged(self._held)
+
     def _repeats(self, request: ChatRequest) -> bool:
         """Whether the request is about a chat that is here already, which then has the stream."""
-        reception, tenant = self._parts.reception, self._identity.tenant
+        reception, identity = self._parts.reception, self._identity
         listener = Listener(request.resume.upto, request.resume.num_chars)
-        held = reception.find(request, tenant)
+        held = reception.find(request, identity.owner)
         if held is None:
+            self._leave = self._stream.begin_chat(identity.client)
             self._provisional = request.provisional
             self._audience.listen(listener)
-            self._held = reception.enter(request, tenant, self._audience.journal, self)
+            self._held = reception.enter(request, identity, self._audience.journal, self)
             return False
         if held.chat is None:
             for event in held.journal.replay(listener):
@@ -143,11 +186,16 @@ class Chat:
         except OutriderError as error:
             # Not RegionFailed: the region believes the session alive and has to be told.
             item = ClientFailed(error)
+        if isinstance(item, RegionFailed):
+            item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
         self.feed(item)
 
     def region_lost(self, error: OutriderError) -> None:
         """The stream to the region broke."""
-        self.feed(RegionFailed(error, is_cut_off=True))
+        self.feed(self._region_failed(error, is_cut_off=True))
+
+    def _region_failed(self, error: OutriderError, *, is_cut_off: bool) -> RegionFailed:
+        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.late_s)
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""
@@ -164,7 +212,8 @@ class Chat:
 
     def _step(self, item: Input) -> None:
         if isinstance(item, ChatAsked):
-            self._span = self._span or self._parts.telemetry.chat_span(item.request)
+            telemetry, continues = self._parts.telemetry, self._identity.trusts_trace
+            self._span = self._span or telemetry.chat_span(item.request, continues=continues)
         try:
             for action in self._session.handle(item, self._loop.time()):
                 self._perform(action)
@@ -226,7 +275,8 @@ class Chat:
             self._number = link.open(self, self._wire.open(action, trace))
             self._link = link
         except OutriderError as error:
-            self._inbox.append(RegionFailed(error))
+            is_cut_off = self._parts.upstream.may_return
+            self._inbox.append(self._region_failed(error, is_cut_off=is_cut_off))
 
     # Without a link the session could not be opened, and learns that next.
 
@@ -248,7 +298,8 @@ class Chat:
         parent = self._span.context if self._span else None
         span = start_span(names.SPAN_TOKENIZE, parent=parent)
         try:
-            job = self._parts.tokenization.submit(messages, self._tokenized)
+            scope = self._identity.group or None
+            job = self._parts.tokenization.submit(messages, self._tokenized, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
@@ -265,8 +316,15 @@ class Chat:
             span.end()
             self.feed(PromptReady(outcome))
 
+    def _region_wire(self, identity: Identity) -> RegionWire:
+        parts = self._parts
+        digest = parts.policy.vocabulary_digest
+        return RegionWire(parts.coder, digest, parts.region, identity, parts.rewriter)
+
     def _finish(self) -> None:
         self._is_finished = True
+        if self._leave is not None:
+            self._leave()
         if self._tokenizing is not None:
             job, span = self._tokenizing
             self._parts.tokenization.cancel(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,11 +12,25 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.choice import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
+from services.edge.addresses import Prefixes
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
+from services.edge.identity import (
+    Identities,
+    Keys,
+    TenantConfig,
+    Terms,
+    Trust,
+    priority_of,
+    trust_of,
+)
 from services.edge.prefill.plan import PrefillPolicy
+from services.edge.quic import memory
+from services.edge.quic.door import DoorLimits
 from services.edge.quic.listener import ListenerLimits
+from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
 from services.edge.resumption.held import ResumeLimits
 from services.edge.routers.link import LinkPolicy
 from services.edge.routers.upstream import UpstreamPolicy
@@ -39,6 +54,8 @@ class EdgeConfig:
     """Address of the QUIC listener."""
     port: int = 4433
     """UDP port of the QUIC listener; 0: any free one."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    """Certificate towards routers, of the role edge; clients see `certificate`."""
     admin_host: str = "127.0.0.1"
     """Address of /metrics, /health and /ready."""
     admin_port: int = 0
@@ -48,13 +65,22 @@ class EdgeConfig:
     region: str = ""
     """Where this edge stands, for placement; empty: unknown."""
     tenant: str = ""
-    """Whose chats come to this edge; empty: nobody's in particular."""
+    """Under which chats without a key are accounted for; empty: nobody's in particular."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Who has keys, `[[edge.tenants]]`."""
+    anonymous: bool = True
+    """Whether clients without a key are served..."""
+    trust: str = "connection"
+    """...and who of them shares what is learnt from chats and kept of them, in drafts and caches:
+    `connection`: each client by itself; `chat`: each chat, so that none is faster for what another
+    one asked; `tenant`: all of them, where whoever reaches the edge may know of the others."""
+    max_priority: str = "medium"
+    """The highest class that they may ask for: low, medium or high."""
+    trust_trace: bool = False
+    """Whether their traces are continued here; otherwise the edge's own link to them."""
     cache_salt_key: str = ""
-    """Secret from which tenants' cache salts are derived. Edges that share it share a tenant's
-    cached prefixes; empty: a random one per process."""
-    isolate_chats: bool = False
-    """Whether every chat gets a cache salt of its own, and drafts of its own text alone: no chat is
-    faster for what another one asked, and none can tell."""
+    """Secret from which the names of trust groups are derived. Edges that share it share a group's
+    cached prefixes, and know a chat that moves between them; empty: a random one per process."""
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
@@ -91,10 +117,44 @@ class EdgeConfig:
     max_unsent_bytes: int = 256 * 1024
     """A client that leaves more of a chat unread loses it."""
     idle_timeout_s: float = 30.0
-    """A connection from which nothing comes for this long is closed."""
+    """A connection from which nothing comes for this long is closed, and so is one that has no chat
+    and sends nothing but PINGs."""
+    handshake_timeout_s: float = 5.0
     validate_addresses: bool = False
-    """QUIC Retry: clients prove their address first, one round trip more."""
-    reopen_s: float = 10.0
+    """QUIC Retry for all: clients prove their address first, one round trip more..."""
+    retry_from_half_open: int = 64
+    """...and otherwise while so many handshakes are under way."""
+    max_half_open: int = 1024
+    """Handshakes under way; further ones are refused."""
+    max_resident_bytes: int = 0
+    """Memory of the edge's process above which it takes no new connections; 0: four fifths of the
+    machine's, or of its container's."""
+    max_received_bytes: int = 256 << 20
+    """Kept for all clients of what is not whole or not in order yet..."""
+    max_received_bytes_per_address: int = 16 << 20
+    """...and for those of one address prefix. A connection that needs more is closed."""
+    ipv4_prefix_bits: int = 32
+    """What counts as one address..."""
+    ipv6_prefix_bits: int = 56
+    """...for the limits of each."""
+    max_connections_per_address: int = 128
+    """Handshakes under way count too."""
+    max_chats_per_address: int = 128
+    """Under way, whether their client is still there or not..."""
+    max_chats_per_client: int = 64
+    """...and of one client or user, from whatever address; what a whole tenant may do is the
+    router's to say (docs/guides/admission.md)."""
+    max_streams_per_address: int = 512
+    """Open, with a chat or not."""
+    handshakes_per_s: float = 100.0
+    """From one address on average, five times as many at once."""
+    typed_bytes_per_s: float = 64 << 10
+    """Text being typed from one address, and by one client, on average, 20 s worth at once; who
+    types more gets no head start."""
+    prefill_tokens_per_s: float = 500.0
+    """Tokens computed ahead for one address, and one client, on average, 20 s worth at once;
+    likewise."""
+    reopen_s: float = 20.0
     """How long a chat whose router or replica was lost tries to go on without a token; then its
     client is told."""
     resume_window_s: float = 30.0
@@ -102,11 +162,13 @@ class EdgeConfig:
     ended; 0: it is cancelled at once."""
     max_detached_chats: int = 256
     """Chats that go on without their clients; those beyond are cancelled."""
-    max_detached_chats_per_tenant: int = 64
+    max_detached_chats_each: int = 64
+    """The same of one tenant, or of one client that belongs to none."""
     max_resume_bytes: int = 16 << 20
     """What is kept for clients that may come back: texts and ids of their chats."""
     early_data: bool = True
-    """QUIC 0-RTT for clients that were here before. Chats in it wait for the handshake."""
+    """QUIC 0-RTT for clients that were here before: what the edge is is told a round trip sooner.
+    Chats in it wait for the handshake, and begin no sooner than without it."""
     min_prefill_tokens: int = 16
     """Least new tokens of a prompt being typed that a region computes ahead; 0: none."""
     request_timeout_s: float = 10.0
@@ -123,8 +185,8 @@ class EdgeConfig:
     """Prompts that may wait for a worker."""
     tokenizer_backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
-    tokenizer_cache_bytes: int = 64 << 20
-    """Memory for texts whose ids are kept; with isolate_chats the template's own texts alone."""
+    tokenizer_cache_bytes: int = 32 << 20
+    """Memory for texts whose ids are kept; of chats that trust nobody the template's own alone."""
     tokenizer_processes: int = 0
     """Processes that tokenize when as many chats wait as there are workers."""
     max_queued_frames: int = 4096
@@ -178,8 +240,13 @@ class EdgeConfig:
             parse(router, "each of routers")
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
+        _check("ipv4_prefix_bits", self.ipv4_prefix_bits, 8, 32)
+        _check("ipv6_prefix_bits", self.ipv6_prefix_bits, 16, 128)
         _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         _check("max_lead", self.max_lead, 0, MAX_LEAD)
+        _check("max_resident_bytes", self.max_resident_bytes, 0, 2**50)
+        for name in ("max_received_bytes_per_address", "max_received_bytes"):
+            _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         if self.display not in BOLDNESS:
@@ -187,6 +254,11 @@ class EdgeConfig:
         for name in ("min_survival", "first_survival", "theta", "first_theta", "line_theta"):
             if (value := getattr(self, name)) is not None:
                 _check(name, value, 0.01, 1.0)
+        if trust_of(self.trust, "trust") is Trust.USER:
+            raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
+        if not (self.anonymous or self.tenants):
+            raise ConfigError("nobody is served: name tenants, or let anonymous clients in")
+        self.identities()
         for name in _POSITIVE:
             _check(name, getattr(self, name), 1, 2**31)
         for name in _NOT_NEGATIVE:
@@ -200,9 +272,55 @@ class EdgeConfig:
             max_frame_bytes=self.max_frame_bytes,
             max_unsent_bytes=self.max_unsent_bytes,
             idle_timeout_s=self.idle_timeout_s,
-            validate_addresses=self.validate_addresses,
+            handshake_timeout_s=self.handshake_timeout_s,
             early_data=self.early_data,
+            door=DoorLimits(
+                retry_from_half_open=0 if self.validate_addresses else self.retry_from_half_open,
+                max_half_open=self.max_half_open,
+                max_resident_bytes=self.max_resident_bytes or memory.limit_bytes() * 4 // 5,
+            ),
+            quotas=self.address_quotas(),
+            client_quotas=self.client_quotas(),
+            prefixes=Prefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits),
+            max_received_bytes=self.max_received_bytes,
+            max_received_bytes_per_address=self.max_received_bytes_per_address,
         )
+
+    def address_quotas(self) -> QuotaLimits:
+        """What the clients of one address prefix may use together."""
+        return QuotaLimits(
+            counts={
+                Count.CONNECTIONS: self.max_connections_per_address,
+                Count.STREAMS: self.max_streams_per_address,
+                Count.CHATS: self.max_chats_per_address,
+            },
+            rates={
+                Rate.HANDSHAKES: _rate(self.handshakes_per_s, _HANDSHAKE_BURST_S),
+                **self._typing_rates(),
+            },
+        )
+
+    def client_quotas(self) -> QuotaLimits:
+        """What one client or user may use, from whatever address."""
+        counts = {Count.CHATS: self.max_chats_per_client}
+        return QuotaLimits(counts=counts, rates=self._typing_rates())
+
+    def _typing_rates(self) -> dict[Rate, RateLimit]:
+        return {
+            Rate.TYPED_BYTES: _rate(self.typed_bytes_per_s, _TYPING_BURST_S),
+            Rate.PREFILL_TOKENS: _rate(self.prefill_tokens_per_s, _TYPING_BURST_S),
+        }
+
+    def identities(self) -> Identities:
+        """Whose chats are. Raises ConfigError."""
+        anonymous = Terms(
+            self.tenant,
+            trust_of(self.trust, "trust"),
+            priority_of(self.max_priority, "max_priority"),
+            self.trust_trace,
+        )
+        key = self.cache_salt_key.encode() or secrets.token_bytes(32)
+        return Identities(key, Keys(self.tenants), anonymous if self.anonymous else None)
 
     @property
     def has_drafter(self) -> bool:
@@ -218,7 +336,6 @@ class EdgeConfig:
             threads=self.draft_threads,
             kv_bytes=self.draft_kv_bytes,
             niceness=self.draft_niceness,
-            isolate_chats=self.isolate_chats,
             log_level=self.log_level,
             limits=DrafterLimits(
                 max_sessions=self.draft_sessions,
@@ -242,15 +359,15 @@ class EdgeConfig:
                 probe_interval_s=self.probe_interval_s,
                 probe_timeout_s=self.probe_timeout_s,
             ),
+            return_s=self.reopen_s,
         )
 
     def prefill_policy(self) -> PrefillPolicy:
-        """When prompts are computed while they are typed. A chat with a cache of its own would not
-        find what was computed for it."""
+        """When prompts are computed while they are typed."""
         return PrefillPolicy(
             min_new_tokens=self.min_prefill_tokens,
             max_context_tokens=self.max_context_tokens,
-            is_on=bool(self.min_prefill_tokens) and not self.isolate_chats,
+            is_on=bool(self.min_prefill_tokens),
         )
 
     def resume_limits(self) -> ResumeLimits:
@@ -258,7 +375,7 @@ class EdgeConfig:
         return ResumeLimits(
             window_s=self.resume_window_s,
             max_detached=self.max_detached_chats if self.resume_window_s else 0,
-            max_detached_per_tenant=self.max_detached_chats_per_tenant,
+            max_detached_each=self.max_detached_chats_each,
             max_bytes=self.max_resume_bytes if self.resume_window_s else 0,
         )
 
@@ -290,18 +407,35 @@ class EdgeConfig:
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 """A thin client's frame goes up as one message with a little more in it. One that is too large for
 gRPC would end the stream of all chats."""
+_HANDSHAKE_BURST_S = 5.0
+_TYPING_BURST_S = 20.0
+"""Enough for a whole context and a whole frame by default."""
 _POSITIVE = (
+    *("handshake_timeout_s", "max_half_open", "max_connections_per_address"),
+    *(
+        "max_chats_per_address",
+        "max_chats_per_client",
+        "max_streams_per_address",
+        "handshakes_per_s",
+        "typed_bytes_per_s",
+    ),
+    "prefill_tokens_per_s",
     *("max_connections", "max_chats_per_connection", "max_unsent_bytes"),
     *("lookup_interval_s", "probe_interval_s", "probe_timeout_s", "suspect_s"),
     *("idle_timeout_s", "max_context_tokens", "tokenizer_workers", "max_queued_frames"),
     *("draft_threads", "draft_kv_bytes", "draft_sessions", "rewrite_burst"),
 )
 _NOT_NEGATIVE = (
+    "retry_from_half_open",
     *("drain_s", "request_timeout_s", "reopen_s", "tokenizer_queue", "min_prefill_tokens"),
-    *("resume_window_s", "max_detached_chats", "max_detached_chats_per_tenant", "max_resume_bytes"),
+    *("resume_window_s", "max_detached_chats", "max_detached_chats_each", "max_resume_bytes"),
     *("coalesce_ms", "first_tokens", "rewrite_interval_ms"),
     *("draft_niceness", "lookup_grace_s", "tokenizer_cache_bytes", "tokenizer_processes"),
 )
+
+
+def _rate(per_s: float, burst_s: float) -> RateLimit:
+    return RateLimit(per_s, per_s * burst_s)
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.codec.tokens import TokenCoder
 from outrider.tokenization.front.front import Front
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
+from services.edge.identity import Identities
 from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.reception import Reception
 from services.edge.routers.upstream import Upstream
@@ -16,7 +16,6 @@ from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
-from services.edge.wire.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +24,11 @@ class EdgeParts:
 
     name: str
     region: str
-    identity: Callable[[], Identity]
-    """Whose chat the next one is."""
+    identities: Identities
+    """Whose chats are."""
     offer: Offer
     policy: SessionPolicy
     tools: ReplyTools
-    """Their averages are of the region and of how often drafts are right, never of words."""
     coder: TokenCoder
     tokenization: Front
     upstream: Upstream

@@ -9,7 +9,8 @@ import structlog
 
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
-from outrider.telemetry.tracing import Span, start_span
+from outrider.telemetry.refusals import RefusalLog
+from outrider.telemetry.tracing import NO_TRACE, Span, start_span
 from services.edge.session.display import Display
 from services.edge.session.inputs import ChatRequest
 from services.edge.session.machine import ChatSession
@@ -32,6 +33,11 @@ RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
 DETACHED_CHATS: Final = "outrider.edge.detached_chats"
 PREFILLED_TOKENS: Final = "outrider.edge.prefilled_tokens"
 EARLY_BYTES: Final = "outrider.edge.early_bytes"
+HALF_OPEN: Final = "outrider.edge.half_open_handshakes"
+RETRIES: Final = "outrider.edge.retries"
+"""First packets answered with a Retry."""
+REFUSED: Final = "outrider.edge.refused"
+"""Connections, streams, chats, typed text and credentials that were not taken, by reason."""
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 """Shown before they were final; with TOKENS the share shown early."""
@@ -62,6 +68,7 @@ class EdgeTelemetry:
         self._model = model
         self.num_chats = 0
         self.num_connections = 0
+        self._refused = RefusalLog("clients")
         self.idle = asyncio.Event()
         """Set while no chat is open."""
         self.idle.set()
@@ -77,9 +84,29 @@ class EdgeTelemetry:
         self.num_connections += delta
         self._metrics.gauge(OPEN_CONNECTIONS).set(self.num_connections)
 
-    def chat_span(self, request: ChatRequest) -> Span:
-        """The chat's span, a child of the client's."""
-        span = start_span(names.SPAN_EDGE_CHAT, parent=request.trace)
+    def half_open(self, num: int) -> None:
+        """So many handshakes are under way."""
+        self._metrics.gauge(HALF_OPEN).set(num)
+
+    def retried(self) -> None:
+        """A client was asked to prove its address."""
+        self._metrics.counter(RETRIES).add(1)
+
+    def refused(self, reason: str, **details: str) -> None:
+        """Something was not taken. One line in the log tells of all in an interval; `details` are
+        of the last one."""
+        self._metrics.counter(REFUSED).add(1, {"reason": reason})
+        self._refused.note(reason, **details)
+
+    def close(self) -> None:
+        """Nothing is said any more."""
+        self._refused.close()
+
+    def chat_span(self, request: ChatRequest, *, continues: bool) -> Span:
+        """The chat's span: a child of the client's if it `continues` that trace, else the first of
+        a trace of its own, linked to the client's."""
+        parent, links = (request.trace, ()) if continues else (NO_TRACE, (request.trace,))
+        span = start_span(names.SPAN_EDGE_CHAT, parent=parent, links=links)
         span.set(
             **{
                 names.OPERATION: names.CHAT,

@@ -26,6 +26,7 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.instances.fleet import Fleet
@@ -114,7 +115,13 @@ def _log_pool(instance: int, info: EngineInfo) -> None:
 class Replica:
     """One replica's parts, wired together around a loaded model."""
 
-    def __init__(self, config: InferenceConfig, model: LoadedModel, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: InferenceConfig,
+        model: LoadedModel,
+        metrics: Metrics,
+        tls: Tls = PLAINTEXT,
+    ) -> None:
         """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
         limits, contract = config.limits(), _contract(config, model)
@@ -132,10 +139,10 @@ class Replica:
             max_frames=config.max_outbox_frames,
             max_sessions=config.max_stream_sessions,
         )
-        self._server = make_server(max_message_bytes=config.max_message_bytes)
+        self._server = make_server(tls, max_message_bytes=config.max_message_bytes)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
         self._health = add_health(self._server, SERVICE)
-        self.port = bind(self._server, config.host, config.port)
+        self.port = bind(self._server, config.host, config.port, tls)
         self.broken = asyncio.Event()
         """Set when the model cannot serve any more: only a new process can."""
 
@@ -198,9 +205,11 @@ async def serve(
     admin = _admin_server(config, loaded, metrics)
     try:
         admin_port = await admin.start()
-        if (replica := await _load_replica(config, metrics, stop)) is not None:
+        tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
+        if (replica := await _load_replica(config, metrics, stop, tls)) is not None:
             loaded.append(replica)
-            await _run(replica, admin_port, ready, stop)
+            async with tls.watched():
+                await _run(replica, admin_port, ready, stop)
     finally:
         await admin.stop()
         metrics.close()
@@ -219,14 +228,14 @@ def _admin_server(
 
 
 async def _load_replica(
-    config: InferenceConfig, metrics: Metrics, stop: asyncio.Event
+    config: InferenceConfig, metrics: Metrics, stop: asyncio.Event, tls: Tls
 ) -> Replica | None:
     """None if it is not wanted any more."""
     model = await asyncio.to_thread(load_model, config)
     replica: Replica | None = None
     try:
         if not stop.is_set():
-            replica = Replica(config, model, metrics)
+            replica = Replica(config, model, metrics, tls)
         return replica
     finally:
         if replica is None:

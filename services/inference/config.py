@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ from outrider.engines.config import EngineConfig, EngineName, Precision
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
+from outrider.tls.config import TlsConfig
 from services.inference.scheduling.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()
@@ -31,6 +33,8 @@ class InferenceConfig:
     """Address of the metrics and health listener."""
     admin_port: int = 0
     """Port of the metrics and health listener; 0: any free one."""
+    tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
+    """Certificate of this process; it has to be of the role inference and of `region`."""
     replica: str = "replica"
     """This replica's name, unique in the mesh."""
     region: str = "local"

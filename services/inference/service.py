@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
-from outrider.errors import UnavailableError
+from outrider.errors import OutriderError, UnavailableError
 from outrider.rpc import incoming
+from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
 from services.inference.streaming import wire
@@ -32,6 +33,7 @@ class InferenceService(InferenceServiceServicer):
         self._max_sessions = max_sessions
         self._streams: set[Stream] = set()
         self._closed = False
+        self._refused = RefusalLog("streams")
 
     @property
     def num_streams(self) -> int:
@@ -49,6 +51,9 @@ class InferenceService(InferenceServiceServicer):
         try:
             async for frame in stream.outbox:
                 yield inference_pb2.GenerateResponse(frame=frame)
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            raise
         finally:
             self._streams.discard(stream)
             stream.close()

@@ -55,7 +55,7 @@ class Admitting:
         self.admission = Admission(
             config.admission, config.tenants, config.lengths, config.price_table()
         )
-        self.scout = FleetScout(dispatch.decide, config.region)
+        self.scout = FleetScout(dispatch.decide, config.region, config.return_s)
         self.conductor = Conductor(config.conductor)
         self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
         self._slo_ttft_ms = config.conductor.slo_ttft_ms

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.quarantine import QuarantinePolicy
 from outrider.peers.targets import parse
@@ -20,6 +21,7 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.admitting import Admitting
 from services.router.config import RouterConfig
@@ -49,16 +51,17 @@ _log = structlog.get_logger()
 class Router:
     """One router's parts, wired together."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, tls: Tls = PLAINTEXT) -> None:
         self.config = config
-        self.clock: Callable[[], float] = time.monotonic
+        self.tls = tls
+        self.clock = AwakeClock()
         self.metrics = Metrics("router")
         self.registry = _registry(config, self.clock())
         self.table: SessionTable[Up] = SessionTable(_limits(config))
         self.rng = Random(config.seed or None)
         self.deciding = Deciding(config, self.registry, self.rng)
         self.journal = Journal(self.metrics, time.perf_counter, self.deciding.history)
-        self.tokenizers = _pool(config, self.clock, self.rng)
+        self.tokenizers = _pool(config, self.clock, self.rng, tls)
         self.intake = Intake(self.tokenizers, self.registry, clock=self.clock)
         self.hurry = asyncio.Event()
         """Set when sessions that wait should try again before the next tick."""
@@ -75,6 +78,7 @@ class Router:
             self.deciding.watch,
             clock=self.clock,
             rng=self.rng,
+            tls=tls,
         )
 
     def _make_switch(self) -> Switch:
@@ -105,6 +109,8 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
+        if self.clock.was_late:
+            self.registry.was_late()
         self.fleet.tick()
         self.tokenizers.tick()
         self.registry.expire(self.clock())
@@ -154,9 +160,10 @@ async def serve(
     tried. Raises ConfigError when a port is taken."""
     configure_logging("router", config.log_level)
     configure_tracing("router")
-    router = Router(config)
+    tls = await asyncio.to_thread(Tls.open, config.tls, Role.ROUTER)
+    router = Router(config, tls)
     try:
-        async with _listening(router) as (ports, health), _working(router) as jobs:
+        async with tls.watched(), _listening(router) as (ports, health), _working(router) as jobs:
             await router.settled.wait()
             health.set_serving(True)
             _log.info("router_ready", port=ports.main, admin_port=ports.admin)
@@ -174,10 +181,10 @@ async def serve(
 @asynccontextmanager
 async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
-    server = make_server(max_message_bytes=config.max_message_bytes)
+    server = make_server(router.tls, max_message_bytes=config.max_message_bytes)
     health = add_health(server, SERVICE)
     router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
-    port = bind(server, config.host, config.port)
+    port = bind(server, config.host, config.port, router.tls)
     admin = AdminServer(
         config.admin_host,
         config.admin_port,
@@ -223,11 +230,13 @@ def _explainer(router: Router) -> Explainer:
 @asynccontextmanager
 async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
     """The endless jobs beside the listener."""
+    router.clock.start()
     endless = [router.ticking(), router.fleet.run(), router.tokenizers.run()]
     jobs = [asyncio.create_task(job) for job in endless]
     try:
         yield jobs
     finally:
+        router.clock.stop()
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
@@ -285,7 +294,7 @@ def _limits(config: RouterConfig) -> RelayLimits:
     )
 
 
-def _pool(config: RouterConfig, clock: Callable[[], float], rng: Random) -> TokenizerPool:
+def _pool(config: RouterConfig, clock: AwakeClock, rng: Random, tls: Tls) -> TokenizerPool:
     return TokenizerPool(
         [parse(text, "each of tokenizers") for text in config.tokenizers],
         policy=config.discovery(),
@@ -295,4 +304,5 @@ def _pool(config: RouterConfig, clock: Callable[[], float], rng: Random) -> Toke
         max_waiting=config.max_tokenizing,
         # An edge's largest open has to fit into the request made of it.
         max_message_bytes=config.max_message_bytes + (1 << 16),
+        tls=tls,
     )

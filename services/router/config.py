@@ -9,6 +9,8 @@ from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Lookup, parse
+from outrider.tls.config import TlsConfig
+from outrider.tls.identity import is_label
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.counting.prices import Price, PriceTable
 from services.router.admission.policy import AdmissionPolicy
@@ -23,7 +25,8 @@ class ReplicaConfig:
     name: str
     """Unique in the mesh; shown in placements, logs and metrics."""
     region: str
-    """Region that holds the prompt while the replica serves it (data residency)."""
+    """Region that holds the prompt while the replica serves it (data residency). A replica that
+    says another one is refused, and with certificates one whose certificate does not say it."""
     address: str
     """gRPC target, `host:port`."""
     model: str = ""
@@ -34,6 +37,28 @@ class ReplicaConfig:
             if not getattr(self, field):
                 raise ConfigError(f"A replica has no {field}: set it in [[router.replicas]].")
         check_address(self.address, f"address of replica {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTarget:
+    """Where further replicas of a region are found (`[[router.replica_targets]]`)."""
+
+    target: str
+    """`dns:HOST:PORT` or `srv:NAME`."""
+    region: str
+    """Region of all that is found there (data residency): a replica that says another one is
+    refused, and with certificates one whose certificate does not say the same."""
+
+    def __post_init__(self) -> None:
+        if not self.region:
+            raise ConfigError(
+                f"The target {self.target} has no region: set it in [[router.replica_targets]]."
+            )
+        if parse(self.target, "each of replica_targets").lookup is Lookup.NONE:
+            raise ConfigError(
+                f"{self.target} in replica_targets is one address: give it a name and a region in "
+                "[[router.replicas]], or have it looked up with dns: or srv:."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +94,16 @@ class RouterConfig:
     """Address of the metrics and health listener."""
     admin_port: int = 0
     """Port of the metrics and health listener; 0: any free one."""
+    tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
+    """Certificate of this process, of the role router."""
     region: str = "local"
     """The region this router stands in."""
     default_model: str = "smollm2-135m-instruct"
     """What a session that names no model gets."""
     replicas: tuple[ReplicaConfig, ...] = ()
     """Replicas of every region this router may use."""
-    replica_targets: tuple[str, ...] = ()
-    """Where further replicas are found, `dns:HOST:PORT` or `srv:NAME`; they say themselves what
-    their names and regions are."""
+    replica_targets: tuple[ReplicaTarget, ...] = ()
+    """Where further replicas are found, by region."""
     tokenizers: tuple[str, ...] = ()
     """Tokenizer services, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`, best first; used for sessions
     that bring text."""
@@ -159,6 +185,9 @@ class RouterConfig:
     """Its first pause, before one session is tried; each trial that fails doubles it..."""
     max_quarantine_s: float = 60.0
     """...up to this."""
+    return_s: float = 2.0
+    """Sessions wait for a replica that was lost less than this ago, where there is no other; after
+    that they are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
@@ -218,12 +247,15 @@ class RouterConfig:
     def _check_targets(self) -> None:
         for tokenizer in self.tokenizers:
             parse(tokenizer, "each of tokenizers")
-        for target in self.replica_targets:
-            if parse(target, "each of replica_targets").lookup is Lookup.NONE:
-                raise ConfigError(
-                    f"{target} in replica_targets is one address: give it a name and a region in "
-                    "[[router.replicas]], or have it looked up with dns: or srv:."
-                )
+        self._check_unique("target", [entry.target for entry in self.replica_targets])
+        if self.tls.is_on:
+            regions = [replica.region for replica in self.replicas]
+            regions += [entry.region for entry in self.replica_targets]
+            for region in regions:
+                if not is_label(region):
+                    raise ConfigError(
+                        f"The region {region!r} fits no certificate: use a-z, 0-9 and -."
+                    )
 
     @staticmethod
     def _check_unique(kind: str, names: list[str]) -> None:
@@ -239,6 +271,7 @@ _NOT_NEGATIVE = (
     "busy_work_weight",
     "default_rtt_ms",
     "drain_s",
+    "return_s",
     "lookup_grace_s",
 )
 

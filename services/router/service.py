@@ -17,6 +17,7 @@ from outrider.errors import (
 )
 from outrider.rpc import incoming
 from outrider.telemetry import names
+from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import span
 from outrider.v1 import (
     common_pb2,
@@ -66,6 +67,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._clock = clock
         self._buffer_frames = buffer_frames
         self._reserve = max_sessions_per_stream
+        self._refused = RefusalLog("streams")
 
     async def Route(
         self, request_iterator: AsyncIterator[Up], context: Context
@@ -82,6 +84,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 raise OverloadedError("This stream is not read: open another and read it.")
             if reader.done():
                 reader.result()
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            raise
         finally:
             reader.cancel()
             self._switch.detach_edge(edge, self._clock())

@@ -17,6 +17,7 @@ from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
+from outrider.tls import Role, Tls
 from outrider.tokenization.front.cache import CachePolicy
 from outrider.tokenization.front.metrics import FrontMetrics
 from outrider.tokenization.rewriting import Rewriter
@@ -24,9 +25,10 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.parts.assembly import long_texts
 from services.tokenizer.parts.detokenizing import Detokenizing
+from services.tokenizer.parts.joining import joining
 from services.tokenizer.parts.texts import LongTexts
 from services.tokenizer.requests import Answering
-from services.tokenizer.service import Counts, TokenizerService, TokenizerWorkService
+from services.tokenizer.service import Counts, TokenizerService
 from services.tokenizer.vocabularies import Caches, Share, Vocabularies
 from services.tokenizer.vocabularies.sharing import shared_tokens
 from services.tokenizer.workers import Workers
@@ -51,13 +53,14 @@ async def serve(
     is taken, UnknownModelError and ModelStoreError when a vocabulary cannot be had.
     """
     configure_logging("tokenizer", config.log_level)
+    tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
     with _resources(config) as (metrics, workers, share):
         if vocabularies is None:
             vocabularies = await asyncio.to_thread(_load, config, share)
         counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
         async with (
             long_texts(config, vocabularies, metrics) as texts,
-            _listening(config, vocabularies, workers, texts, metrics, counted) as ports,
+            _listening(config, vocabularies, workers, texts, metrics, counted, tls) as ports,
         ):
             _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
             if ready:
@@ -122,16 +125,14 @@ async def _listening(
     texts: LongTexts,
     metrics: Metrics,
     counted: FrontMetrics,
+    tls: Tls,
 ) -> AsyncIterator[Ports]:
     """The ports, to be answered on until the context is left; then drains the workers."""
-    server = make_server(max_message_bytes=config.max_message_bytes)
+    server = make_server(tls, max_message_bytes=config.max_message_bytes)
     service = _service(config, vocabularies, workers, texts, metrics, counted)
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
-    work = TokenizerWorkService(texts.crew)
-    tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
     health = add_health(server, SERVICE)
-    port = bind(server, config.host, config.port)
-    texts.processes.address = f"{_reachable(config.host)}:{port}"
+    port = bind(server, config.host, config.port, tls)
     admin = AdminServer(
         *(config.admin_host, config.admin_port),
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
@@ -142,15 +143,11 @@ async def _listening(
     await server.start()
     health.set_serving(True)
     try:
-        yield Ports(port, admin_port)
-        health.close()
-        await asyncio.gather(workers.drain(config.drain_s), texts.crew.drain(config.drain_s))
+        async with tls.watched(), joining(config, texts, vocabularies, tls):
+            yield Ports(port, admin_port)
+            health.close()
+            await asyncio.gather(workers.drain(config.drain_s), texts.crew.drain(config.drain_s))
     finally:
         # Callers keep their streams open for good: there is no point in waiting for those.
         await server.stop(grace=_LAST_ANSWERS_S)
         await admin.stop()
-
-
-def _reachable(host: str) -> str:
-    """Where a process of this node finds a listener on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104

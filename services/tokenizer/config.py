@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.choice import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
@@ -38,6 +40,11 @@ class TokenizerConfig:
     """Address of the metrics and health listener."""
     admin_port: int = 0
     """Port of the metrics and health listener; 0: any free one."""
+    tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
+    """Certificate of this process, of the role tokenizer."""
+    worker_port: int | None = None
+    """Port on which workers of other nodes join, with certificates of the role tokenizer-worker;
+    unset: none do. 0: any free one. What joins there reads parts of texts and decides on ids."""
     models: tuple[str, ...] = ("smollm2-135m-instruct",)
     """Models whose vocabularies are served; the first is the one of requests that name none."""
     model_store: Path | None = None
@@ -47,10 +54,22 @@ class TokenizerConfig:
     cache_bytes: int = 64 << 20
     """Memory of each vocabulary's cache of texts; 0: none is kept."""
     shared_cache: str = ""
-    """Redis that tokenizers share, as redis://HOST:PORT/DATABASE; empty: none. It may be slow, full
-    or gone at any time. Only texts of requests with a cache salt are shared."""
-    shared_cache_key: str = ""
-    """A secret, the same in all of them: without it nobody can tell what is kept, or write it."""
+    """Redis that tokenizers share, as redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty:
+    none. It may be slow, full or gone at any time. Only texts of requests with a cache salt are
+    shared."""
+    shared_cache_key: str = dataclasses.field(default="", repr=False)
+    """A secret of 32 characters or more, the same in all of them (`openssl rand -hex 32`): without
+    it nobody can tell what is kept, or write it. Better in a file, or in the environment."""
+    shared_cache_key_file: Path | None = None
+    """A file that holds it."""
+    shared_cache_user: str = ""
+    """A user of that Redis (ACL); empty: its default one."""
+    shared_cache_password: str = dataclasses.field(default="", repr=False)
+    """That user's password. Better in a file, or in the environment."""
+    shared_cache_password_file: Path | None = None
+    """A file that holds it."""
+    shared_cache_ca: Path | None = None
+    """Certificates that vouch for that Redis (rediss://), in PEM; unset: those of this machine."""
     shared_cache_timeout_ms: float = 5.0
     """Nobody waits longer for it."""
     shared_cache_min_chars: int = 0
@@ -76,7 +95,8 @@ class TokenizerConfig:
     max_message_bytes: int = 16 << 20
     """Largest message read or written."""
     worker_processes: int = 2
-    """Processes of this node that tokenize long texts; started with the first of those."""
+    """Processes of this node that tokenize long texts; started with the first of those. They join
+    over a socket in a folder that is this user's alone."""
     part_chars: int = 1 << 16
     """Characters from which on a long text is cut."""
     max_part_chars: int = 1 << 20
@@ -101,8 +121,8 @@ class TokenizerConfig:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
         self._check_caches()
-        for field in ("port", "admin_port"):
-            if not 0 <= getattr(self, field) <= 65535:
+        for field in ("port", "admin_port", "worker_port"):
+            if not 0 <= (getattr(self, field) or 0) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
         if self.worker_processes < 0:
             raise ConfigError(f"worker_processes is {self.worker_processes}: use 0 or more.")
@@ -125,5 +145,9 @@ class TokenizerConfig:
                 raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
-        if self.shared_cache and not self.shared_cache_key:
+        for field in ("shared_cache_key", "shared_cache_password"):
+            if getattr(self, field) and getattr(self, f"{field}_file"):
+                raise ConfigError(f"both {field} and {field}_file are set: use one of them.")
+        has_key = self.shared_cache_key or self.shared_cache_key_file
+        if self.shared_cache and not has_key:
             raise ConfigError("shared_cache_key is empty: set the same secret in all tokenizers.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
@@ -164,3 +165,16 @@ async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
             assert (await chat.result()).text == REPLY
         (connection,) = mesh.edge.listener._connections
         assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "k", "insecure": True},
+        {"user": "ann"},
+        {"client_secret": b"short"},
+        {"client_secret": b"x" * 65},
+    ],
+)
+async def test_credentials_that_are_none(options: dict[str, Any]) -> None:
+    assert isinstance(await failure("127.0.0.1", **options), ConfigError)

@@ -128,3 +128,10 @@ def test_an_empty_frame_cannot_be_sent() -> None:
 def test_the_limit_is_checked(limit: int) -> None:
     with pytest.raises(ValueError, match="max_frame_bytes"):
         FrameDecoder(limit)
+
+
+def test_what_is_kept_of_a_frame_is_told() -> None:
+    decoder = FrameDecoder()
+    data = encode_frame(b"x" * 1000)
+    assert decoder.feed(data[:600]) == [] and decoder.num_held == 598
+    assert decoder.feed(data[600:]) == [b"x" * 1000] and decoder.num_held == 0

@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 
 from tools.check_deploy import DEPLOY
+from tools.pin_hashes import FOLDER, needed
 
-IMAGE_EXTRAS = {"edge": "edge,draft", "tokenizer": "tokenizer,fast-tokenizers,redis"}
-"""Where it is more than the role's: an edge starts without what its draft model runs on, and a
-tokenizer without faster packages and without a cache to share."""
 ROLES = ("edge", "router", "tokenizer", "inference")
 EXTRA_MODULES = {
-    "client": ("aioquic", "cryptography", "pylsqpack", "service_identity"),
+    "client": ("aioquic", "pylsqpack", "service_identity"),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers"),
     "redis": ("redis",),
 }
@@ -35,11 +33,31 @@ def dockerfile(role: str) -> str:
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_is_of_its_role(role: str) -> None:
     text = dockerfile(role)
-    assert f'".[{IMAGE_EXTRAS.get(role, role)}]"' in text
+    assert f"--require-hashes --requirement {role}.txt" in text
+    assert "pip install" not in re.sub(r"pip install [^\n]*(--require-hashes|--no-index)", "", text)
     assert f'ENTRYPOINT ["outrider", "serve", "{role}"]' in text
     assert re.search(r"^USER 10001:10001$", text, re.M)
     assert re.search(r"^HEALTHCHECK .*\n.*9100/health", text, re.M)
     assert text.count("FROM ") == 2
+
+
+@pytest.mark.parametrize("role", [*ROLES, "build"])
+def test_what_an_image_installs_is_pinned_by_hash(role: str) -> None:
+    """All that the role's extras ask for, in the versions of constraints.txt."""
+    lines = (FOLDER / f"{role}.txt").read_text().splitlines()[1:]
+    pins = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    pinned = {_normal(pin[1]): pin[2] for pin in pins if pin}
+    assert len(pinned) == len(lines)
+    constraints = (DEPLOY.parent / "constraints.txt").read_text().splitlines()
+    known = dict(line.split("==") for line in constraints if "==" in line)
+    tested = {_normal(name): version for name, version in known.items()}
+    assert pinned.items() <= tested.items()
+    asked = {_normal(re.split(r"[\[<>=;]", item)[0]) for item in needed(role)}
+    assert asked <= pinned.keys()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_every_package_of_an_extra_is_accounted_for() -> None:

@@ -140,6 +140,16 @@ MISTAKES: list[tuple[str, Change]] = [
         "workloads_have_network_policies",
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("ports"),
     ),
+    (
+        "names_are_reached_not_the_world",
+        lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].update(
+            to=[{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+        ),
+    ),
+    (
+        "names_are_reached_not_the_world",
+        lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("to"),
+    ),
     ("workloads_survive_disruptions", lambda t: t[INFERENCE]["spec"].update(replicas=1)),
     ("workloads_survive_disruptions", lambda t: t[EDGE]["spec"].update(replicas=3)),
     (
@@ -197,6 +207,22 @@ MISTAKES: list[tuple[str, Change]] = [
         lambda t: replace(config(t, "router"), '"dns:tokenizer:7200"', '"dns:tokenizer:7201"'),
     ),
     ("services_are_found", lambda t: t["Service/router"]["spec"].pop("clusterIP")),
+    ("services_have_certificates", lambda t: replace(config(t, "edge"), "mesh/ca", "meshes/ca")),
+    (
+        "services_have_certificates",
+        lambda t: t["Certificate/inference-mesh"]["spec"].update(
+            dnsNames=["inference.outrider.internal", "eu-west.inference.outrider.internal"]
+        ),
+    ),
+    (
+        "services_have_certificates",
+        lambda t: t["Certificate/router-mesh"]["spec"].update(usages=["server auth"]),
+    ),
+    ("services_have_certificates", lambda t: t["Issuer/mesh"]["metadata"].update(name="other")),
+    (
+        "configurations_load",
+        lambda t: replace(config(t, "router"), 'ca = "', 'trust_domain = "'),
+    ),
     (
         "models_are_known",
         lambda t: container(t, EDGE)["env"].append(

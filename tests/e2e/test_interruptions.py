@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli.local.certificates import of_process
+from outrider.cli.local.mesh import ProcessSpec, completed, to_toml
 from outrider.client import (
     Committed,
     Interrupted,
@@ -42,6 +44,7 @@ class KillableEdge:
     def __init__(self, mesh: LocalMesh, folder: Path) -> None:
         (self._router,) = mesh.services("router")
         self._host = mesh.state.host
+        self._tls = of_process(mesh.state_dir, "edge")
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_udp_port()
@@ -51,14 +54,19 @@ class KillableEdge:
         """Run it, and wait until it is ready."""
         ready = self._folder / "ready.json"
         ready.unlink(missing_ok=True)
-        settings = (
-            *(f"port={self.port}", f"state_dir={self._folder}"),
-            *(f"routers={self._host}:{self._router['port']}", "draft_model=none"),
-        )
-        command = ("serve", "edge", "--ready-file", str(ready))
+        values = {
+            "port": self.port,
+            "state_dir": str(self._folder),
+            "routers": (f"{self._host}:{self._router['port']}",),
+            "draft_model": "none",
+        }
+        spec = completed(ProcessSpec("edge", "edge", values), {}, self._tls)
+        config = self._folder / "edge.toml"
+        config.parent.mkdir(exist_ok=True)
+        config.write_text(to_toml(spec), encoding="utf-8")
+        command = ("serve", "edge", "--config", str(config), "--ready-file", str(ready))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.main", *command]
-            + [f"--set={setting}" for setting in settings],
+            [sys.executable, "-m", "outrider.cli.main", *command],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.config import load
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, UnauthenticatedError
 from outrider.peers.targets import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
+from services.edge.identity import Credential
+from services.edge.quotas import Count, Rate, RateLimit
 from services.edge.session.control.controller import ControlPolicy, Uploads
 
 
@@ -31,6 +35,33 @@ def test_environment_and_file(tmp_path: Path) -> None:
     file.write_text('[edge]\nport = 1\nrouters = ["a:1", "b:2"]\nregion = "eu-west"\n')
     config = load(EdgeConfig, "edge", file=file, environ={"OUTRIDER_EDGE_PORT": "2"})
     assert (config.port, config.routers, config.region) == (2, ("a:1", "b:2"), "eu-west")
+
+
+def test_tenants_are_an_array_of_tables(tmp_path: Path) -> None:
+    file, digest = tmp_path / "outrider.toml", sha256(b"key").hexdigest()
+    tables = f'[[edge.tenants]]\nname = "acme"\nkey_digests = ["{digest}"]\ntrust = "user"\n'
+    file.write_text(f"[edge]\nanonymous = false\n{tables}")
+    identities = load(EdgeConfig, "edge", file=file, environ={}).identities()
+    assert identities.of(Credential("key", "ann"), b"", b"").tenant == "acme"
+    with pytest.raises(UnauthenticatedError):
+        identities.of(Credential(), b"", b"")
+    file.write_text(f"[edge]\n{tables}{tables}")
+    with pytest.raises(ConfigError, match="named twice"):
+        load(EdgeConfig, "edge", file=file, environ={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"trust": "user"}, "a tenant's key"),
+        ({"trust": "nobody"}, "chat, connection, user, tenant"),
+        ({"max_priority": "top"}, "low, medium or high"),
+        ({"anonymous": False}, "nobody is served"),
+    ],
+)
+def test_identities_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EdgeConfig(**settings)
 
 
 def test_rewriting_is_a_table_of_its_own(tmp_path: Path) -> None:
@@ -84,6 +115,9 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"probe_timeout_s": 0.0}, "probe_timeout_s"),
         ({"lookup_grace_s": -1.0}, "lookup_grace_s"),
         ({"max_connections": 0}, "max_connections"),
+        ({"ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
+        ({"max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
+        ({"handshakes_per_s": 0.0}, "handshakes_per_s"),
         ({"drain_s": -1.0}, "drain_s"),
         ({"max_lead": 1 << 16}, "max_lead"),
     ],
@@ -91,3 +125,16 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_values_that_cannot_work(values: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         EdgeConfig(**values)  # type: ignore[arg-type]
+
+
+def test_an_address_has_its_share_and_the_door_its_figures() -> None:
+    limits = EdgeConfig(max_chats_per_address=3, handshakes_per_s=10.0).listener_limits()
+    assert limits.quotas.counts[Count.CHATS] == 3
+    assert limits.quotas.rates[Rate.HANDSHAKES] == RateLimit(10.0, 50.0)
+    # A whole context and a whole frame fit.
+    assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
+    assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().max_frame_bytes
+    assert limits.door.retry_from_half_open == 64
+    assert limits.door.max_resident_bytes > 0, "a part of what the machine has"
+    assert EdgeConfig(validate_addresses=True).listener_limits().door.retry_from_half_open == 0
+    assert EdgeConfig(max_resident_bytes=5).listener_limits().door.max_resident_bytes == 5

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from outrider.errors import UnsupportedModelError
+from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.fidelity.reference import Ids, Reference
 from tests.fidelity.models import Floats, Shape, naive_logits, weights, write
 
@@ -166,5 +166,5 @@ def test_scaled_positions_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(UnsupportedModelError, match="no GGUF file"):
+    with pytest.raises(ArtifactCorruptError, match="not a whole GGUF file"):
         Reference(path)

@@ -29,6 +29,8 @@ from services.inference.reference import ReferenceReply, generate
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
+SALT = b"one trust group"
+"""Of all sessions that name no other; without any a session shares nothing."""
 _request_ids = itertools.count(1)
 
 
@@ -164,6 +166,7 @@ def opening(
         sampling = wire_sampling.to_proto(sampling or SamplingParams(max_tokens=40))
     values: dict[str, Any] = {
         "request_id": f"request-{next(_request_ids)}",
+        "cache_salt": SALT,
         "vocabulary_digest": DIGEST,
         "sampling": sampling,
         "codecs": [common_pb2.TokenCodec.ValueType(TokenCodec.VARINT)],

@@ -14,6 +14,7 @@ from outrider.models.chat import (
     ChatTemplate,
     Message,
     Segment,
+    _unused_characters,
     check_messages,
 )
 from outrider.models.vocabulary import Vocabulary
@@ -175,3 +176,53 @@ def test_a_forged_turn_is_text(vocabulary: Vocabulary, text: str) -> None:
     ids = vocabulary.encode_chat([Message("system", "x"), Message("user", text)])
     assert [i for i in ids if vocabulary.is_special(i)] == [1, 2, 1, 2, 1]
     assert f"user\n{text}<|im_end|>" in vocabulary.decode(ids, keep_special=True)
+
+
+PRIVATE = st.characters(min_codepoint=0xF0000, max_codepoint=0xF0004)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            ROLES,
+            st.lists(st.one_of(PRIVATE, st.sampled_from([*CONTROL, "a", "<"]))).map("".join),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_private_use_characters_and_control_tokens_stay_what_was_typed(
+    messages: list[Message],
+) -> None:
+    segments = template().segments(messages)
+    turns = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
+    assert joined(segments) == turns + "<|im_start|>assistant\n"
+    assert control(segments)[:-1] == ["<|im_start|>", "<|im_end|>"] * len(messages)
+
+
+class Counted(str):
+    """A text that counts how many of its characters are looked at."""
+
+    looked_at = 0
+
+    def __contains__(self, item: object) -> bool:
+        Counted.looked_at += len(self)
+        return super().__contains__(item)  # type: ignore[operator]
+
+    def __getitem__(self, index: object) -> str:
+        piece = super().__getitem__(index)  # type: ignore[index]
+        Counted.looked_at += len(piece)
+        return piece
+
+
+def test_finding_free_characters_looks_at_every_character_once() -> None:
+    """However many private-use characters are taken: not the text once for each of them."""
+    looked_at = []
+    for count in (1000, 2000, 4000):
+        Counted.looked_at = 0
+        taken = "".join(chr(0xF0000 + number) for number in range(count))
+        free = next(_unused_characters([Counted(taken)]))
+        assert free == chr(0xF0000 + count)
+        looked_at.append(Counted.looked_at)
+    assert looked_at == [1000, 2000, 4000]

@@ -11,6 +11,7 @@ import grpc.aio
 
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
@@ -24,8 +25,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Replica(inference_pb2_grpc.InferenceServiceServicer):
     """An InferenceService that says nothing but what a test tells it to say."""
 
-    def __init__(self, name: str, region: str = "us") -> None:
-        self.name, self.region = name, region
+    def __init__(self, name: str, region: str = "us", tls: Tls = PLAINTEXT) -> None:
+        self.name, self.region, self.tls = name, region, tls
         self.model, self.digest = "m", DIGEST
         self.max_context_tokens = 0
         self.address = ""
@@ -39,10 +40,10 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
 
     async def start(self) -> None:
         """Listen; again on the same port after `kill`."""
-        self._server = make_server()
+        self._server = make_server(self.tls)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         self.health = add_health(self._server)
-        self.port = bind(self._server, self.host, self.port)
+        self.port = bind(self._server, self.host, self.port, self.tls)
         self.address = f"{self.host}:{self.port}"
         self.health.set_serving(True)
         await self._server.start()
@@ -173,7 +174,9 @@ QUICK: Mapping[str, Any] = {
 
 @asynccontextmanager
 async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[RouterUnderTest]:
-    """A router before these replicas, through its own `serve`, stopped at the end."""
+    """A router before these replicas, through its own `serve`, stopped at the end. `caller`
+    among the settings is who calls it, by default nobody with a certificate."""
+    caller = settings.pop("caller", PLAINTEXT)
     known = tuple(ReplicaConfig(r.name, r.region, r.address) for r in replicas)
     config = RouterConfig(**{"replicas": known, **QUICK, **settings})
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
@@ -183,7 +186,8 @@ async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[R
     await asyncio.wait([ports])
     if ports.cancelled():
         await serving
-    async with make_channel(f"127.0.0.1:{ports.result().main}") as channel:
+    address = f"127.0.0.1:{ports.result().main}"
+    async with make_channel(address, tls=caller, role=Role.ROUTER) as channel:
         try:
             yield RouterUnderTest(channel, ports.result())
         finally:

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError
-from services.router.config import RegionConfig, ReplicaConfig, RouterConfig
+from services.router.config import RegionConfig, ReplicaConfig, ReplicaTarget, RouterConfig
 
 TWO_REGIONS = """
 [router]
@@ -94,10 +94,15 @@ def test_absurd_values_are_refused(field: str, value: float) -> None:
 
 
 def test_what_is_looked_up_is_told_from_what_is_configured() -> None:
-    config = RouterConfig(replica_targets=("dns:inference:7300", "srv:_grpc._tcp.x"))
+    config = RouterConfig(
+        replica_targets=(
+            ReplicaTarget("dns:inference:7300", "us"),
+            ReplicaTarget("srv:_grpc._tcp.x", "eu"),
+        )
+    )
     assert config.discovery().interval_s == 5.0
     with pytest.raises(ConfigError, match=r"h:1 in replica_targets is one address"):
-        RouterConfig(replica_targets=("h:1",))
+        ReplicaTarget("h:1", "us")
 
 
 def test_silence_is_longer_than_the_pause_between_two_reports() -> None:

@@ -13,6 +13,7 @@ import grpc.aio
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
+from outrider.tls import PLAINTEXT, Role
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
@@ -62,7 +63,9 @@ class TokenizerUnderTest:
 async def running_tokenizer(
     vocabulary: Vocabulary | Vocabularies | None, **settings: Any
 ) -> AsyncIterator[TokenizerUnderTest]:
-    """A service through its own `serve`, stopped at the end. None: it loads its vocabularies."""
+    """A service through its own `serve`, stopped at the end. None: it loads its vocabularies.
+    `caller` among the settings is who calls it, by default nobody with a certificate."""
+    caller = settings.pop("caller", PLAINTEXT)
     quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
     config = TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):
@@ -77,7 +80,10 @@ async def running_tokenizer(
     if ports.cancelled():
         await serving
     address = f"127.0.0.1:{ports.result().main}"
-    async with make_channel(address, max_message_bytes=config.max_message_bytes) as channel:
+    limit = config.max_message_bytes
+    async with make_channel(
+        address, tls=caller, role=Role.TOKENIZER, max_message_bytes=limit
+    ) as channel:
         try:
             yield TokenizerUnderTest(channel, ports.result())
         finally:

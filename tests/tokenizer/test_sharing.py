@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
+from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies import Served
 from tests.redis_server import redis_server
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
@@ -40,7 +42,7 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
     with redis_server() as server:
         settings = {
             "shared_cache": server.url,
-            "shared_cache_key": "secret",
+            "shared_cache_key": "k" * 32,
             "shared_cache_timeout_ms": 1000.0,
             "shared_cache_min_chars": 1,
         }
@@ -73,5 +75,44 @@ async def test_a_cache_that_cannot_be_used_is_a_config_error() -> None:
         async with running_tokenizer(None, shared_cache="redis://x"):
             pass
     with pytest.raises(ConfigError, match="shared_cache"):
-        async with running_tokenizer(None, shared_cache="no url", shared_cache_key="s"):
+        async with running_tokenizer(None, shared_cache="no url", shared_cache_key="k" * 32):
             pass
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        async with running_tokenizer(None, shared_cache="redis://x", shared_cache_key="guess"):
+            pass
+
+
+async def test_secrets_come_from_files_and_are_not_shown(
+    vocabulary: Vocabulary, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key, password = tmp_path / "key", tmp_path / "password"
+    key.write_text("the-key-" * 5 + "\n")
+    password.write_text("the-password\n")
+    with redis_server() as server:
+        async with running_tokenizer(
+            None,
+            shared_cache=server.url,
+            shared_cache_key_file=key,
+            shared_cache_password_file=password,
+            shared_cache_timeout_ms=1000.0,
+            shared_cache_min_chars=1,
+        ) as service:
+            assert await encoded(service, vocabulary, b"salt") == vocabulary.encode(TEXT)
+            assert await figure(service, "asked") >= 1
+    shown = capfd.readouterr()
+    assert "the-" not in shown.out + shown.err
+    config = TokenizerConfig(shared_cache_key="the-key", shared_cache_password="the-password")
+    assert "the-" not in repr(config)
+    with pytest.raises(ConfigError, match="both shared_cache_key"):
+        TokenizerConfig(shared_cache_key="k", shared_cache_key_file=key)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        async with running_tokenizer(
+            None, shared_cache="redis://x", shared_cache_key_file=tmp_path / "none"
+        ):
+            pass
+    with pytest.raises(ConfigError, match="holds a user") as refused:
+        async with running_tokenizer(
+            None, shared_cache="redis://:the-password@x", shared_cache_key="k" * 32
+        ):
+            pass
+    assert "the-password" not in str(refused.value)

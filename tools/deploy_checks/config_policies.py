@@ -12,6 +12,7 @@ from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import lookup
 from outrider.peers.targets import Lookup, Target, parse
+from outrider.tls.identity import Role, server_name
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
 ROLES = ("edge", "router", "tokenizer", "inference")
@@ -73,8 +74,39 @@ def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
         if workload["kind"] == "StatefulSet":
             wanted = f"dns:{workload['spec']['serviceName']}:{config.port}"
             for router in routers:
-                if wanted not in router.replica_targets:
-                    yield f"router looks up {list(router.replica_targets)}, not {wanted}"
+                regions = {it.target: it.region for it in router.replica_targets}
+                if regions.get(wanted) != config.region:
+                    yield f"router looks up {regions}, not {wanted} in {config.region}"
+
+
+def services_have_certificates(manifests: Manifests) -> Iterator[str]:
+    """Each role reads a certificate that cert-manager writes for it, with the names that others
+    expect of it, for both ends of a connection."""
+    issuers = {thing["metadata"]["name"] for thing in manifests.of_kind("Issuer")}
+    issued = {it["spec"]["secretName"]: it["spec"] for it in manifests.of_kind("Certificate")}
+    for workload, role, config in _loaded(manifests):
+        where, tls = label(workload), config.tls
+        if not tls.is_on:
+            yield f"{where}: its outrider.toml has no [{role}.tls]"
+            continue
+        paths = {
+            f"{mount['mountPath']}/{file}": mount["name"]
+            for mount in _container(workload)["volumeMounts"]
+            for file in ("tls.crt", "tls.key", "ca.crt")
+        }
+        volumes = {it["name"]: it for it in workload["spec"]["template"]["spec"]["volumes"]}
+        names = {paths.get(str(it), "") for it in (tls.certificate, tls.private_key, tls.ca)}
+        secrets = {volumes.get(it, {}).get("secret", {}).get("secretName", "") for it in names}
+        spec = issued.get(min(secrets), {}) if len(secrets) == 1 else {}
+        expected = {server_name(Role(role), tls.trust_domain)}
+        if role != "tokenizer":  # which does not know where it stands
+            expected.add(server_name(Role(role), tls.trust_domain, config.region))
+        if not expected <= set(spec.get("dnsNames", ())):
+            yield f"{where}: no Certificate for its secret has the names {sorted(expected)}"
+        elif not {"server auth", "client auth"} <= set(spec.get("usages", ())):
+            yield f"{where}: its certificate must be for server auth and client auth"
+        elif spec["issuerRef"] not in ({"name": name, "kind": "Issuer"} for name in issuers):
+            yield f"{where}: its certificate's issuer is not here"
 
 
 def models_are_known(manifests: Manifests) -> Iterator[str]:
@@ -169,5 +201,9 @@ def _container(workload: Object) -> Object:
 
 def _targets(role: str, config: Any) -> list[Target]:
     """What a service of that role looks up."""
-    keys = {"router": ("replica_targets", "tokenizers"), "edge": ("routers",)}.get(role, ())
-    return [parse(text, key) for key in keys for text in getattr(config, key)]
+    if role == "edge":
+        return [parse(text, "routers") for text in config.routers]
+    if role == "router":
+        texts = [*config.tokenizers, *(entry.target for entry in config.replica_targets)]
+        return [parse(text, "the router's targets") for text in texts]
+    return []

@@ -11,7 +11,12 @@ import yaml
 
 KUBERNETES = "1.37"
 # Custom resources have no schema here; every other kind must have one.
-_WITHOUT_SCHEMA = {("multicluster.x-k8s.io/v1alpha1", "ServiceExport")}
+_WITHOUT_SCHEMA = {
+    ("multicluster.x-k8s.io/v1alpha1", "ServiceExport"),
+    ("cert-manager.io/v1", "Certificate"),
+    ("cert-manager.io/v1", "Issuer"),
+    ("cilium.io/v2", "CiliumNetworkPolicy"),
+}
 _WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
 NAME_LABEL = "app.kubernetes.io/name"
 

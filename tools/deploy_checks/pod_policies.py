@@ -70,15 +70,17 @@ def resources_are_bounded(manifests: Manifests) -> Iterator[str]:
 
 
 def pods_are_probed(manifests: Manifests) -> Iterator[str]:
-    """Started, ready and alive; readiness of gRPC roles by gRPC health checking."""
+    """Started, ready and alive; readiness over the admin port, which asks for no certificate: the
+    kubelet has none."""
     for where, pod in manifests.pods():
         for container in pod["containers"]:
             for probe in PROBES:
                 if probe not in container:
                     yield f"{where} {container['name']}: set {probe}"
             serves_grpc = any(port.get("name") == "grpc" for port in container.get("ports", ()))
-            if serves_grpc and "grpc" not in container.get("readinessProbe", {}):
-                yield f"{where} {container['name']}: readinessProbe must ask gRPC health"
+            asked = container.get("readinessProbe", {}).get("httpGet", {})
+            if serves_grpc and (asked.get("path"), asked.get("port")) != ("/ready", "admin"):
+                yield f"{where} {container['name']}: readinessProbe must ask /ready of port admin"
 
 
 def tokens_are_not_mounted(manifests: Manifests) -> Iterator[str]:

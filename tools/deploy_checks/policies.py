@@ -25,6 +25,7 @@ POLICIES: tuple[Policy, ...] = (
     service_policies.no_secrets_are_committed,
     service_policies.nothing_passes_by_default,
     service_policies.workloads_have_network_policies,
+    service_policies.names_are_reached_not_the_world,
     service_policies.workloads_survive_disruptions,
     service_policies.autoscalers_have_targets,
     service_policies.services_reach_pods,
@@ -35,6 +36,7 @@ POLICIES: tuple[Policy, ...] = (
     config_policies.pods_have_time_to_drain,
     config_policies.services_are_found,
     config_policies.routers_find_their_replicas,
+    config_policies.services_have_certificates,
     config_policies.models_are_known,
 )
 

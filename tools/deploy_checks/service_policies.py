@@ -57,6 +57,15 @@ def workloads_have_network_policies(manifests: Manifests) -> Iterator[str]:
                     yield f"{label(policy)}: a rule without ports lets everything through"
 
 
+def names_are_reached_not_the_world(manifests: Manifests) -> Iterator[str]:
+    """No pod may send to any address there is: what a serving pod knows would leave that way."""
+    for policy in manifests.of_kind("NetworkPolicy"):
+        for rule in policy["spec"].get("egress") or ():
+            for peer in rule.get("to") or ({"ipBlock": {"cidr": "0.0.0.0/0"}},):
+                if peer.get("ipBlock", {}).get("cidr") in ("0.0.0.0/0", "::/0"):
+                    yield f"{label(policy)}: egress to everywhere; name what is to be reached"
+
+
 def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
     """At least two pods, and a budget that keeps one and still lets nodes drain."""
     minimum = {

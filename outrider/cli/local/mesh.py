@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.tls.config import TlsConfig
+from outrider.tls.identity import is_label
 
 ROLES = ("edge", "router", "tokenizer", "inference")
 DEFAULT_REGIONS = ("us-east", "eu-west")
@@ -35,6 +38,10 @@ class MeshOptions:
     """What the edge drafts with: "" is what is shipped for the model."""
     settings: tuple[str, ...] = ()
     """ROLE.KEY=VALUE, passed on to every service of the role."""
+    tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The same by role, from a file; `settings` win."""
+    plaintext: bool = False
+    """Whether the services talk to each other without certificates."""
 
     def __post_init__(self) -> None:
         if not self.regions or len(set(self.regions)) != len(self.regions):
@@ -43,6 +50,11 @@ class MeshOptions:
             if _REGION.fullmatch(region) is None:
                 raise ConfigError(
                     f"a region's name is letters, digits, '.', '_', '-': not {region!r}"
+                )
+            if not self.plaintext and not is_label(region):
+                raise ConfigError(
+                    f"a region's name in certificates is a-z, 0-9, '-': not {region!r}; use such a "
+                    "name, or --plaintext"
                 )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
@@ -141,19 +153,30 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
     return ProcessSpec(name="edge", role="edge", values=values)
 
 
+def completed(spec: ProcessSpec, values: Values, tls: TlsConfig) -> ProcessSpec:
+    """With the settings that the mesh was told, and the certificate of this process."""
+    paths = {"certificate": tls.certificate, "private_key": tls.private_key, "ca": tls.ca}
+    table = {"tls": {key: str(path) for key, path in paths.items()}} if tls.is_on else {}
+    return replace(spec, values={**spec.values, **table, **values})
+
+
 def to_toml(spec: ProcessSpec) -> str:
     """The config file of a process: one section named after its role."""
-    plain = {k: v for k, v in spec.values.items() if not _is_table(v)}
+    given = {key: value for key, value in spec.values.items() if value is not None}
+    plain = {k: v for k, v in given.items() if not (_is_table(v) or isinstance(v, Mapping))}
     lines = [f"[{spec.role}]", *(f"{key} = {_literal(value)}" for key, value in plain.items())]
-    for key, value in spec.values.items():
-        for row in value if _is_table(value) and isinstance(value, tuple) else ():
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{spec.role}.{key}]"]
+            lines += [f"{name} = {_literal(cell)}" for name, cell in value.items()]
+        for row in value if _is_table(value) and isinstance(value, tuple | list) else ():
             lines += ["", f"[[{spec.role}.{key}]]"]
             lines += [f"{name} = {_literal(cell)}" for name, cell in row.items()]
     return "\n".join(lines) + "\n"
 
 
 def _is_table(value: object) -> bool:
-    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, tuple | list) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _literal(value: object) -> str:
@@ -161,7 +184,7 @@ def _literal(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    # Of a JSON string's escapes TOML lacks none but the solidus, which json never writes.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -62,8 +62,8 @@ def default_state_dir() -> Path:
 @contextlib.contextmanager
 def holding(state_dir: Path) -> Iterator[None]:
     """The folder is this process's to run a mesh from. UnavailableError if it is another's."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(state_dir / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    make_private(state_dir)
+    descriptor = os.open(state_dir / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         _lock(descriptor, state_dir)
         os.ftruncate(descriptor, 0)
@@ -133,11 +133,32 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
     return mesh if mesh.supervisor_pid == pid else None
 
 
+def make_private(state_dir: Path) -> None:
+    """The folder is there, and this user's alone: keys and logs are in it. Raises UnavailableError
+    for one that others may enter, unless it is a mesh's, or empty."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not state_dir.stat().st_mode & 0o077:
+        return
+    if not (state_dir / _LOCK).exists() and any(state_dir.iterdir()):
+        raise UnavailableError(
+            f"others may read {state_dir}, which is no mesh's and not empty: name another folder, "
+            f"or chmod 700 {state_dir}"
+        )
+    state_dir.chmod(0o700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write atomically; nobody else ever reads it."""
+    scratch = path.with_name(f"{path.name}.tmp")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    scratch.replace(path)
+
+
 def publish(state_dir: Path, mesh: RunningMesh) -> None:
     """The mesh is up: whoever looks from now on sees all of it."""
-    scratch = state_dir / f"{_RECORD}.tmp"
-    scratch.write_text(json.dumps(asdict(mesh), indent=2), encoding="utf-8")
-    scratch.replace(state_dir / _RECORD)
+    write_private(state_dir / _RECORD, json.dumps(asdict(mesh), indent=2))
 
 
 def withdraw(state_dir: Path) -> None:

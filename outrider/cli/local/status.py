@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from outrider.cli import operator
 from outrider.cli.local.desired import desired_line, desired_replicas
 from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir, running_mesh
 from outrider.config import check_address
 from outrider.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from outrider.tls import Tls
     from outrider.v1 import router_pb2
 
 _TIMEOUT_S: Final = 5.0
@@ -27,10 +30,18 @@ def status(
     state_dir: StateDir = None,
     router: _Router = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
+    certificate: operator.Certificate = None,
+    private_key: operator.PrivateKey = None,
+    ca: operator.Ca = None,
+    trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
+    plaintext: operator.Plaintext = False,
 ) -> None:
     """Show the services of the running mesh, its replicas (state, round trip, load), and how many
     of them there should be."""
-    mesh = None if router else _mesh(state_dir)
+    folder = (state_dir or default_state_dir()).resolve()
+    mesh = None if router else _mesh(folder)
+    flags = (certificate, private_key, ca, trust_domain, plaintext)
+    tls = operator.of_mesh(folder) if mesh else operator.of_flags(*flags)
     if mesh is not None:
         row = mesh.service("router")
         router = f"{mesh.host}:{row['port']}"
@@ -40,7 +51,7 @@ def status(
     if not as_json:
         for row in services:
             print(_service_line(row, host))
-    replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router))]
+    replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router, tls))]
     desired = desired_replicas(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
         found = {"host": host, "services": services, "replicas": replicas, "desired": desired}
@@ -50,22 +61,22 @@ def status(
         print(line)
 
 
-def _mesh(state_dir: StateDir) -> RunningMesh:
-    folder = (state_dir or default_state_dir()).resolve()
+def _mesh(folder: Path) -> RunningMesh:
     mesh = running_mesh(folder)
     if mesh is None:
         raise UnavailableError(f"no mesh is up in {folder}; start one with `outrider up`")
     return mesh
 
 
-async def _replicas(address: str) -> list[router_pb2.Replica]:
+async def _replicas(address: str, tls: Tls) -> list[router_pb2.Replica]:
     # Imported here: `outrider --help` does without.
     import grpc.aio
 
     from outrider.rpc import from_rpc_error, make_channel
+    from outrider.tls import Role
     from outrider.v1 import router_pb2, router_pb2_grpc
 
-    async with make_channel(address) as channel:
+    async with make_channel(address, tls=tls, role=Role.ROUTER) as channel:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         try:
             answer = await stub.ListReplicas(router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S)
@@ -96,9 +107,12 @@ def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
 
 
 def _service_line(row: dict[str, Any], host: str) -> str:
+    told = "" if row["is_up"] else "  DOWN, is started again"
+    if row["restarts"]:
+        told += f"  restarts {row['restarts']}"
     return (
         f"{row['name']:<12} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
-        f"admin http://{host}:{row['admin_port']}/metrics"
+        f"admin http://{host}:{row['admin_port']}/metrics{told}"
     )
 
 

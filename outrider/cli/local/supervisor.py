@@ -1,4 +1,4 @@
-"""Runs the processes of a mesh: starts them in order, watches them, stops every one."""
+"""Runs the processes of a mesh: starts them in order, again when they die, stops every one."""
 
 from __future__ import annotations
 
@@ -6,33 +6,43 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.cli.local import mesh
+from outrider.cli.local import certificates, mesh, settings
+from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
-from outrider.cli.local.state import RunningMesh, publish, withdraw
+from outrider.cli.local.restarts import RestartPolicy, Restarts
+from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
 from outrider.errors import UnavailableError
 from outrider.process import Ports, read_ports
+from outrider.tls.config import TlsConfig
+from outrider.tls.identity import Role
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 _POLL_S = 0.05
+_PORTS = ("port", "admin_port")
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
-    """A started process."""
+    """A process of the mesh."""
 
     spec: ProcessSpec
     process: asyncio.subprocess.Process
     ports: Ports
+    """Those that it had first it keeps: others know them."""
     log: Path
+    restarts: Restarts
+    is_up: bool = True
 
 
 def die_with_parent() -> None:
@@ -43,17 +53,31 @@ def die_with_parent() -> None:
 class Supervisor:
     """One mesh. `start`, then `wait`, then `stop`; `stop` is safe at any time."""
 
-    def __init__(self, options: MeshOptions, state_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: MeshOptions,
+        state_dir: Path,
+        say: Callable[[str], None],
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self._policy = policy or RestartPolicy()
         self.options = options
         self.state_dir = state_dir
         self.children: list[Child] = []
         self._starting: list[asyncio.subprocess.Process] = []
         self._say = say
+        self._certificates: Certificates | None = None
+        self._salt_key = secrets.token_urlsafe(32)
+        """An edge that is started again knows its clients' trust groups."""
 
     async def start(self) -> None:
         """Start everything in order of dependence. Raises UnavailableError with the log's tail."""
         for folder in ("config", "logs", "run"):
             (self.state_dir / folder).mkdir(parents=True, exist_ok=True)
+        if self.options.plaintext:
+            certificates.forget(self.state_dir)
+        else:
+            self._certificates = Certificates(self.state_dir)
         first = [*mesh.replicas(self.options), mesh.tokenizer(self.options)]
         started = await self._start_all(first)
         ports = {child.spec.name: child.ports.main for child in started}
@@ -66,28 +90,53 @@ class Supervisor:
         return list(children)
 
     async def _start(self, spec: ProcessSpec) -> Child:
+        process, ports, log = await self._spawn(spec, is_first=True)
+        child = Child(spec, process, ports, log, Restarts(self._policy, time.monotonic()))
+        self.children.append(child)
+        self._say(f"{spec.name:<12} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
+        return child
+
+    async def _spawn(
+        self, spec: ProcessSpec, *, is_first: bool
+    ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
+        """A process that is ready, and its log, which goes on where it is not the first."""
         config = self.state_dir / "config" / f"{spec.name}.toml"
-        config.write_text(mesh.to_toml(spec), encoding="utf-8")
+        write_private(config, mesh.to_toml(self._completed(spec, is_first=is_first)))
         ready_file = self.state_dir / "run" / f"{spec.name}.json"
         ready_file.unlink(missing_ok=True)
         log = self.state_dir / "logs" / f"{spec.name}.log"
-        with log.open("wb") as sink:
+        with log.open("wb" if is_first else "ab") as sink:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "outrider.cli.main", "serve", spec.role),
                 *("--config", str(config), "--ready-file", str(ready_file)),
-                *(f"--set={setting}" for setting in self.options.settings_of(spec.role)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
                 preexec_fn=die_with_parent,
             )
+        self._starting = [it for it in self._starting if it.returncode is None]
         self._starting.append(process)
-        ports = await self._until_ready(spec, process, ready_file, log)
-        child = Child(spec, process, ports, log)
-        self.children.append(child)
-        self._say(f"{spec.name:<12} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
-        return child
+        try:
+            return process, await self._until_ready(spec, process, ready_file, log), log
+        except UnavailableError:
+            await _end(process)
+            raise
+
+    def _completed(self, spec: ProcessSpec, *, is_first: bool) -> ProcessSpec:
+        """With what belongs into its file, and on no command line; one that is started again keeps
+        the ports that it had, whatever was asked for at first."""
+        role, region = Role(spec.role), str(spec.values.get("region", ""))
+        tls = TlsConfig()
+        if self._certificates is not None:
+            tls = self._certificates.issue(role, region, name=spec.name)
+        told = dict(self.options.tables.get(spec.role, {}))
+        told |= settings.typed(spec.role, self.options.settings_of(spec.role))
+        if role is Role.EDGE:
+            told.setdefault("cache_salt_key", self._salt_key)
+        kept = () if is_first else _PORTS
+        told = {key: value for key, value in told.items() if key not in kept}
+        return mesh.completed(spec, told, tls)
 
     async def _until_ready(
         self, spec: ProcessSpec, process: asyncio.subprocess.Process, ready_file: Path, log: Path
@@ -118,24 +167,58 @@ class Supervisor:
                 "port": child.ports.main,
                 "admin_port": child.ports.admin,
                 "log": str(child.log),
+                "is_up": child.is_up,
+                "restarts": child.restarts.count,
             }
             for child in self.children
         ]
         publish(self.state_dir, RunningMesh(os.getpid(), self.options.host, services))
 
-    async def wait(self, stop: asyncio.Event) -> str | None:
-        """Until `stop` is set (None) or a process dies (a sentence that says which)."""
-        watches = {asyncio.create_task(c.process.wait()): c for c in self.children}
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; processes that die meanwhile are started again."""
         asked = asyncio.create_task(stop.wait())
-        done, pending = await asyncio.wait({*watches, asked}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        dead = [watches[task] for task in done if task in watches]
-        if not dead:
-            return None
-        child = dead[0]
-        return f"{child.spec.name} ended with status {child.process.returncode}:\n{tail(child.log)}"
+        tasks = {asked, *(asyncio.create_task(self._keep(child)) for child in self.children)}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done - {asked}:
+            task.result()
+
+    async def _keep(self, child: Child) -> None:
+        """Start it again whenever it dies."""
+        ports = dict(zip(_PORTS, (child.ports.main, child.ports.admin), strict=True))
+        again = replace(child.spec, values={**child.spec.values, **ports})
+        while True:
+            status = await child.process.wait()
+            why = f"ended with status {status}"
+            child.is_up, was_ready = False, True
+            while not child.is_up:
+                await self._pause(child, why, was_ready=was_ready)
+                was_ready = False
+                try:
+                    child.process, _, _ = await self._spawn(again, is_first=False)
+                    child.is_up = True
+                except UnavailableError as error:
+                    why = error.message.partition(":\n")[0].removeprefix(f"{again.name} ")
+            self._write_state()
+            self._say(f"{again.name} is up again, on port {child.ports.main}")
+
+    async def _pause(self, child: Child, why: str, *, was_ready: bool) -> None:
+        """Before it is started again; whoever asks is told."""
+        restarts, name = child.restarts, child.spec.name
+        pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
+        self._write_state()
+        self._say(f"{name} {why}; it is started again in {pause_s:g} s")
+        if restarts.does_not_start:
+            self._say(
+                f"{name} ended {restarts.num_early} times in a row soon after its start; the end "
+                f"of {child.log}:\n{tail(child.log)}"
+            )
+        await asyncio.sleep(pause_s)
+        restarts.started(time.monotonic())
 
     def kill(self) -> None:
         """End every process now; what is under way is lost."""

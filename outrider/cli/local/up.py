@@ -18,12 +18,15 @@ import typer
 from rich.console import Console
 
 from outrider.cli import models
+from outrider.cli.local import detached
+from outrider.cli.local import settings as told
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
 from outrider.cli.local.state import (
     StateDir,
     already_up,
     default_state_dir,
     holding,
+    make_private,
     running_mesh,
     supervisor_pid,
 )
@@ -50,6 +53,15 @@ _Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="ROLE.KEY=VALUE", help="A config key of every such service."),
 ]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML file with tables [edge], [router] and so on: keys of every such service."
+    ),
+]
+_Plaintext = Annotated[
+    bool, typer.Option("--plaintext", help="No certificates between the services.")
+]
 _Detached = Annotated[
     bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
 ]
@@ -64,13 +76,15 @@ def up(
     port: _Port = 4433,
     draft_model: _Draft = "",
     settings: _Settings = None,
+    config: _Config = None,
+    plaintext: _Plaintext = False,
     state_dir: StateDir = None,
     detach: _Detached = False,
 ) -> None:
     """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
 
-    Every service is a process of its own with a log under the state folder. Ctrl-C stops all, a
-    second Ctrl-C at once.
+    Every service is a process of its own with a log under the state folder; one that dies is
+    started again. Ctrl-C stops all, a second Ctrl-C at once.
     Then: outrider chat "hello"
     """
     folder = (state_dir or default_state_dir()).resolve()
@@ -86,14 +100,18 @@ def up(
         port=port,
         draft_model=draft_model,
         settings=tuple(settings or ()),
+        tables={} if config is None else told.read(config, ROLES),
+        plaintext=plaintext,
     )
+    for role in ROLES:
+        told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
         # Here, where it is seen and may take its time; the services would fetch it unseen.
         models.have(model)
     if detach:
-        _detach(folder)
+        _detach(options, folder)
     else:
-        asyncio.run(_run(options, folder))
+        asyncio.run(run(options, folder))
 
 
 def _fair_share(num_replicas: int) -> int:
@@ -101,19 +119,21 @@ def _fair_share(num_replicas: int) -> int:
     return max(1, (os.cpu_count() or 1) // max(1, num_replicas))
 
 
-def _detach(state_dir: Path) -> None:
-    """Run this same command without --detach in a session of its own; wait until it is ready."""
-    state_dir.mkdir(parents=True, exist_ok=True)
+def _detach(options: MeshOptions, state_dir: Path) -> None:
+    """Run the mesh in a session of its own; wait until it is ready."""
+    make_private(state_dir)
     log = state_dir / "up.log"
-    arguments = [a for a in sys.argv[1:] if a != "--detach"]
     with log.open("wb") as sink:
         child = subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.main", *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "outrider.cli.local.detached", str(state_dir)],
+            stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,
             start_new_session=True,
         )
+    assert child.stdin is not None, "a pipe was asked for"
+    with child.stdin as shape, contextlib.suppress(BrokenPipeError):
+        shape.write(detached.dump(options))
     with _taken_along(child):
         _wait_ready(child, state_dir, log)
     _console().print(log.read_text(encoding="utf-8").rstrip())
@@ -151,7 +171,8 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _run(options: MeshOptions, state_dir: Path) -> None:
+async def run(options: MeshOptions, state_dir: Path) -> None:
+    """Run a mesh from a folder until it is told to stop. Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)
@@ -165,17 +186,13 @@ async def _run(options: MeshOptions, state_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     with holding(state_dir):
         try:
-            died = await _start_and_wait(supervisor, stop, console)
+            await _start_and_wait(supervisor, stop, console)
         finally:
             console.print("stopping")
             await supervisor.stop()
-    if died:
-        raise UnavailableError(died)
 
 
-async def _start_and_wait(
-    supervisor: Supervisor, stop: asyncio.Event, console: Console
-) -> str | None:
+async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
     starting = asyncio.create_task(supervisor.start())
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,10 +201,10 @@ async def _start_and_wait(
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
-        return None
+        return
     starting.result()
     console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: outrider chat")
-    return await supervisor.wait(stop)
+    await supervisor.wait(stop)
 
 
 def down(state_dir: StateDir = None) -> None:

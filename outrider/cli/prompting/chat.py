@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
+KEY_VARIABLE = "OUTRIDER_API_KEY"
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
 _HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
@@ -43,6 +45,14 @@ class EdgeAddress:
     insecure: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    key: str = field(default="", repr=False)
+    user: str = ""
+
+
 class SpeculationMode(StrEnum):
     """Where drafts come from."""
 
@@ -59,6 +69,7 @@ class Wanted:
     provisional: bool
     speculation: SpeculationMode
     thin: bool
+    caller: Caller = Caller()
 
 
 _AcceptanceThreshold = Annotated[
@@ -74,6 +85,11 @@ _Speculation = Annotated[
     SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
 ]
 _Thin = Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")]
+_KeyFile = Annotated[
+    Path | None,
+    typer.Option(help=f"File with the API key; default: the environment's {KEY_VARIABLE}."),
+]
+_User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
 _Parallel = Annotated[int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")]
 
 
@@ -97,6 +113,8 @@ def chat(
     speculation: _Speculation = SpeculationMode.on,
     thin: _Thin = False,
     parallel: _Parallel = 1,
+    key_file: _KeyFile = None,
+    user: _User = "",
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
@@ -109,12 +127,27 @@ def chat(
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
-    wanted = Wanted(model, provisional, speculation, thin)
+    caller = Caller(_key(key_file), user)
+    wanted = Wanted(model, provisional, speculation, thin, caller)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())
     else:
         asyncio.run(session.answer(prompts, as_json=as_json, parallel=parallel))
+
+
+def _key(file: Path | None) -> str:
+    """The API key. It is no flag: command lines are seen by all of a machine's users, and kept.
+    Raises InvalidRequestError."""
+    if file is None:
+        return os.environ.get(KEY_VARIABLE, "").strip()
+    try:
+        key = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{file} with the API key cannot be read: {error}") from error
+    if not key:
+        raise InvalidRequestError(f"{file} holds no API key")
+    return key
 
 
 def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path) -> EdgeAddress:
@@ -147,8 +180,15 @@ class ChatCommand:
         from outrider.client import ReconnectPolicy, connect
 
         where, patient = self.address, ReconnectPolicy(give_up_after_s=_PATIENCE_S)
+        caller = self.wanted.caller
         async with connect(
-            where.host, where.port, ca=where.ca, insecure=where.insecure, reconnect=patient
+            where.host,
+            where.port,
+            ca=where.ca,
+            insecure=where.insecure,
+            reconnect=patient,
+            key=caller.key,
+            user=caller.user,
         ) as client:
             yield client
 

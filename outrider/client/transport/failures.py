@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicErrorCode
 
 from outrider.client.protocol import ALPN, CloseCode
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
@@ -24,6 +25,8 @@ def connection_error(event: ConnectionTerminated, edge: str) -> OutriderError:
     """The connection to `edge` ended."""
     reason = event.reason_phrase or f"error {event.error_code:#x}"
     if event.frame_type is None and event.error_code == CloseCode.OVERLOADED:
+        return OverloadedError(f"{edge} refused: {reason}", retry_delay_ms=1000)
+    if event.frame_type is not None and event.error_code == QuicErrorCode.CONNECTION_REFUSED:
         return OverloadedError(f"{edge} refused: {reason}", retry_delay_ms=1000)
     if event.frame_type is not None and event.error_code == _NO_ALPN:
         return UnavailableError(f"{edge} does not speak {ALPN}; check that it is an edge")

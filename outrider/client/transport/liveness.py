@@ -5,7 +5,8 @@
 A ping first; then another way to the same edge (QUIC migration from a new socket, RFC 9000, section
 9): the address of a client changes without notice when its network or a NAT in between does. If
 that is silent too, the connection is given up, and another one is to take its place. Whatever is
-heard leads back to HEARD.
+heard leads back to HEARD. A client that was late itself (stopped, or its loop held) did not listen:
+before it judges the edge it reads what has come meanwhile.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class LivenessLimits:
     answer_s: float = 1.5
     """For a ping; the transport repeats what is lost within this time. Whoever answers later is
     left without harm: chats go on where they were."""
+    late_s: float = 0.25
+    """A check that comes later than this was held up by this process: it finds nothing..."""
+    settle_s: float = 0.5
+    """...and is made again so much later."""
 
 
 _NEXT = {
@@ -79,10 +84,14 @@ class Liveness:
             return self._since + self._limits.answer_s
         return self._since + (self._limits.busy_s if busy else self._limits.idle_s)
 
-    def check(self, now: float, busy: bool) -> Verdict:
-        """What to do, which then counts as done."""
+    def check(self, now: float, busy: bool, late_s: float = 0.0) -> Verdict:
+        """What to do, which then counts as done. `late_s`: how much later than it was meant to this
+        process got round to checking."""
         due = self.next_check(busy)
         if due is None or now < due:
+            return Verdict.WAIT
+        if late_s > self._limits.late_s:
+            self._since += now - due + self._limits.settle_s
             return Verdict.WAIT
         self.state, verdict = _NEXT[self.state]
         self._since = now

@@ -16,6 +16,7 @@ import numpy as np
 from outrider.engines.base import Ids
 from outrider.engines.draft.calibration import Curve, DraftCalibration
 from outrider.errors import ArtifactCorruptError
+from outrider.models.gguf_file import content_of, open_gguf
 
 PREFIX: Final = "outrider.draft."
 _HEAD: Final = "output.weight"
@@ -41,7 +42,7 @@ def read_card(path: Path) -> DraftCard | None:
     Raises ArtifactCorruptError if there is no whole GGUF file, or the card contradicts itself.
     """
     try:
-        reader = gguf.GGUFReader(path)
+        reader = open_gguf(path)
         if f"{PREFIX}head_ids" not in reader.fields:
             return None
         return _card(reader)
@@ -53,11 +54,11 @@ def read_card(path: Path) -> DraftCard | None:
 
 def _card(reader: gguf.GGUFReader) -> DraftCard:
     def value(name: str) -> Any:
-        return reader.fields[PREFIX + name].contents()
+        return content_of(reader, PREFIX + name)
 
     ids = np.array(value("head_ids"), np.int64)
     (num_rows,) = (int(t.shape[1]) for t in reader.tensors if t.name == _HEAD)
-    vocabulary_size = int(reader.fields["llama.vocab_size"].contents())
+    vocabulary_size = int(content_of(reader, "llama.vocab_size"))
     if len(ids) != num_rows or len(np.unique(ids)) != num_rows:
         raise ValueError(f"{len(ids)} head ids, not all different, for {num_rows} rows")
     if not num_rows or ids.min() < 0 or ids.max() >= vocabulary_size:

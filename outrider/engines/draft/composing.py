@@ -11,6 +11,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from outrider.engines.base import Ids
 from outrider.errors import ArtifactCorruptError
+from outrider.models.gguf_file import content_of, open_gguf
 
 _EMBEDDING: Final = "token_embd.weight"
 _HEAD: Final = "output.weight"
@@ -20,12 +21,12 @@ _FILE_TYPE: Final = "general.file_type"
 def compose(draft: Path, target: Path, head_order: Ids, out: Path) -> None:
     """Write `out`: the draft's layers and head, its rows in this order, on the target's embedding
     and tokenizer. Raises ArtifactCorruptError if the two do not fit each other."""
-    small, large = GGUFReader(draft), GGUFReader(target)
+    small, large = open_gguf(draft), open_gguf(target)
     writer = GGUFWriter(out, "llama")
     copy_fields(small, writer, lambda name: name.startswith("llama."))
     copy_fields(large, writer, lambda name: name.startswith("tokenizer.") or name == _FILE_TYPE)
     embedding = next((t for t in large.tensors if t.name == _EMBEDDING), None)
-    width = int(small.fields["llama.embedding_length"].contents())
+    width = content_of(small, "llama.embedding_length")
     if embedding is None or int(embedding.shape[0]) != width:
         raise ArtifactCorruptError(
             f"{draft.name} has width {width}, its target's embedding has another; use a draft that "
@@ -46,7 +47,7 @@ def copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], 
         if wanted(field.name):
             kind = field.types[0]
             inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+            writer.add_key_value(field.name, content_of(source, field.name), kind, sub_type=inner)
 
 
 def _add(writer: GGUFWriter, tensor: gguf.ReaderTensor, order: Ids | None) -> None:

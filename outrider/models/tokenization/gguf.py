@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.tokenization.definition import VocabularyDefinition
+
+T = TypeVar("T")
 
 _STOP_FIELDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS: Final = frozenset(
@@ -34,24 +37,24 @@ def read_definition(path: Path) -> VocabularyDefinition:
     that is not byte-level BPE.
     """
     fields = _Fields(path)
-    _check_type(path, fields.need("ggml.model"))
-    tokens: list[str] = fields.need("ggml.tokens")
-    types: list[int] = fields.need("ggml.token_type")
+    _check_type(path, fields.need("ggml.model", str))
+    tokens: list[str] = fields.list_of("ggml.tokens", str)
+    types: list[int] = fields.list_of("ggml.token_type", int)
     if len(types) != len(tokens):
         raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(types)} types")
     control = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN)
-    named = [fields.get(f"ggml.{name}") for name in _STOP_FIELDS]
+    named = [fields.get(f"ggml.{name}", int) for name in _STOP_FIELDS]
     by_text = [i for i in control if tokens[i] in _END_TEXTS]
     return VocabularyDefinition(
         tokens=tokens,
-        merges=fields.need("ggml.merges"),
-        pre_tokenizer=fields.need("ggml.pre"),
+        merges=fields.list_of("ggml.merges", str),
+        pre_tokenizer=fields.need("ggml.pre", str),
         control_ids=control,
         user_defined_ids=_of_type(types, TokenType.USER_DEFINED),
         stop_ids=sorted({*by_text, *(i for i in named if i is not None)}),
-        bos_token=_text(tokens, fields.get("ggml.bos_token_id")),
-        eos_token=_text(tokens, fields.get("ggml.eos_token_id")),
-        chat_template=fields.get("chat_template") or "",
+        bos_token=_text(tokens, fields.get("ggml.bos_token_id", int)),
+        eos_token=_text(tokens, fields.get("ggml.eos_token_id", int)),
+        chat_template=fields.get("chat_template", str) or "",
     )
 
 
@@ -72,23 +75,35 @@ def _text(tokens: Sequence[str], index: int | None) -> str:
 
 
 class _Fields:
-    """The `tokenizer.` fields of a GGUF file."""
+    """The `tokenizer.` fields of a GGUF file. All raise ArtifactCorruptError for a field of another
+    kind."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._fields = GGUFReader(path).fields
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
-            raise ArtifactCorruptError(
-                f"{path.name} is not a whole GGUF file ({error}); fetch it again"
-            ) from error
+        self._reader = open_gguf(path)
 
-    def get(self, name: str) -> Any:
-        field = self._fields.get(f"tokenizer.{name}")
-        return None if field is None else field.contents()
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """What it holds; None without it."""
+        value = content_of(self._reader, f"tokenizer.{name}")
+        if value is not None and not isinstance(value, kind):
+            raise self._wrong(name)
+        return value
 
-    def need(self, name: str) -> Any:
-        value = self.get(name)
+    def need(self, name: str, kind: type[T]) -> T:
+        """What it holds, or ArtifactCorruptError without it."""
+        value = self.get(name, kind)
         if value is None:
             raise ArtifactCorruptError(f"{self._path.name} lacks the field tokenizer.{name}")
         return value
+
+    def list_of(self, name: str, kind: type[T]) -> list[T]:
+        """A list that has to be there."""
+        values = self.need(name, list)
+        if not all(isinstance(value, kind) for value in values):
+            raise self._wrong(name)
+        return values
+
+    def _wrong(self, name: str) -> ArtifactCorruptError:
+        return ArtifactCorruptError(
+            f"{self._path.name} has something else in the field tokenizer.{name} than belongs there"
+        )

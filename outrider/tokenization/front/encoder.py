@@ -45,7 +45,7 @@ ANYONE: Final = b""
 class Draft:
     """A prompt of which some texts are still to be encoded."""
 
-    scope: Scope = ANYONE
+    scope: Scope = None
     parts: list[Part] = field(default_factory=list)
     missing_chars: int = 0
 
@@ -85,9 +85,7 @@ class CachingEncoder:
         """Entries and bytes of the cache."""
         return len(self._cache), self._cache.num_bytes
 
-    def encode(
-        self, text: str, content: Content = Content.USER, scope: Scope = ANYONE
-    ) -> array[int]:
+    def encode(self, text: str, content: Content = Content.USER, scope: Scope = None) -> array[int]:
         """The ids of plain text. Raises InvalidRequestError for a lone surrogate."""
         ids = self._find(text, content, scope)
         if ids is not None:
@@ -95,11 +93,11 @@ class CachingEncoder:
         check_text(text)
         return self.finish(Draft(scope, [(text, content)], len(text)))
 
-    def encode_chat(self, messages: Sequence[Message], scope: Scope = ANYONE) -> array[int]:
+    def encode_chat(self, messages: Sequence[Message], scope: Scope = None) -> array[int]:
         """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
         return self.finish(self.begin(messages, scope))
 
-    def begin(self, messages: Sequence[Message], scope: Scope = ANYONE) -> Draft:
+    def begin(self, messages: Sequence[Message], scope: Scope = None) -> Draft:
         """The prompt as far as it is known without tokenizing. Raises as `encode_chat`."""
         segments = self._vocabulary.segments(messages)
         classes = iter(classify(segments, messages))

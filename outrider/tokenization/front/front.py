@@ -21,7 +21,7 @@ import structlog
 
 from outrider.errors import OutriderError, OverloadedError
 from outrider.models.chat import Message
-from outrider.tokenization.front.encoder import ANYONE, CachingEncoder, Scope
+from outrider.tokenization.front.encoder import CachingEncoder, Scope
 from outrider.tokenization.front.job import Job, Layer, Outcome
 from outrider.tokenization.front.line import LONG_CHARS, Kind
 from outrider.tokenization.front.threads import Threads
@@ -81,17 +81,15 @@ class Front:
         encoder: CachingEncoder,
         policy: FrontPolicy,
         *,
-        scope: Scope = ANYONE,
         rewriter: Rewriter | None = None,
         record: Record = lambda layer, ms: None,
         shortened: Shortened = lambda before, after: None,
         spill: Spill | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`scope`: whose chats all of them are. `rewriter`: what is done to them before."""
+        """`rewriter`: what is done to chats before."""
         self.encoder = encoder
         self._policy = policy
-        self._scope = scope
         self._rewriter = rewriter or Rewriter()
         self._record = record
         self._shortened = shortened
@@ -105,10 +103,12 @@ class Front:
         messages: Sequence[Message],
         answer: Callable[[Outcome], None],
         *,
+        scope: Scope = None,
         is_typed: bool = False,
     ) -> Job:
         """Call `answer` in the event loop, never before this returns, once the ids are there.
 
+        `scope`: whose chat it is; by default its texts leave nothing.
         `is_typed`: the prompt is still being typed, so its ids only save time: it comes after all
         chats and is given up rather than taken elsewhere. Raises OverloadedError when there is
         room nowhere.
@@ -117,7 +117,7 @@ class Front:
         num_chars = sum(len(message.content) for message in messages)
         long = Kind.LONG if num_chars >= LONG_CHARS else Kind.SHORT
         kind = Kind.TYPED if is_typed else long
-        job = Job(messages, answer, kind, asyncio.get_running_loop(), self._clock())
+        job = Job(messages, answer, kind, asyncio.get_running_loop(), self._clock(), scope)
         if not self._is_answered_inline(job, num_chars):
             self._place(job, num_chars)
         return job
@@ -142,7 +142,7 @@ class Front:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.draft = self.encoder.begin(job.messages, self._scope)
+            job.draft = self.encoder.begin(job.messages, job.scope)
         except OutriderError as error:
             self._finish(job, error, Layer.CACHE)
             return True
@@ -201,7 +201,7 @@ class Front:
         return _outcome(lambda: self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: Job, *, may_wait: bool) -> array[int]:
-        draft = job.draft or self.encoder.begin(job.messages, self._scope)
+        draft = job.draft or self.encoder.begin(job.messages, job.scope)
         ids = self.encoder.finish(draft, may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
@@ -216,7 +216,7 @@ class Front:
 
     def _fitted(self, job: Job, num_tokens: int, *, may_wait: bool) -> array[int]:
         def encode(messages: Sequence[Message]) -> array[int]:
-            draft = self.encoder.begin(messages, self._scope)
+            draft = self.encoder.begin(messages, job.scope)
             return self.encoder.finish(draft, may_wait=may_wait)
 
         longest = self._policy.max_tokens

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.models.chat import Message
-from outrider.tokenization.front.encoder import Draft
+from outrider.tokenization.front.encoder import Draft, Scope
 from outrider.tokenization.front.line import Kind
 
 Outcome: TypeAlias = tuple[int, ...] | OutriderError
@@ -45,6 +45,8 @@ class Job:
     loop: asyncio.AbstractEventLoop
     begun_at: float
     """Seconds of the front's clock."""
+    scope: Scope = None
+    """Whose it is."""
     draft: Draft | None = None
     """What the event loop found in the cache already."""
     is_cancelled: bool = False

@@ -6,13 +6,17 @@ all, and while Redis is slow or gone nobody waits for it.
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import redis
 import structlog
@@ -23,6 +27,8 @@ from outrider.tokenization.shared.breaker import Breaker, BreakerPolicy
 from outrider.tokenization.shared.entries import Entries
 
 _UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+TLS_CONNECT_S: Final = 0.1
+"""For a handshake; then the connection stays, and questions take what they take without TLS."""
 _MAX_QUEUED: Final = 256
 _BATCH: Final = 16
 
@@ -60,16 +66,69 @@ class SharedFigures:
     """Whether nobody asks for now."""
 
 
-def connect(url: str, timeout_s: float, num_connections: int) -> redis.Redis:
-    """A client that never waits longer, and never tries twice. Raises ValueError for a URL that is
-    none."""
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """Where it is, and who asks."""
+
+    url: str
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; without secrets and options."""
+    user: str = ""
+    """Of its access control lists; "": its default user."""
+    password: str = field(default="", repr=False)
+    ca: Path | None = None
+    """Certificates that its own is signed by, in PEM; None: those of this machine."""
+
+    def check(self) -> None:
+        """Raises ValueError, which never says what the URL is: it may hold a password."""
+        try:
+            parts = urlsplit(self.url)
+            host = parts.hostname or ""
+        except ValueError:
+            raise ValueError("it is no URL") from None
+        if parts.scheme not in ("redis", "rediss") or not host:
+            raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "it holds a user or a password, which would be logged: set shared_cache_user and "
+                "shared_cache_password or shared_cache_password_file"
+            )
+        if parts.query or parts.fragment:
+            raise ValueError("it has options: only host, port and database are taken")
+        if parts.scheme == "redis" and self.ca is not None:
+            raise ValueError("there is a CA, but no TLS: use rediss://")
+        if parts.scheme == "redis" and self.password and not _is_loopback(host):
+            raise ValueError("the password would go over the network as it is: use rediss://")
+
+
+def connect(address: RedisAddress, timeout_s: float, num_connections: int) -> redis.Redis:
+    """A client that never waits longer, and never tries twice; over TLS a new connection may take
+    `TLS_CONNECT_S`. The certificate has to be valid for the host of the URL. Raises ValueError."""
+    address.check()
+    tls: dict[str, Any] = {}
+    if address.url.startswith("rediss:"):
+        tls = {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+            "ssl_ca_certs": None if address.ca is None else str(address.ca),
+        }
     return redis.Redis.from_url(
-        url,
+        address.url,
+        username=address.user or None,
+        password=address.password or None,
         socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
+        socket_connect_timeout=max(timeout_s, TLS_CONNECT_S) if tls else timeout_s,
         retry=Retry(NoBackoff(), 0),
         max_connections=num_connections,
+        **tls,
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Line:

@@ -79,7 +79,7 @@ def decode_down(payload: bytes) -> Downward:
         case _Kind.OPEN:
             prompt, reply, ends = fields.ids(), fields.ids(), fields.ids()
             params, (lead,) = _params(fields), fields.take(_LEAD)
-            return Open(session, prompt, reply, params, ends, lead)
+            return Open(session, prompt, reply, params, ends, lead, fields.rest())
         case _Kind.COMMIT:
             ids, (lead,) = fields.ids(), fields.take(_LEAD)
             return Commit(session, ids, lead)
@@ -133,6 +133,9 @@ class _Fields:
     def ids(self) -> tuple[int, ...]:
         return tuple(self.array("<u4"))
 
+    def rest(self) -> bytes:
+        return self._payload[self._at :]
+
 
 def _array(values: Sequence[float], kind: str) -> bytes:
     return _COUNT.pack(len(values)) + np.asarray(values, kind).tobytes()
@@ -152,13 +155,15 @@ def _opening(message: Open) -> bytes:
     )
     biases = _ids(list(params.logit_bias)) + _array(list(params.logit_bias.values()), "<f8")
     ids = _ids(message.prompt) + _ids(message.reply) + _ids(message.ends)
-    return ids + fixed + biases + _LEAD.pack(message.lead)
+    return ids + fixed + biases + _LEAD.pack(message.lead) + message.group
 
 
 def _params(fields: _Fields) -> SamplingParams:
     *floats, seed, top_k, max_tokens, ignore_eos = fields.take(_SAMPLING)
     temperature, top_p, min_p, repetition, presence, frequency, threshold = floats
-    biased = fields.ids()
+    biased, biases = fields.ids(), fields.array("<f8")
+    if len(biased) != len(biases):
+        raise MalformedFrameError("an opening has not one bias per id")
     return SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -167,7 +172,7 @@ def _params(fields: _Fields) -> SamplingParams:
         repetition_penalty=repetition,
         presence_penalty=presence,
         frequency_penalty=frequency,
-        logit_bias=dict(zip(biased, fields.array("<f8"), strict=True)),
+        logit_bias=dict(zip(biased, biases, strict=True)),
         seed=seed,
         max_tokens=max_tokens,
         ignore_eos=bool(ignore_eos),

@@ -67,6 +67,7 @@ class _Session:
     params: SamplingParams
     ends: tuple[int, ...]
     lead: int
+    group: bytes
     is_open: bool = False
     """Whether the process knows of it."""
     is_whole: bool = False
@@ -74,7 +75,8 @@ class _Session:
 
     def opening(self, number: int) -> Open:
         """What the process has to know."""
-        return Open(number, self.prompt, tuple(self.reply), self.params, self.ends, self.lead)
+        said = self.prompt, tuple(self.reply)
+        return Open(number, *said, self.params, self.ends, self.lead, self.group)
 
 
 class DrafterLink:
@@ -141,6 +143,7 @@ class DrafterLink:
             wanted.params,
             tuple(sorted(wanted.ends)),
             wanted.lead,
+            wanted.group,
         )
         self._sessions[self._last_number] = session
         self._tell(self._last_number, session)

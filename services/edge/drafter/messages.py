@@ -34,6 +34,8 @@ class Open:
     """Ids that end the reply."""
     lead: int = MAX_LEAD
     """Most guesses wanted ahead of what is final; the drafter has a limit of its own."""
+    group: bytes = b""
+    """The trust group whose replies teach each other; empty: this one learns for itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,6 @@ class DrafterSettings:
     """Memory of the KV pool, touched only as it fills."""
     niceness: int = 10
     """Serving comes first."""
-    isolate_chats: bool = False
-    """Whether no reply is guessed by what another one said."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
 

@@ -35,12 +35,12 @@ from outrider.errors import (
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.speculation.phrases import Phrases
 from outrider.speculation.platt import shipped_calibrations
 from outrider.speculation.prior import shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
 from services.edge.drafter.core.drafter import Drafter, run
+from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.messages import Close, Commit, Open, Ready, Unfit, Upward
 from services.edge.drafter.settings import DrafterSettings
 
@@ -82,9 +82,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         draft.engine.info,
         settings.limits,
         draft.calibration,
-        Phrases(shipped_prior(digest)),
-        sources=shipped_calibrations(digest),
-        isolated=settings.isolate_chats,
+        LearnedByGroup(shipped_prior(digest), shipped_calibrations(digest)),
     )
     channel.say([Ready(draft.name)])
     Worker(channel, drafter, draft.engine).work()

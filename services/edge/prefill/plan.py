@@ -67,11 +67,17 @@ class PrefillPlan:
             self._num_computed = min(self._num_computed, self._stable)
         return self._next_text()
 
-    def next_prefill(self) -> tuple[int, ...] | None:
-        """The ids that a region is to compute now; they count as under way."""
+    @property
+    def num_due(self) -> int:
+        """New tokens that a region is to compute now; 0: none, or too few."""
         gain = self._stable - self._num_computed
         idle = self.state is State.OPEN and not self.is_running
-        if not idle or gain < self._policy.min_new_tokens:
+        return gain if idle and gain >= self._policy.min_new_tokens else 0
+
+    def next_prefill(self) -> tuple[int, ...] | None:
+        """The ids that a region is to compute now, with those computed; they count as under
+        way."""
+        if not self.num_due:
             return None
         self.is_running = True
         self._num_computed = self._stable

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from typing import Protocol
 from uuid import uuid4
 
 import structlog
@@ -11,9 +13,11 @@ from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import common_pb2, inference_pb2
+from services.edge.identity import NOBODY, Credential
 from services.edge.parts import EdgeParts
 from services.edge.prefill.plan import PrefillPlan
-from services.edge.resumption.audience import ClientStream
+from services.edge.quotas import Rate
+from services.edge.resumption.reception import RequestStream
 from services.edge.routers.link import RouterLink
 from services.edge.session.actions import OpenRegion
 from services.edge.session.inputs import ChatRequest, Input, Speculation
@@ -21,6 +25,14 @@ from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
+
+
+class TypedStream(RequestStream, Protocol):
+    """Where typed text comes from."""
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """Use up so much of what this client and its address may use; False if that is too much."""
+        ...
 
 
 class Typist:
@@ -33,10 +45,11 @@ class Typist:
 
     awaits_request = False
 
-    def __init__(self, stream: ClientStream, parts: EdgeParts) -> None:
+    def __init__(self, stream: TypedStream, parts: EdgeParts) -> None:
         self._stream = stream
         self._parts = parts
         self._plan = PrefillPlan(parts.prefill)
+        self._identity = NOBODY
         self.closed = False
         self._before: tuple[Message, ...] = ()
         self._job: Job | None = None
@@ -49,6 +62,11 @@ class Typist:
             return
         try:
             typed = read_typed_text(payload)
+            if self._identity is NOBODY:
+                self._admit(typed.credential)
+            if not self._spend(Rate.TYPED_BYTES, len(payload)):
+                self._close()  # what came before the text may have been in this frame
+                return
             self._before = typed.before or self._before
             messages = (*self._before, Message("user", typed.text))
             check_messages(messages)
@@ -59,6 +77,18 @@ class Typist:
             self._close()
             return
         self._tokenize(self._plan.typed(messages))
+
+    def _spend(self, rate: Rate, amount: int) -> bool:
+        return self._stream.spend(rate, amount, self._identity.client)
+
+    def _admit(self, credential: Credential) -> None:
+        """Whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
+        stream, fresh = self._stream, secrets.token_bytes(16)
+        secret, address = stream.connection_secret, stream.address
+        self._identity = self._parts.identities.of(credential, secret, fresh, address)
+        if not self._identity.group:
+            # A chat with a cache of its own would not find what was computed for it.
+            self._plan.close()
 
     def feed(self, item: Input) -> None:
         """The user sent the prompt or left, or the edge ends: all the same here."""
@@ -94,7 +124,8 @@ class Typist:
             return
         try:
             tokenization = self._parts.tokenization
-            self._job = tokenization.submit(messages, self._tokenized, is_typed=True)
+            scope = self._identity.group or None
+            self._job = tokenization.submit(messages, self._tokenized, scope=scope, is_typed=True)
         except OutriderError as error:
             log.debug("typed text not tokenized", reason=error.reason)
             self._plan.tokenized(None)
@@ -107,10 +138,12 @@ class Typist:
         self._prefill()
 
     def _prefill(self) -> None:
-        ids = self._plan.next_prefill()
-        if ids is None:
+        num_new = self._plan.num_due
+        if not num_new or not self._spend(Rate.PREFILL_TOKENS, num_new):
             return
-        parts, identity = self._parts, self._parts.identity()
+        ids = self._plan.next_prefill()
+        assert ids is not None
+        parts, identity = self._parts, self._identity
         wire = RegionWire(parts.coder, parts.policy.vocabulary_digest, parts.region, identity)
         request = ChatRequest(
             request_id=uuid4().hex,

@@ -1,19 +1,27 @@
-"""The listener's certificate: a configured one, or one for development made on first start."""
+"""The listener's certificate: a configured one, or one for development made on first start, and new
+ones while it runs."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from outrider.errors import ConfigError
+from outrider.tls.files import stamp
+
+POLL_S: Final = 2.0
+"""A new certificate is used after so long."""
 VALIDITY: Final = timedelta(days=13)
 """Browsers accept a certificate by its hash only if it is valid for at most 14 days (WebTransport,
 `serverCertificateHashes`)."""
@@ -22,6 +30,8 @@ CERTIFICATE_FILE: Final = "cert.pem"
 KEY_FILE: Final = "key.pem"
 DEFAULT_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
+_log = structlog.get_logger()
+
 
 def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Path]:
     """Certificate and key in `folder`, made anew when missing, expiring or without one of
@@ -29,7 +39,7 @@ def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Pat
     certificate_path, key_path = folder / CERTIFICATE_FILE, folder / KEY_FILE
     wanted = tuple(dict.fromkeys((*DEFAULT_NAMES, *names)))
     if not _is_good(certificate_path, key_path, wanted, now):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         _write(key_path, _key_pem(key), 0o600)
         _write(certificate_path, _certificate_pem(key, wanted, now), 0o644)
@@ -94,6 +104,30 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
     scratch.replace(path)
+
+
+async def follow(
+    locate: Callable[[], tuple[Path, Path]],
+    used: tuple[Path, Path],
+    renew: Callable[[Path, Path], Awaitable[None]],
+    poll_s: float = POLL_S,
+) -> NoReturn:
+    """Call `renew` with certificate and key whenever their files changed since those that are
+    `used`. `locate` says where they are, and makes new ones where that is its business. Files that
+    `renew` refuses, with ConfigError, are logged and left until they change again."""
+    seen = await asyncio.to_thread(stamp, used)
+    while True:
+        await asyncio.sleep(poll_s)
+        paths = await asyncio.to_thread(locate)
+        if (now := await asyncio.to_thread(stamp, paths)) == seen:
+            continue
+        seen = now
+        try:
+            await renew(*paths)
+        except ConfigError as error:
+            _log.warning("certificate_not_loaded", why=str(error))
+        else:
+            _log.info("certificate_loaded", certificate=str(paths[0]))
 
 
 def utc_now() -> datetime:

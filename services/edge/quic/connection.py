@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.quic.connection import NetworkAddress, QuicConnection
+from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.events import (
     ConnectionTerminated,
     HandshakeCompleted,
@@ -14,18 +18,24 @@ from aioquic.quic.events import (
     StreamDataReceived,
     StreamReset,
 )
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DrainingError, MalformedFrameError, OutriderError, OverloadedError
 from services.edge.chat import Chat
 from services.edge.prefill.typist import Typist
+from services.edge.quic.bounded import BoundedConnection
+from services.edge.quic.budget import Budget
+from services.edge.quic.dispatch import Routes
+from services.edge.quic.early import STREAM_BYTES, EarlyStreams
+from services.edge.quotas import Count, Rate
 from services.edge.resumption.reception import StreamOwner
 from services.edge.session.inputs import ClientFailed, ClientGone
 from services.edge.wire.client import DESCRIBE, DESCRIBE_STREAM, describe, is_typed_text
 
 if TYPE_CHECKING:
-    from services.edge.quic.listener import Listener
+    from services.edge.quic.listener import Address, Listener
 
 _BULK_DATAGRAM_BYTES = 1000
 """Datagrams this full belong to a long prompt, whose sender waits for acknowledgements before it
@@ -36,15 +46,35 @@ _BULK_ACK_DELAY_S = 0.001
 class EdgeConnection(QuicConnectionProtocol):
     """Events of one QUIC connection, sorted to the chats of its streams."""
 
-    def __init__(self, quic: QuicConnection, stream_handler: Any, *, listener: Listener) -> None:
-        super().__init__(quic, stream_handler)
+    def __init__(
+        self,
+        quic: BoundedConnection,
+        listener: Listener,
+        address: Address,
+        budget: Budget,
+        routes: Routes,
+    ) -> None:
+        """`budget` is of what it holds for its client, `routes` its connection ids."""
+        super().__init__(quic)
         self.listener = listener
+        self.address = address
+        self.budget = budget
+        self._connection_id_issued_handler = routes.add
+        self._connection_id_retired_handler = routes.remove
+        self._connection_terminated_handler = routes.clear
         self._chats: dict[int, ChatStream] = {}
         self._counted = False
-        # What came before the handshake was complete, in 0-RTT. It may be a recording that somebody
-        # sends again (RFC 8470), so nothing is done about it yet. None: the handshake is complete.
-        self._early: list[tuple[int, bytes, bool]] | None = []
-        self._early_bytes = 0
+        self.secret = secrets.token_bytes(16)
+        """Names a client that does not name itself, while it is here."""
+        # None: the handshake is complete.
+        self._early: EarlyStreams | None = EarlyStreams(
+            Budget(listener.limits.max_frame_bytes + STREAM_BYTES, listener.early_room)
+        )
+        self._has_ended = False
+        self._used_at = self._loop.time()
+        self._watch: asyncio.TimerHandle | None = self._loop.call_later(
+            listener.limits.handshake_timeout_s, self._too_slow
+        )
 
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
         """A datagram came. What it made the chats ask of a region goes out before the answer to
@@ -53,9 +83,33 @@ class EdgeConnection(QuicConnectionProtocol):
         # aioquic has no public setting for it.
         bulk = len(data) >= _BULK_DATAGRAM_BYTES
         self._quic._ack_delay = _BULK_ACK_DELAY_S if bulk else ACK_DELAY_S
-        self._quic.receive_datagram(data, addr, now=self._loop.time())
-        self._process_events()
+        try:
+            self._quic.receive_datagram(data, addr, now=self._loop.time())
+            self._process_events()
+        except Exception as failure:
+            # A defect, or bytes that aioquic did not expect, end this connection and no other.
+            self.listener.parts.telemetry.refused("failure", error=repr(failure))
+            self.drop("the edge failed in this connection")
+            return
         self._transmit_soon()
+
+    def drop(self, reason: str) -> None:
+        """Say goodbye and keep nothing, not even for those who did not hear it (RFC 9000, section
+        10.2, has a closing period for them). Its chats may go on without it."""
+        if self._has_ended:
+            return
+        self._quic.close(QuicErrorCode.INTERNAL_ERROR, QuicFrameType.PADDING, reason)
+        with contextlib.suppress(Exception):  # if that is what failed, it goes without a word
+            self.transmit()
+        at = self._quic.get_timer()
+        if at is not None:
+            self._quic.handle_timer(max(at, self._loop.time()))
+        self._process_events()
+        self.transmit()
+
+    def _too_slow(self) -> None:
+        self.listener.parts.telemetry.refused("handshake timeout")
+        self.drop("the handshake took too long")
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""
@@ -98,41 +152,57 @@ class EdgeConnection(QuicConnectionProtocol):
         return 0 if stream is None else len(stream.sender._buffer)
 
     def _admit(self) -> None:
-        early, self._early = self._early or [], None
-        self._free_early()
+        early, self._early = self._early, None
+        assert early is not None
+        self._stop_watching()
+        self.listener.shook_hands()
         if not self.listener.admit(self):
+            early.take()
             self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
         self._counted = True
-        for stream_id, data, end_stream in early:
+        self._look_after(self.listener.limits.idle_timeout_s)
+        for stream_id, data, end_stream in early.take():
             self._received(stream_id, data, end_stream)
+
+    def _look_after(self, wait_s: float) -> None:
+        self._watch = self._loop.call_later(wait_s, self._check_use)
+
+    def _check_use(self) -> None:
+        """PINGs keep an address translation open, not a place at an edge."""
+        idle_s = self.listener.limits.idle_timeout_s
+        if self._chats:
+            self._used_at = self._loop.time()
+        left_s = self._used_at + idle_s - self._loop.time()
+        if left_s > 0:
+            self._look_after(left_s)
+            return
+        self._watch = None
+        self.close(CloseCode.DONE, "nothing was asked for a while")
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _gone(self, stream_id: int, *, client_ended: bool = False) -> None:
         if self._early is not None:
-            self._early = [early for early in self._early if early[0] != stream_id]
+            self._early.drop(stream_id)
         if (stream := self._chats.get(stream_id)) is not None:
             stream.gone(client_ended=client_ended)
+        elif client_ended:
+            # A stream of nothing but its end: without ours, it would stay.
+            self._quic.reset_stream(stream_id, CloseCode.DONE)
 
-    def _received_early(self, stream_id: int, data: bytes, end_stream: bool) -> None:
-        assert self._early is not None
-        is_whole = stream_id % 4 == 0 and all(early[0] != stream_id for early in self._early)
+    def _received_early(self, early: EarlyStreams, stream_id: int, data: bytes, end: bool) -> None:
+        is_whole = stream_id % 4 == 0 and stream_id not in early
         if is_whole and data == DESCRIBE_STREAM:
             self._quic.send_stream_data(stream_id, encode_frame(self.description()), True)
             return
         self.listener.parts.telemetry.early_data(len(data))
-        total = self._early_bytes + len(data)
-        too_much = total > self.listener.limits.max_frame_bytes
-        if too_much or not self.listener.early_room.take(len(data)):
-            self._early.clear()
-            self._free_early()
+        if not early.keep(stream_id, data, end):
+            early.take()
             self.close(CloseCode.OVERLOADED, "too much data before the handshake was complete")
-            return
-        self._early.append((stream_id, data, end_stream))
-        self._early_bytes = total
-
-    def _free_early(self) -> None:
-        self.listener.early_room.give_back(self._early_bytes)
-        self._early_bytes = 0
 
     def description(self) -> bytes:
         """The frame that says what this edge is."""
@@ -142,21 +212,34 @@ class EdgeConnection(QuicConnectionProtocol):
 
     def _received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
         if self._early is not None:
-            self._received_early(stream_id, data, end_stream)
+            self._received_early(self._early, stream_id, data, end_stream)
             return
         if not self._counted:
             return
-        if stream_id % 4 != 0:  # RFC 9000, section 2.1: opened by the client, bidirectional
-            self._quic.stop_stream(stream_id, CloseCode.BAD_FRAME)
-            return
+        self._used_at = self._loop.time()
         stream = self._chats.get(stream_id)
         if stream is None:
-            stream = self._chats[stream_id] = ChatStream(self, stream_id)
-            if (refusal := self._refusal()) is not None:
-                stream.chat.feed(ClientFailed(refusal))
+            stream = self._opened(stream_id)
+            if stream is None:
+                return
         stream.received(data, end_stream)
         if end_stream and stream.chat.closed:
             self.forget(stream_id)
+
+    def _opened(self, stream_id: int) -> ChatStream | None:
+        """Another stream: None if not even an answer is possible."""
+        now = self._loop.time()
+        try:
+            self.listener.quotas.hold(self.address.key, Count.STREAMS, now)
+        except OverloadedError:
+            self.listener.parts.telemetry.refused("streams")
+            self._quic.reset_stream(stream_id, CloseCode.OVERLOADED)
+            self._quic.stop_stream(stream_id, CloseCode.OVERLOADED)
+            return None
+        stream = self._chats[stream_id] = ChatStream(self, stream_id)
+        if (refusal := self._refusal()) is not None:
+            stream.chat.feed(ClientFailed(refusal))
+        return stream
 
     def _refusal(self) -> OutriderError | None:
         limit = self.listener.limits.max_chats_per_connection
@@ -166,18 +249,75 @@ class EdgeConnection(QuicConnectionProtocol):
             return OverloadedError(f"a connection has at most {limit} chats at a time")
         return None
 
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """A chat begins: it counts among those of its address and of its client (empty: it is the
+        whole tenant's) until what this returns is called, which may be long after the connection.
+        Raises OverloadedError."""
+        listener, now = self.listener, self._loop.time()
+        held = contextlib.ExitStack()
+        try:
+            listener.quotas.hold(self.address.key, Count.CHATS, now)
+            held.callback(listener.quotas.release, self.address.key, Count.CHATS)
+            if client:
+                listener.client_quotas.hold(client, Count.CHATS, now)
+                held.callback(listener.client_quotas.release, client, Count.CHATS)
+        except OverloadedError:
+            held.close()
+            listener.parts.telemetry.refused("chats")
+            raise
+        return held.close
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """Use up so much of what the client and its address may use; False if that is too much."""
+        listener, now = self.listener, self._loop.time()
+        try:
+            listener.quotas.spend(self.address.key, rate, amount, now)
+            if client:
+                listener.client_quotas.spend(client, rate, amount, now)
+        except OverloadedError:
+            self.listener.parts.telemetry.refused(rate.value)
+            return False
+        return True
+
     def forget(self, stream_id: int) -> None:
         """Both sides of the stream are done."""
-        self._chats.pop(stream_id, None)
+        if (stream := self._chats.pop(stream_id, None)) is not None:
+            self._used_at = self._loop.time()
+            stream.let_go()
+            self.listener.quotas.release(self.address.key, Count.STREAMS)
 
     def _terminated(self, *, gave_up: bool) -> None:
-        self._free_early()
+        self._has_ended = True
+        self._stop_watching()
+        if self._early is not None:
+            self._early.take()
+            self._early = None
+            self.listener.shook_hands()
         streams, self._chats = self._chats, {}
         for stream in streams.values():
             stream.lost(gave_up=gave_up)
+            self.listener.quotas.release(self.address.key, Count.STREAMS)
+        self.budget.clear()
+        self._loop.call_soon(self._let_go)
+        self.listener.left(self, self.address)
         if self._counted:
             self._counted = False
             self.listener.dismiss(self)
+
+    def _let_go(self) -> None:
+        """Once whoever ended it is done with it: nothing of it refers to itself any more."""
+        assert isinstance(self._quic, BoundedConnection)
+        self._quic.let_go()
+        self._connection_id_issued_handler = self._connection_id_retired_handler = _no_route
+        self._connection_terminated_handler = _nothing
+
+
+def _no_route(cid: bytes) -> None:
+    """An ended connection has no ids."""
+
+
+def _nothing() -> None:
+    """And ends once."""
 
 
 class ChatStream:
@@ -193,7 +333,18 @@ class ChatStream:
         self._gone = False
         self._stalled = False
         self._ended = False
+        self._num_held = 0
         self.chat: StreamOwner = Chat(self, connection.listener.parts)
+
+    @property
+    def address(self) -> str:
+        """The address prefix of its client."""
+        return self._connection.address.key
+
+    @property
+    def connection_secret(self) -> bytes:
+        """What all streams of the connection have in common, and nobody else has."""
+        return self._connection.secret
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Bytes from the client; `end_stream`: no more will follow."""
@@ -201,7 +352,9 @@ class ChatStream:
         if self._ended or self.chat.closed:
             return
         try:
-            for payload in self._decoder.feed(data):
+            payloads = self._decoder.feed(data)
+            self._hold(self._decoder.num_held)
+            for payload in payloads:
                 self._frame(payload)
             if end_stream and not self._decoder.at_boundary:
                 raise MalformedFrameError("the stream ended inside a frame")
@@ -209,6 +362,29 @@ class ChatStream:
                 raise MalformedFrameError("the stream ended before a chat request came")
         except OutriderError as error:
             self.chat.feed(ClientFailed(error))
+
+    def _hold(self, num_bytes: int) -> None:
+        """So much of a frame that is not whole yet is kept. Raises OverloadedError."""
+        budget = self._connection.budget
+        if num_bytes <= self._num_held:
+            budget.give_back(self._num_held - num_bytes)
+        elif not budget.take(num_bytes - self._num_held):
+            raise OverloadedError("there is no room for so much of requests that are not whole yet")
+        self._num_held = num_bytes
+
+    def let_go(self) -> None:
+        """Nothing more is read."""
+        self._connection.budget.give_back(self._num_held)
+        self._num_held = 0
+        self._decoder = FrameDecoder()
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """As EdgeConnection."""
+        return self._connection.begin_chat(client)
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """As EdgeConnection."""
+        return self._connection.spend(rate, amount, client)
 
     def _frame(self, payload: bytes) -> None:
         if payload == DESCRIBE and self.chat.awaits_request:
@@ -264,6 +440,7 @@ class ChatStream:
         """End the stream: after what was sent and the frame `last`, if there is one, or at once if
         the client does not read."""
         self._ended = True
+        self.let_go()
         if self._gone:
             return
         quic = self._connection._quic

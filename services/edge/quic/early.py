@@ -1,25 +1,46 @@
-"""How much clients may send before their handshakes are complete (pure)."""
+"""What came before its handshake was complete, in 0-RTT (pure).
+
+It may be a recording that somebody sends again (RFC 8470), so it waits; each frame takes constant
+time, and what is kept for a stream counts as well as its bytes.
+"""
 
 from __future__ import annotations
 
+from typing import Final
 
-class EarlyRoom:
-    """Bytes of 0-RTT that one edge keeps, of all connections together: connections whose handshake
-    is not complete are not counted against any other limit, and cost their senders next to
-    nothing."""
+from services.edge.quic.budget import Budget
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.num_bytes = 0
-        """Kept now."""
+STREAM_BYTES: Final = 512
+"""Of a stream that is kept, besides its data."""
 
-    def take(self, num_bytes: int) -> bool:
-        """Keep so many more; False, and nothing is kept, if there is no room."""
-        if self.num_bytes + num_bytes > self._max_bytes:
+
+class EarlyStreams:
+    """Streams of one connection, in the order in which they began."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._streams: dict[int, tuple[bytearray, bool]] = {}
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def keep(self, stream_id: int, data: bytes, end_stream: bool) -> bool:
+        """Keep what came next of a stream; False if there is no room."""
+        kept = self._streams.get(stream_id)
+        if not self._budget.take(len(data) + (STREAM_BYTES if kept is None else 0)):
             return False
-        self.num_bytes += num_bytes
+        held = bytearray() if kept is None else kept[0]
+        held += data
+        self._streams[stream_id] = held, end_stream
         return True
 
-    def give_back(self, num_bytes: int) -> None:
-        """So many are not kept any more."""
-        self.num_bytes -= num_bytes
+    def drop(self, stream_id: int) -> None:
+        """The client gave a stream up."""
+        if (kept := self._streams.pop(stream_id, None)) is not None:
+            self._budget.give_back(len(kept[0]) + STREAM_BYTES)
+
+    def take(self) -> list[tuple[int, bytes, bool]]:
+        """All that is kept: stream, bytes, and whether more will follow. It is let go here."""
+        streams, self._streams = self._streams, {}
+        self._budget.clear()
+        return [(number, bytes(data), ended) for number, (data, ended) in streams.items()]

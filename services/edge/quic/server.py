@@ -6,9 +6,9 @@ import asyncio
 import os
 import socket
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final, cast
 
-from aioquic.asyncio.server import QuicServer
 from aioquic.quic.connection import NetworkAddress
 
 from services.edge.quic.turns import Turns
@@ -24,7 +24,7 @@ _MAX_BYTES_EACH: Final = 2 << 20
 _MAX_BYTES: Final = 64 << 20
 
 
-class FairServer(QuicServer):
+class FairServer(asyncio.DatagramProtocol):
     """Long prompts come in hundreds of datagrams. Looked at in the order in which they came, they
     would hold the loop for tens of milliseconds, and overflow the socket meanwhile.
 
@@ -32,9 +32,10 @@ class FairServer(QuicServer):
     behind a thousand others would wait in the socket for tens of turns, where nobody sees whose it
     is. So the rest is read here."""
 
-    def __init__(self, **settings: Any) -> None:
-        """As QuicServer."""
-        super().__init__(**settings)
+    def __init__(self, look: Callable[[bytes, NetworkAddress], None]) -> None:
+        """`look` is called for each datagram in its turn."""
+        self._look = look
+        self.transport: asyncio.DatagramTransport | None = None
         self._turns = Turns[NetworkAddress](_MAX_BYTES_EACH, _MAX_BYTES)
         self._is_busy = False
         self._is_closed = False
@@ -44,7 +45,7 @@ class FairServer(QuicServer):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is bound."""
-        super().connection_made(transport)
+        self.transport = cast(asyncio.DatagramTransport, transport)
         # The loop does not let go of its own.
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
@@ -62,12 +63,13 @@ class FairServer(QuicServer):
             return
         self._is_busy = True
         asyncio.get_running_loop().call_soon(self._go_on)
-        super().datagram_received(data, addr)
+        self._look(data, addr)
 
     def close(self) -> None:
-        """End all connections and stop listening."""
+        """Stop listening."""
         self._is_closed = True
-        super().close()
+        if self.transport is not None:
+            self.transport.close()
 
     def _put(self, addr: NetworkAddress, data: bytes) -> None:
         self.num_dropped += not self._turns.put(addr, data)
@@ -88,7 +90,7 @@ class FairServer(QuicServer):
         while not self._is_closed and (taken := self._turns.take()) is not None:
             addr, data = taken
             try:
-                super().datagram_received(data, addr)
+                self._look(data, addr)
             except BaseException:  # the loop reports it; the others' datagrams are looked at
                 asyncio.get_running_loop().call_soon(self._go_on)
                 raise

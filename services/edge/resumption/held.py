@@ -1,17 +1,22 @@
-"""Chats that a client may come back to: by idempotency key, or by the token it was given.
+"""Chats that a client may come back to: by idempotency key, or by the token it was given, and
+either only where it is who began the chat (services.edge.identity: the owner).
 
     ATTACHED --lost--> DETACHED --joined--> ATTACHED --done--> FINISHED --expired--> GONE
 
 A chat whose client vanished goes on for `window_s`, and one that ended well is remembered for as
 long: the same request with the same key gets the same reply and never runs twice. Both within
 bounds, on their number and bytes; past them the chat is given up as if nothing had been kept.
+
+A token serves once: with each return there is another. The answer that brings it may be lost, so
+the one before it holds until the new one is used, or acknowledged.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from outrider.errors import KeyReusedError
@@ -73,16 +78,17 @@ class ResumeLimits:
     """How long a chat goes on without its client, and how long it is remembered after its end."""
     max_detached: int = 256
     """Chats without their clients."""
-    max_detached_per_tenant: int = 64
+    max_detached_each: int = 64
+    """The same of one tenant, or of one client that belongs to none."""
     max_bytes: int = 16 << 20
     """Of the journals of detached and finished chats together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What names a chat among all of an edge."""
+    """What names a chat among all of an edge: nobody's key is another owner's."""
 
-    tenant: str
+    owner: bytes
     request_id: str
 
 
@@ -91,9 +97,12 @@ class Held(Generic[ChatT]):
     """One chat. Changed by the table alone."""
 
     key: Key
+    share: str
+    """Whose detached chats it counts among: its tenant's, or its client's."""
     digest: bytes
     """Of the request, without what may differ when it is sent again."""
-    token: str
+    token: str = field(repr=False)
+    """The latest."""
     journal: Journal
     chat: ChatT | None
     """None once it has ended."""
@@ -101,6 +110,8 @@ class Held(Generic[ChatT]):
     expires_at: float = float("inf")
     num_bytes: int = 0
     """As last counted against the limits."""
+    earlier: bytes | None = None
+    """Name of the token before, while the client may not have the latest."""
 
 
 class HeldChats(Generic[ChatT]):
@@ -110,7 +121,8 @@ class HeldChats(Generic[ChatT]):
     def __init__(self, limits: ResumeLimits) -> None:
         self._limits = limits
         self._by_key: dict[Key, Held[ChatT]] = {}
-        self._by_token: dict[str, Held[ChatT]] = {}
+        # By a hash of the token: how long a look takes tells nothing of a token.
+        self._by_token: dict[bytes, Held[ChatT]] = {}
         # Detached and finished ones, the next to expire first: all wait for the same time.
         self._waiting: OrderedDict[Key, Held[ChatT]] = OrderedDict()
         self._num_detached: Counter[str] = Counter()
@@ -128,13 +140,14 @@ class HeldChats(Generic[ChatT]):
         return None if first is None else first.expires_at
 
     def enter(
-        self, key: Key, digest: bytes, token: str, journal: Journal, chat: ChatT
+        self, key: Key, share: str, digest: bytes, token: str, journal: Journal, chat: ChatT
     ) -> Held[ChatT]:
         """A chat begins. Its key must be free, as `find` told, and its token nobody's."""
-        assert key not in self._by_key and token not in self._by_token
-        held = Held(key, digest, token, journal, chat)
+        name = _name(token)
+        assert key not in self._by_key and name not in self._by_token
+        held = Held(key, share, digest, token, journal, chat)
         self._by_key[key] = held
-        self._by_token[token] = held
+        self._by_token[name] = held
         return held
 
     def find(self, key: Key, digest: bytes) -> Held[ChatT] | None:
@@ -143,15 +156,37 @@ class HeldChats(Generic[ChatT]):
         held = self._by_key.get(key)
         if held is not None and held.digest != digest:
             raise KeyReusedError(
-                f"idempotency key {key.request_id!r} was used for another request; take a new key "
-                "for every request"
+                "this idempotency key was used for another request; take a new key for every "
+                "request"
             )
         return held
 
-    def by_token(self, token: str, tenant: str) -> Held[ChatT] | None:
-        """The tenant's chat that a resume token names, if it is still here."""
-        held = self._by_token.get(token)
-        return held if held is not None and held.key.tenant == tenant else None
+    def by_token(self, token: str, owner: bytes, digest: bytes | None) -> Held[ChatT] | None:
+        """The owner's chat that a resume token names, if it is still here. `digest`: of the
+        request that came with it; None: none did. Raises KeyReusedError for another request."""
+        held = self._by_token.get(_name(token))
+        if held is None or held.key.owner != owner:
+            return None
+        if digest not in (None, held.digest):
+            raise KeyReusedError("this resume token is another request's; send that, or a new chat")
+        return held
+
+    def renew(self, held: Held[ChatT], used: str, token: str) -> None:
+        """Its client is back, by the token `used` or without one: from now on it has `token`."""
+        latest, used_name = _name(held.token), _name(used)
+        is_kept = used_name == held.earlier  # the latest never arrived
+        kept = held.earlier if is_kept else latest
+        for name in {latest, held.earlier} - {kept, None}:
+            assert name is not None
+            del self._by_token[name]
+        held.earlier, held.token = kept, token
+        self._by_token[_name(token)] = held
+
+    def acknowledge(self, held: Held[ChatT]) -> None:
+        """The latest token has arrived: the one before is void."""
+        if held.earlier is not None and held.state is not State.GONE:
+            del self._by_token[held.earlier]
+        held.earlier = None
 
     def advance(self, held: Held[ChatT], event: Input, now: float) -> list[ChatT]:
         """Apply one input; the chats to cancel for want of room, perhaps this one."""
@@ -160,7 +195,7 @@ class HeldChats(Generic[ChatT]):
         if event is Input.LOST and held.state is State.ATTACHED and not self._has_room(held):
             return self._end(held)
         before, held.state = held.state, TRANSITIONS[held.state, event]
-        self._num_detached[held.key.tenant] += (held.state is _D) - (before is _D)
+        self._num_detached[held.share] += (held.state is _D) - (before is _D)
         if held.state is State.GONE:
             self._forget(held)
         elif held.state is not before:
@@ -190,7 +225,8 @@ class HeldChats(Generic[ChatT]):
     def check_invariants(self) -> None:
         """Assert that the indexes and the counts agree."""
         held = self._by_key.values()
-        assert {id(h) for h in held} == {id(h) for h in self._by_token.values()}
+        names = {_name(h.token): h for h in held} | {h.earlier: h for h in held if h.earlier}
+        assert names == self._by_token
         waiting = {h.key for h in held if h.state is not State.ATTACHED}
         assert waiting == set(self._waiting)
         assert self.num_detached == sum(h.state is State.DETACHED for h in held)
@@ -200,10 +236,10 @@ class HeldChats(Generic[ChatT]):
         assert times == sorted(times)
 
     def _has_room(self, held: Held[ChatT]) -> bool:
-        limits, tenant = self._limits, held.key.tenant
+        limits, share = self._limits, held.share
         return (
             self.num_detached < limits.max_detached
-            and self._num_detached[tenant] < limits.max_detached_per_tenant
+            and self._num_detached[share] < limits.max_detached_each
         )
 
     def _moved(self, held: Held[ChatT], now: float) -> None:
@@ -239,7 +275,7 @@ class HeldChats(Generic[ChatT]):
 
     def _end(self, held: Held[ChatT]) -> list[ChatT]:
         """Forget it whatever its state; what runs is to be cancelled."""
-        self._num_detached[held.key.tenant] -= held.state is State.DETACHED
+        self._num_detached[held.share] -= held.state is State.DETACHED
         held.state = State.GONE
         self._forget(held)
         return [] if held.chat is None else [held.chat]
@@ -248,6 +284,12 @@ class HeldChats(Generic[ChatT]):
         self._waiting.pop(held.key, None)
         self._uncount(held)
         del self._by_key[held.key]
-        del self._by_token[held.token]
-        if not self._num_detached[held.key.tenant]:
-            del self._num_detached[held.key.tenant]
+        del self._by_token[_name(held.token)]
+        if held.earlier is not None:
+            del self._by_token[held.earlier]
+        if not self._num_detached[held.share]:
+            del self._num_detached[held.share]
+
+
+def _name(token: str) -> bytes:
+    return blake2b(token.encode(), digest_size=16).digest()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Protocol
 
 from outrider.errors import UnknownChatError
+from services.edge.identity import Identity
 from services.edge.resumption.audience import ClientStream
 from services.edge.resumption.held import Held, HeldChats, Input, Key, ResumeLimits
 from services.edge.resumption.journal import Journal, Listener
@@ -52,6 +54,21 @@ class ServedChat(StreamOwner, Protocol):
 class RequestStream(ClientStream, Protocol):
     """Where a request came from."""
 
+    @property
+    def address(self) -> str:
+        """The address prefix of its client."""
+        ...
+
+    @property
+    def connection_secret(self) -> bytes:
+        """16 random bytes that all streams of its connection have, and nobody else."""
+        ...
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """A chat of this client begins, and counts until what this returns is called. Raises
+        OverloadedError."""
+        ...
+
     def follow(self, owner: StreamOwner) -> None:
         """The stream belongs to another one from now on."""
         ...
@@ -71,23 +88,33 @@ class Reception:
         self._is_closed = False
         self.window_s = limits.window_s
 
-    def find(self, request: ChatRequest, tenant: str) -> HeldEntry | None:
-        """The chat that a request goes on with or repeats; None if it is to begin. Raises
-        KeyReusedError, and UnknownChatError for a token without a request that is not known."""
-        token = request.resume.token
-        held = self._held.by_token(token, tenant) if token else None
+    def find(self, request: ChatRequest, owner: bytes) -> HeldEntry | None:
+        """The owner's chat that a request goes on with or repeats, which has another resume token
+        from now on; None if it is to begin. Raises KeyReusedError, and UnknownChatError for a token
+        without a request that is not known."""
+        token, held = request.resume.token, None
+        if token:
+            digest = request.digest if request.messages else None
+            held = self._held.by_token(token, owner, digest)
         if held is None and not request.messages:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
-        return held or self._held.find(Key(tenant, request.request_id), request.digest)
+        held = held or self._held.find(Key(owner, request.request_id), request.digest)
+        if held is not None:
+            self._held.renew(held, token, _new_token())
+        return held
 
     def enter(
-        self, request: ChatRequest, tenant: str, journal: Journal, chat: ServedChat
+        self, request: ChatRequest, identity: Identity, journal: Journal, chat: ServedChat
     ) -> HeldEntry:
         """A chat begins; its key is free."""
         if request.resume.upto or request.resume.token:
             self._telemetry.resumed("rerun")
-        key = Key(tenant, request.request_id)
-        return self._held.enter(key, request.digest, secrets.token_hex(16), journal, chat)
+        key = Key(identity.owner, request.request_id)
+        return self._held.enter(*(key, identity.share, request.digest, _new_token(), journal, chat))
+
+    def acknowledged(self, held: HeldEntry) -> None:
+        """A client that came back has its new token."""
+        self._held.acknowledge(held)
 
     def joined(self, held: HeldEntry) -> None:
         """A client is back, and listens or has been told all of a chat that ended."""
@@ -138,3 +165,7 @@ class Reception:
     def _expire(self) -> None:
         self._timer = None
         self._give_up(self._held.expire(self._loop.time()))
+
+
+def _new_token() -> str:
+    return secrets.token_hex(16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.peers.awake import AwakeClock
 from outrider.peers.jobs import until_one_fails
-from outrider.rpc import Outbox, from_rpc_error, make_channel
+from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.edge.routers.table import RouterTable
 
@@ -65,9 +68,10 @@ class RouterLink:
         table: RouterTable,
         policy: LinkPolicy,
         *,
-        clock: Callable[[], float],
+        clock: AwakeClock,
         rng: Random,
         on_connected: Callable[[], None],
+        tls: Tls = PLAINTEXT,
     ) -> None:
         self.address = address
         self._table = table
@@ -75,6 +79,7 @@ class RouterLink:
         self._clock = clock
         self._rng = rng
         self._on_connected = on_connected
+        self._tls = tls
         self._backoff_s = FIRST_BACKOFF_S
         self._is_needed = asyncio.Event()
         self._outbox: Outbox[router_pb2.RouteRequest] | None = None
@@ -125,7 +130,7 @@ class RouterLink:
             try:
                 await self._connect()
             except _LOSSES as failure:
-                self._table.lost(self.address, _reason(failure), self._clock())
+                self._lose(_reason(failure))
             await self._pause()
 
     def hasten(self) -> None:
@@ -146,13 +151,13 @@ class RouterLink:
 
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""
-        async with make_channel(self.address) as channel:
+        async with make_channel(self.address, tls=self._tls, role=Role.ROUTER) as channel:
             stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
                 channel
             )
             with ExitStack() as ending:
-                async with asyncio.timeout(self._policy.connect_s):
-                    said, rtt_ms = await self._ask(stub, self._policy.connect_s)
+                async with self._clock.timeout(self._policy.connect_s):
+                    said, rtt_ms = await self._ask(stub)
                     outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
                     call = stub.Route(outbox)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
@@ -170,7 +175,7 @@ class RouterLink:
         began_s = self._clock()
         why = "the edge leaves it"
         try:
-            await until_one_fails(self._read(call), self._probe(stub))
+            await until_one_fails(self._read(call), self._probe(stub), self._distrust())
         except _LOSSES as failure:
             why = _reason(failure)
             raise
@@ -178,7 +183,7 @@ class RouterLink:
             call.cancel()
             if self._clock() - began_s > self._policy.max_backoff_s:
                 self._backoff_s = FIRST_BACKOFF_S
-            self._table.lost(self.address, why, self._clock())
+            self._lose(why)
             self._break(outbox, UnavailableError(f"the router at {self.address} was lost: {why}"))
 
     async def _read(self, call: _RouteCall) -> NoReturn:
@@ -205,25 +210,31 @@ class RouterLink:
         while self._table[self.address].health.is_up:
             await asyncio.sleep(self._policy.probe_interval_s)
             try:
-                said, rtt_ms = await self._ask(stub, self._policy.probe_timeout_s)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise
+                async with self._clock.timeout(self._policy.probe_timeout_s):
+                    said, rtt_ms = await self._ask(stub)
+            except TimeoutError:
                 self._table.unanswered(self.address, self._clock())
             else:
                 self._heard(said, rtt_ms)
         raise UnavailableError("it does not answer")
 
+    async def _distrust(self) -> NoReturn:
+        """Leave the router when its certificate is good no more."""
+        await until_distrusted(self.address, tls=self._tls, role=Role.ROUTER)
+
     async def _ask(
-        self, stub: router_pb2_grpc.RouterServiceAsyncStub, timeout_s: float
+        self, stub: router_pb2_grpc.RouterServiceAsyncStub
     ) -> tuple[router_pb2.GetRouterResponse, float]:
         """Who the router is, and the round trip in milliseconds."""
-        sent_s = self._clock()
-        said = await stub.GetRouter(router_pb2.GetRouterRequest(), timeout=timeout_s)
-        return said, (self._clock() - sent_s) * 1000.0
+        sent_s = time.monotonic()
+        said = await stub.GetRouter(router_pb2.GetRouterRequest())
+        return said, (time.monotonic() - sent_s) * 1000.0
 
     def _heard(self, said: router_pb2.GetRouterResponse, rtt_ms: float) -> None:
         self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
+
+    def _lose(self, why: str) -> None:
+        self._table.lost(self.address, why, self._clock(), is_own=self._clock.was_late)
 
     def _break(self, outbox: _RouteOutbox, error: OutriderError) -> None:
         self._outbox = None

@@ -39,6 +39,8 @@ class Router:
     num_sessions: int = 0
     is_leaving: bool = False
     """It is not among those that there should be any more."""
+    lost_at: float | None = None
+    """When its stream broke last."""
 
     @property
     def state(self) -> PeerState:
@@ -127,10 +129,14 @@ class RouterTable:
         """It did not answer in time."""
         self._signal(address, Signal.SILENT, "it does not answer", now)
 
-    def lost(self, address: str, why: str, now: float) -> None:
-        """Its stream broke, or an attempt to reach it failed. Goodbyes are no failures."""
-        health = self._routers[address].health
-        is_failure = health.is_up and health.state is not PeerState.DRAINING
+    def lost(self, address: str, why: str, now: float, *, is_own: bool = False) -> None:
+        """Its stream broke, or an attempt to reach it failed. Goodbyes are no failures, nor is what
+        broke because this edge was late (`is_own`)."""
+        router = self._routers[address]
+        health = router.health
+        if health.is_up:
+            router.lost_at = now
+        is_failure = health.is_up and health.state is not PeerState.DRAINING and not is_own
         is_condemned = is_failure and health.fail(now) and self._may_condemn(health)
         self._signal(address, Signal.LOST, why, now)
         if is_condemned:
@@ -140,6 +146,11 @@ class RouterTable:
         """What passes with time alone."""
         for router in self:
             self._note(router.address, router.health.expire(now), "time")
+
+    def may_return(self, within_s: float, now: float) -> bool:
+        """Whether some router was lost within this time, and may be back soon."""
+        times = [router.lost_at for router in self if not router.is_leaving]
+        return any(at is not None and now - at < within_s for at in times)
 
     # --- sessions ---
 

@@ -11,10 +11,12 @@ from typing import Final
 import structlog
 
 from outrider.errors import UnavailableError
+from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
+from outrider.tls import PLAINTEXT, Tls
 from services.edge.routers.link import LinkPolicy, RouterLink
 from services.edge.routers.table import RouterTable, Transition
 
@@ -31,6 +33,8 @@ class UpstreamPolicy:
     link: LinkPolicy
     health: HealthPolicy
     discovery: DiscoveryPolicy
+    return_s: float = 20.0
+    """A router that was lost less than this ago may be back: chats wait for it."""
 
 
 class Upstream:
@@ -40,9 +44,10 @@ class Upstream:
         self,
         policy: UpstreamPolicy,
         *,
-        clock: Callable[[], float],
+        clock: AwakeClock,
         rng: Random,
         on_tick: Callable[[RouterTable, list[Transition]], None],
+        tls: Tls = PLAINTEXT,
     ) -> None:
         """`on_tick` hears of the changes. Raises ConfigError if targets cannot be looked up."""
         self.table = RouterTable(policy.health, rng)
@@ -51,8 +56,11 @@ class Upstream:
             policy.targets, self, policy=policy.discovery, clock=clock, rng=rng
         )
         self._link_policy = policy.link
-        self._clock = clock
+        self._return_s = policy.return_s
+        self.clock = clock
+        """It stands still while this edge does."""
         self._rng = rng
+        self._tls = tls
         self._on_tick = on_tick
         self._connected = asyncio.Event()
         self._links: dict[str, RouterLink] = {}
@@ -69,6 +77,11 @@ class Upstream:
     def ready(self) -> bool:
         """Whether any router takes sessions."""
         return any(router.health.takes_sessions for router in self.table)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a router was lost a moment ago: one that can take sessions may be back soon."""
+        return self.table.may_return(self._return_s, self.clock())
 
     async def wait_connected(self) -> None:
         """Return once a router has been reached for the first time."""
@@ -91,6 +104,7 @@ class Upstream:
 
     def start(self) -> None:
         """Begin to look routers up and to connect."""
+        self.clock.start()
         self._own_jobs = [
             asyncio.create_task(self._discovery.run()),
             asyncio.create_task(self._ticking()),
@@ -103,19 +117,21 @@ class Upstream:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         self._own_jobs = []
+        self.clock.stop()
 
     # --- what lookups find ---
 
     def joined(self, address: str, source: str) -> None:
         """A new router."""
-        self.table.add(address, source, self._ranks[source], self._clock())
+        self.table.add(address, source, self._ranks[source], self.clock())
         link = RouterLink(
             address,
             self.table,
             self._link_policy,
-            clock=self._clock,
+            clock=self.clock,
             rng=self._rng,
             on_connected=self._connected.set,
+            tls=self._tls,
         )
         job = asyncio.create_task(link.run(), name=address)
         self._links[address], self._jobs[address] = link, job
@@ -123,7 +139,7 @@ class Upstream:
 
     def returned(self, address: str) -> None:
         """One that was to leave is found again."""
-        self.table.stay(address, self._clock())
+        self.table.stay(address, self.clock())
 
     def is_lost(self, address: str) -> bool:
         """Whether its stream is down."""
@@ -131,7 +147,7 @@ class Upstream:
 
     def left(self, address: str) -> None:
         """One is not found any more."""
-        self.table.leave(address, self._clock())
+        self.table.leave(address, self.clock())
 
     def _gone(self, address: str, job: asyncio.Task[None]) -> None:
         if not job.cancelled() and (defect := job.exception()):
@@ -144,7 +160,7 @@ class Upstream:
     async def _ticking(self) -> None:
         while True:
             self._discovery.tick()
-            self.table.expire(self._clock())
+            self.table.expire(self.clock())
             for router in self.table:
                 if router.is_leaving and not (router.num_sessions and router.health.is_up):
                     self._jobs[router.address].cancel()

@@ -64,6 +64,8 @@ class OpenDrafter:
     """Ids that end the reply."""
     lead: int
     """Most guesses wanted ahead of what is final."""
+    group: bytes = b""
+    """Whose other replies it is guessed by; empty: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class ChatRequest:
     """A chat as the client asked for it, validated."""
 
     request_id: str
-    """Globally unique."""
+    """Globally unique, but for other runs of the same request."""
     model: str
     messages: tuple[Message, ...]
     sampling: SamplingParams
@@ -92,6 +92,8 @@ class ChatRequest:
     resume: ResumePoint = ResumePoint()
     digest: bytes = b""
     """Of the request as it came, without what may differ when it is sent again."""
+    group: bytes = b""
+    """The trust group within which it teaches others and learns from them; empty: by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,10 @@ class RegionFailed:
 
     error: OutriderError
     is_cut_off: bool = False
-    """The stream is lost, the region did not say anything."""
+    """The stream is lost, the region did not say anything; or there is no router just now, though
+    there was one a moment ago."""
+    late_s: float = 0.0
+    """Time for which this edge itself has stood still so far: no region is to blame for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ class ReopenPolicy:
     """How a chat gets over the loss of its router or replica. The first try is made at once, the
     pauses before the others double."""
 
-    give_up_after_s: float = 10.0
-    """Without a token, from the loss on; then it is the client's to send again."""
+    give_up_after_s: float = 20.0
+    """Without a token, from the loss on, in time for which this edge was awake; then it is the
+    client's to send again."""
     first_pause_s: float = 0.05
     max_pause_s: float = 1.0
 
@@ -33,6 +34,7 @@ class Reopening:
     def __init__(self, policy: ReopenPolicy) -> None:
         self._policy = policy
         self._lost_at: float | None = None
+        """On a clock that stands still while this edge does."""
         self._pause_s = 0.0
         self._num_lost_replicas = 0
         self._num_prompt_tokens: int | None = None
@@ -71,28 +73,29 @@ class Reopening:
     def failed(self, loss: RegionFailed, now: float, *, has_tokens: bool) -> bool:
         """The way to the region broke, or the region said no: whether it is asked again, at
         `again_at`. What has no tokens is not asked for again where the region had its say: the
-        client may want to ask elsewhere."""
-        kinds: tuple[type[OutriderError], ...] = (UnavailableError,)
-        if self._lost_at is not None:
-            kinds = UnavailableError, OverloadedError
-        elif not (loss.is_cut_off or has_tokens):
-            kinds = (DrainingError,)
+        client may want to ask elsewhere. What has some goes on even where it was ended for want of
+        room: an edge that was late reads too late."""
+        kinds: tuple[type[OutriderError], ...] = (UnavailableError, OverloadedError)
+        if self._lost_at is None and not has_tokens:
+            kinds = (UnavailableError,) if loss.is_cut_off else (DrainingError,)
         if not isinstance(loss.error, kinds):
             return False
         self._num_lost_replicas += isinstance(loss.error, ReplicaLostError)
-        pause_s = self._next_pause(loss, now)
+        awake_at = now - loss.late_s
+        pause_s = self._next_pause(loss, awake_at)
         assert self._lost_at is not None
         self.again_at = now + pause_s
-        return self.again_at < self._lost_at + self._policy.give_up_after_s
+        return awake_at + pause_s < self._lost_at + self._policy.give_up_after_s
 
     def worked(self) -> None:
         """A token came."""
         self._lost_at, self._num_lost_replicas = None, 0
 
-    def _next_pause(self, loss: RegionFailed, now: float) -> float:
+    def _next_pause(self, loss: RegionFailed, awake_at: float) -> float:
         if self._lost_at is None:
-            self._lost_at, self._pause_s = now, 0.0
-            return 0.0
+            self._lost_at, self._pause_s = awake_at, 0.0
+            if not isinstance(loss.error, OverloadedError):
+                return 0.0
         longest_s = min(2 * self._pause_s, self._policy.max_pause_s)
         self._pause_s = max(self._policy.first_pause_s, longest_s)
         asked_s = (

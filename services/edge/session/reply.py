@@ -52,8 +52,8 @@ class ReplyTools:
     first_guess_s: Callable[[int], float | None] = lambda num_prompt_tokens: None
     """By when at the latest it should have guessed how the reply to a prompt of so many tokens
     begins; None: it is not up."""
-    averages: Averages = field(default_factory=Averages)
-    """What the edge's chats have learned; each adds to it."""
+    averages: Callable[[bytes], Averages] = lambda group: Averages()
+    """What the chats of a trust group have learned; each adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ReplyFlow:
     def __init__(
         self, request: ChatRequest, prompt: tuple[int, ...], tools: ReplyTools, policy: ReplyPolicy
     ) -> None:
-        params, drafts, averages = request.sampling, policy.drafts, tools.averages
+        params, drafts, averages = request.sampling, policy.drafts, tools.averages(request.group)
         self._request, self._prompt, self._policy = request, prompt, policy
         self._ends = ends = _ends_of(params, tools)
         self._front = _front(params, tools, ends)
@@ -141,8 +141,13 @@ class ReplyFlow:
             return []
         if self._first_guess_s is not None:
             self._awaited_until = now + self._first_guess_s
-        params, lead = self._request.sampling, self.controller.lead
-        return [OpenDrafter(self._prompt, self._request.resume.ids, params, self._ends, lead)]
+        request, lead = self._request, self.controller.lead
+        return [
+            OpenDrafter(
+                *(self._prompt, request.resume.ids, request.sampling, self._ends, lead),
+                request.group,
+            )
+        ]
 
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica took the session."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from uuid import uuid4
@@ -23,6 +23,7 @@ from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
+from services.edge.identity import Credential
 from services.edge.session.actions import (
     Accepted,
     ClientEvent,
@@ -44,6 +45,8 @@ from services.edge.session.inputs import (
 
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
+MAX_MESSAGES = 4096
+"""Of one chat: to look at each takes microseconds, and the loop waits."""
 MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
@@ -64,9 +67,18 @@ class Offer:
     max_context_tokens: int
 
 
-def read(payload: bytes, offer: Offer) -> ChatAsked | CancelAsked:
-    """One ClientFrame. Raises MalformedFrameError for bytes that are none (a string that is not
-    UTF-8 among them), and InvalidRequestError and UnknownModelError for a chat not to be served."""
+@dataclass(frozen=True, slots=True)
+class TokenArrived:
+    """The client has its new resume token; no concern of the chat's session."""
+
+
+def read(
+    payload: bytes, offer: Offer, admit: Callable[[Credential], None] = lambda credential: None
+) -> ChatAsked | CancelAsked | TokenArrived:
+    """One ClientFrame. `admit` looks at a chat's credential before anything else of it is, and
+    raises for one that is no good. Raises MalformedFrameError for bytes that are no frame (a string
+    that is not UTF-8 among them), and InvalidRequestError and UnknownModelError for a chat not to
+    be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:
@@ -75,10 +87,13 @@ def read(payload: bytes, offer: Offer) -> ChatAsked | CancelAsked:
         ) from error
     kind = frame.WhichOneof("kind")
     if kind == "chat":
+        admit(_credential(frame.chat.credential))
         return ChatAsked(_request(frame.chat, offer))
     if kind == "cancel":
         return CancelAsked()
-    raise MalformedFrameError("a frame holds neither a chat nor a cancel")
+    if kind == "acknowledge":
+        return TokenArrived()
+    raise MalformedFrameError("a frame holds neither a chat, a cancel nor an acknowledgement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,8 @@ class TypedText:
     before: tuple[Message, ...]
     """The conversation before it; empty if it came earlier."""
     text: str
+    credential: Credential
+    """Of the first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -102,7 +119,7 @@ def read_typed_text(payload: bytes) -> TypedText:
     except DecodeError as error:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
     before = tuple(Message(message.role, message.content) for message in typed.before)
-    return TypedText(before, typed.text)
+    return TypedText(before, typed.text, _credential(typed.credential))
 
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
@@ -128,10 +145,19 @@ def describe(
     return edge_pb2.EdgeFrame(description=description).SerializeToString()
 
 
+def _credential(wire: edge_pb2.Credential) -> Credential:
+    return Credential(wire.key, wire.user, wire.client_secret)
+
+
 def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
     model = chat.model or offer.model
     if model != offer.model:
         raise UnknownModelError(f"there is no model {model[:100]!r} here; there is {offer.model}")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"a chat has at most {MAX_MESSAGES} messages, not {len(chat.messages)}; put together "
+            "what belongs together"
+        )
     messages = tuple(Message(message.role, message.content) for message in chat.messages)
     resume = _resume(chat, offer)
     if messages or not resume.token:
@@ -178,7 +204,7 @@ def _digest(chat: edge_pb2.ChatRequest, model: str) -> bytes:
     bare = edge_pb2.ChatRequest()
     bare.CopyFrom(chat)
     bare.model = model
-    for field in ("resume", "trace", "deadline_ms", "provisional"):
+    for field in ("resume", "trace", "deadline_ms", "provisional", "credential"):
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
 

@@ -13,6 +13,7 @@ from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
+from services.edge.identity import NOBODY, Identity
 from services.edge.session.actions import OpenRegion, SendDraft
 from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
@@ -25,7 +26,6 @@ from services.edge.session.inputs import (
     Timings,
     Usage,
 )
-from services.edge.wire.identity import NOBODY, Identity
 
 MAX_COMMIT_TOKENS = 4096
 
@@ -65,6 +65,7 @@ class RegionWire:
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
+            queue_share=self._identity.queue_share,
             residency=request.residency,
             echo=action.echo,
             origin_region=self._origin_region,

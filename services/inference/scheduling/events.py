@@ -58,6 +58,7 @@ class OpenRequest:
     region_drafts: bool = True
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
+    """Whose session: cached prefixes and what drafts go by are shared among equal salts alone."""
 
 
 @dataclass(frozen=True, slots=True)

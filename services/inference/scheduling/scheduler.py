@@ -22,12 +22,12 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import PhraseBooks
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.drafting.sources import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduling.drafting.learned import Learned, LearnedByGroup
+from services.inference.scheduling.drafting.sources import DraftSources, EdgeChain
 from services.inference.scheduling.events import (
     Drafts,
     Event,
@@ -47,8 +47,6 @@ from services.inference.scheduling.policy.checks import check_ids, check_request
 from services.inference.scheduling.policy.decode_cost import DecodeCost
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session, State
-
-_EDGE_PRIOR = 0.6
 
 
 class Scheduler:
@@ -86,8 +84,7 @@ class Scheduler:
         self._planner = Planner(
             info, limits, self._pool, self._roster, self._cost, self._decode_cost
         )
-        self._phrases = PhraseBooks(prior)
-        self._edge_average = Acceptance(_EDGE_PRIOR)
+        self._learned = LearnedByGroup(prior)
         self._admission = Admission(limits, self._roster, self._cost)
         self._num_opened = 0
         self._in_flight: Plan | None = None
@@ -224,22 +221,16 @@ class Scheduler:
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
-        drafter = self._new_drafter(request) if request.region_drafts else None
+        learned = self._learned.of(request.cache_salt)
+        drafter = _new_drafter(request, learned) if request.region_drafts else None
         return Session(
             request,
             rank=self._rank(request.priority, now),
             sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
             reply=self._new_reply(request.sampling),
-            sources=DraftSources(chain, drafter, self._edge_average),
+            sources=DraftSources(chain, drafter, learned.edge),
             context_limit=self._context_limit,
             now=now,
-        )
-
-    def _new_drafter(self, request: OpenRequest) -> SuffixDrafter:
-        return SuffixDrafter(
-            phrases=self._phrases.of(request.cache_salt),
-            num_prompt=len(request.prompt),
-            sampled=request.sampling.temperature > 0.0,
         )
 
     def _learn_cost(self) -> None:
@@ -298,3 +289,11 @@ class Scheduler:
     def _fail(self, session: Session, error: OutriderError) -> Failed:
         self._roster.end(session)
         return Failed(session.number, error)
+
+
+def _new_drafter(request: OpenRequest, learned: Learned) -> SuffixDrafter:
+    return SuffixDrafter(
+        phrases=learned.phrases,
+        num_prompt=len(request.prompt),
+        sampled=request.sampling.temperature > 0.0,
+    )

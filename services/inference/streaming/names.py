@@ -1,4 +1,5 @@
-"""Which requests run, by tenant and request id: nobody's ids are in another tenant's way (pure)."""
+"""Which requests run, by tenant and request id. Edges bind ids to trust groups: nobody's are in the
+way of another's (pure)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class RunningNames:
     """Those that nobody has asked to stop; each runs once.
 
     Whoever opens the same request again under its name is its client, or a router on its behalf:
-    nobody else knows tenant, id and prompt. What the earlier run was for is gone then, noticed or
-    not, and the newer one takes its place. The name alone proves nothing.
+    edges make ids of a secret of the client's. What the earlier run was for is gone then, noticed
+    or not, and the newer one takes its place. For another prompt the name proves nothing.
     """
 
     def __init__(self) -> None:

@@ -37,10 +37,8 @@ class SessionRecord:
         self._started_ns = time.time_ns()
         self._first_at: float | None = None
         self._last_at = self._opened_at
-        attributes = {names.REQUEST_ID: request_id, names.MODEL: model}
-        self._span = start_span(
-            names.SPAN_SESSION, parent=trace, start_ns=self._started_ns, **attributes
-        )
+        self._span = start_span(names.SPAN_SESSION, parent=trace, start_ns=self._started_ns)
+        self._span.set(**{names.REQUEST_ID: request_id, names.MODEL: model})
 
     def committed(self, event: Committed) -> None:
         """Tokens became final."""

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import DuplicateSessionError, EngineError, OutriderError, OverloadedError
 from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.runner import Tick
 from services.inference.scheduling.events import (
@@ -106,6 +107,7 @@ class SessionTable:
         self._live: dict[int, LiveSession] = {}
         self._given_up: dict[int, SessionRecord] = {}
         """Of sessions ended from this side; the model thread is still to say what they took."""
+        self._refused = RefusalLog("sessions")
         self._running = RunningNames()
         self._keys = itertools.count(1)
         self._idle = asyncio.Event()
@@ -124,6 +126,7 @@ class SessionTable:
             return self._open(peer, number, frame)
         except OutriderError as error:
             self._metrics.record_request(0.0, self.contract.model, error.reason)
+            self._refused.note(error.reason)
             raise
 
     def _open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -32,6 +33,7 @@ from services.inference.scheduling.events import (
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
+_OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
 
@@ -114,7 +116,8 @@ def open_request(
         drafts=drafts,
         edge_drafts=edge_drafts,
         region_drafts=region_drafts,
-        cache_salt=frame.cache_salt,
+        # Without one the session is nobody's: it shares nothing, with other such sessions neither.
+        cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
     )
     return request, codec
 

@@ -22,7 +22,7 @@ from services.router.admission.queue.drain import Drain
 from services.router.admission.queue.waiting import Pool, WaitingRoom
 from services.router.admission.tally import Tally
 from services.router.admission.tenants.accounts import TenantPolicy, Tenants, delay_ms
-from services.router.admission.ticket import Arrival, Ticket
+from services.router.admission.ticket import Arrival, Ticket, share_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,7 @@ class Admission:
             session=arrival.session,
             request=arrival.request,
             tenant=arrival.tenant,
+            share=share_of(arrival.tenant, arrival.queue_share),
             priority=priority,
             lane=lane,
             cost_tokens=cost,
@@ -176,7 +177,7 @@ class Admission:
     def _pass(self, ticket: Ticket, scout: Scout, now: float) -> Route | None:
         """Straight to a replica, unless somebody is in line before it."""
         pool = self._room.pool(ticket)
-        if pool is not None and pool.num_ahead(ticket.lane, ticket.tenant):
+        if pool is not None and pool.num_ahead(ticket.lane, ticket.share):
             return None
         route = choose(ticket, ticket.lane, scout, self.policy, now)
         if route is not None:
@@ -198,7 +199,7 @@ class Admission:
     def _check_wait(self, ticket: Ticket, drain: Drain, now: float) -> None:
         """Raises OverloadedError for one that would be refused later anyway."""
         pool = self._room.pool(ticket)
-        num_ahead = pool.num_ahead(ticket.lane, ticket.tenant) if pool else 0
+        num_ahead = pool.num_ahead(ticket.lane, ticket.share) if pool else 0
         wait_s = drain.interval_s(now) * (num_ahead + 1)
         limit_s = self.policy.max_wait_s(ticket.priority)
         if drain.is_known and wait_s > limit_s:
@@ -214,7 +215,7 @@ class Admission:
         bar = self._room.bar(ticket.lane)
         if bar is None:
             return
-        victim = self._room.victim(bar, ticket.lane, ticket.tenant)
+        victim = self._room.victim(bar, ticket.lane, ticket.share)
         if victim is None:
             raise _full(len(self._room), ticket, drain, now)
         self._give_up(victim)

@@ -47,8 +47,8 @@ class Scout(Protocol):
         ...
 
     def may_return(self, request: Request) -> bool:
-        """Whether a replica that may serve it is there, though it takes no sessions just now: it is
-        silent, or on trial."""
+        """Whether a replica that may serve it takes no sessions just now, but soon may again: it is
+        silent, on trial, or was lost a moment ago."""
         ...
 
     def look(self, request: Request, region: str, now: float) -> Sight:

@@ -20,6 +20,8 @@ class Arrival:
     max_tokens: int
     """Longest reply it may have."""
     tenant: str = ""
+    queue_share: bytes = b""
+    """Whose turns it takes if it has no tenant: of an address prefix, or of a trust group."""
     priority: Priority | None = None
     """The class it asks for; None: none in particular."""
     deadline_at: float | None = None
@@ -32,6 +34,11 @@ class Arrival:
     """Equal for runs of the same request of the same client; empty: it does not say."""
 
 
+def share_of(tenant: str, queue_share: bytes) -> str:
+    """Ticket.share; no tenant's name begins with a zero."""
+    return tenant or f"\0{queue_share.hex()}"
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A session that was let in, until it ends."""
@@ -39,6 +46,9 @@ class Ticket:
     session: int
     request: Request
     tenant: str
+    share: str
+    """Equal for sessions that take turns of one share of the queue: those of a tenant, and of
+    clients that belong to none those of an address prefix."""
     priority: Priority
     lane: Lane
     cost_tokens: int

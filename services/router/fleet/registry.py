@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from outrider.errors import UnavailableError
 from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Signal
 from outrider.peers.quarantine import Quarantine
 from outrider.peers.round_trip import RoundTrip
@@ -19,8 +20,6 @@ from services.router.fleet.replica import Replica
 from services.router.fleet.roster import Roster
 
 _MAX_TRANSITIONS: Final = 4096
-_STALL_S: Final = 1.0
-"""After a pause of this router as long as this, no silence before it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class Registry:
         self._roster = Roster(rtt_ms)
         self._policy = policy or FleetPolicy()
         self._transitions: deque[Transition] = deque(maxlen=_MAX_TRANSITIONS)
-        self._expired_at = now
         for config in replicas:
             self.add(config, now)
 
@@ -101,32 +99,37 @@ class Registry:
             )
         )
 
-    def discover(self, address: str, source: str, now: float) -> Replica:
-        """A replica of which no more is known than where it is; it will introduce itself."""
+    def discover(self, address: str, source: str, region: str, now: float) -> Replica:
+        """A replica of which no more is known than where it is; it will say its name."""
         return self._roster.add(
             Replica(
                 name=address,
-                region="",
+                region=region,
                 address=address,
                 expected_model="",
                 health=PeerHealth(self._policy.health, now),
-                rtt=RoundTrip(self._roster.guess_ms("")),
+                rtt=RoundTrip(self._roster.guess_ms(region)),
                 source=source,
             )
         )
 
     def introduce(self, name: str, said: Identity) -> None:
-        """A discovered replica says who it is, before `connected`.
+        """A replica says who it is, before `connected`; a discovered one gets its name so.
 
-        Raises UnavailableError if another replica of that name is there. One that is not reached
-        any more gives its name up: its host has a new address.
+        Raises UnavailableError if it says another region than the configured one, which is the one
+        that counts, and if another replica of that name is there. One that is not reached any more
+        gives its name up: its host has a new address.
         """
         replica = self._roster[name]
-        if self._roster.claim(replica, said.name or replica.address):
+        if said.region not in ("", replica.region):
+            raise UnavailableError(
+                f"it says that it stands in {said.region}, and is configured as in "
+                f"{replica.region}: nothing is sent there until both are the same"
+            )
+        if replica.source and self._roster.claim(replica, said.name or replica.address):
             # Another one than before, at the same place: what was known of that one is void.
             replica.model, replica.load = None, None
             replica.health.quarantine = Quarantine(self._policy.health.quarantine)
-        self._roster.locate(replica, said.region)
 
     def remove(self, name: str) -> None:
         """Forget a replica, which has no sessions of this router any more."""
@@ -154,11 +157,15 @@ class Registry:
         if replica.is_leaving:
             self.signal(name, Signal.NOT_SERVING, now)
 
-    def lost(self, name: str, why: str, now: float) -> None:
+    def lost(self, name: str, why: str, now: float, *, is_own: bool = False) -> None:
         """Its stream broke, or an attempt to reach it failed. A stream that breaks while it is
-        good for sessions counts as a failure, however many sessions it had."""
-        health = self._roster[name].health
-        is_failure = health.is_up and health.state is not PeerState.DRAINING
+        good for sessions counts as a failure, however many sessions it had, unless it broke by
+        this router's own fault (`is_own`): it was late, or did not read."""
+        replica = self._roster[name]
+        health = replica.health
+        if health.is_up:
+            replica.lost_at = now
+        is_failure = health.is_up and health.state is not PeerState.DRAINING and not is_own
         is_condemned = is_failure and health.fail(now) and self._may_condemn(self._roster[name])
         self.signal(name, Signal.LOST, now, why)
         if is_condemned:
@@ -214,6 +221,11 @@ class Registry:
         self._roster[name].opened(session, held_ms, now)
         self._roster.changed.add(name)
 
+    def was_late(self) -> None:
+        """This router was late: what it sent till now measures no way."""
+        for replica in self:
+            replica.forget_sent()
+
     def served(self, name: str, session: int, now: float) -> None:
         """A session got its first tokens from it: a trial went well."""
         health = self._roster[name].health
@@ -232,10 +244,7 @@ class Registry:
 
     def expire(self, now: float) -> None:
         """What passes with time alone: limits of states, silence, the end of quarantine."""
-        paused_s, self._expired_at = now - self._expired_at, now
         for replica in self:
-            if paused_s >= _STALL_S:
-                replica.reported_at = max(replica.reported_at, now)
             self._note(replica.name, replica.health.expire(now), "time")
             if replica.health.is_up and self._is_silent(replica, now):
                 change = replica.health.signal(Signal.SILENT, now)

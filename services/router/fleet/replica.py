@@ -33,6 +33,8 @@ class Replica:
     """When it last reported its load, or connected."""
     is_unanswering: bool = False
     """The last health check got no answer."""
+    lost_at: float | None = None
+    """When its stream broke last."""
     _sent_at: dict[int, float] = field(default_factory=dict)
     """Sessions it has not answered yet."""
 
@@ -46,15 +48,24 @@ class Replica:
         """Whether a new session may go to it now."""
         return self.health.takes_sessions
 
-    @property
-    def is_ailing(self) -> bool:
-        """Whether its stream is up, and it will take sessions again if it gets well."""
-        return self.health.is_up and not (self.takes_sessions or self.is_draining)
+    def may_return(self, return_s: float, now: float) -> bool:
+        """Whether it takes no sessions just now, but soon may again: its stream is up, and it may
+        get well; or it was lost within `return_s`, and is being reconnected."""
+        if self.is_leaving or self.takes_sessions:
+            return False
+        if self.health.is_up:
+            return not self.is_draining
+        return self.lost_at is not None and now - self.lost_at < return_s
 
     @property
     def is_draining(self) -> bool:
         """Whether it answers, but is to get no new sessions."""
         return self.is_leaving or (self.load is not None and self.load.draining)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it says that sessions have to wait there."""
+        return self.load is not None and bool(self.load.queued_sessions or self.load.overload_level)
 
     @property
     def model_name(self) -> str:
@@ -77,6 +88,10 @@ class Replica:
             rtt_ms = (now - sent_at) * 1000.0 - held_ms
             if rtt_ms > 0.0:  # the two clocks need not run alike
                 self.rtt.add(rtt_ms)
+
+    def forget_sent(self) -> None:
+        """What it answers from now on to opens that it has measures nothing."""
+        self._sent_at.clear()
 
     def release(self, session: int) -> None:
         """A session ended or moved. Unknown ones are ignored."""

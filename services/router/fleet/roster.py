@@ -60,12 +60,6 @@ class Roster:
         self._rename(replica, name)
         return True
 
-    def locate(self, replica: Replica, region: str) -> None:
-        """A row's region is known."""
-        replica.region = region
-        replica.rtt.guess(self.guess_ms(region))
-        self.changed.add(replica.name)
-
     def guess_ms(self, region: str) -> float:
         """The way to a region is as long as that to the nearest replica measured there."""
         measured = [r.rtt.min_ms for r in self if r.region == region and r.rtt.is_measured]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.errors import OutriderError
+from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.occurrences import Occurrences
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
 from services.router.placement.history import History, Placed
@@ -79,6 +80,7 @@ class Journal:
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
         self._flushed = (0, 0, 0)
+        self._refused = Occurrences()
 
     def opened(self, session: int, frame: inference_pb2.OpenSession, now: float) -> None:
         """A session began; its frame now carries this router's span on to the replica."""
@@ -112,11 +114,18 @@ class Journal:
         self._moves[replica] += 1
         self._move_ms += pause_ms
 
+    def refused(self, error: OutriderError) -> None:
+        """A session never got to a replica."""
+        if not isinstance(error, CancelledError):
+            self._refused.add(error.reason)
+
     def ended(self, session: int, error: OutriderError | None, now: float) -> None:
         """A session is over."""
         entry = self._entries.pop(session)
         entry.span.end(error)
         reason = error.reason if error else None
+        if error is not None and not entry.model:
+            self.refused(error)
         self._metrics.record_request(now - entry.opened_at, entry.model, reason)
 
     def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:

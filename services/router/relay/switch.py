@@ -82,14 +82,18 @@ class Switch:
 
     def attach_replica(self, replica: str, outlet: Outlet[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
-        if len(self._moves):
+        if len(self._moves) or self._entry.num_waiting:
             self._hurry()
         return self._dispatch.attach(replica, outlet)
 
-    def detach_replica(self, replica: str, stream: int, now: float) -> None:
-        """A replica's stream broke: its sessions go elsewhere."""
+    def detach_replica(
+        self, replica: str, stream: int, now: float, *, is_own: bool = False
+    ) -> None:
+        """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
+        elsewhere."""
         self._dispatch.detach(replica, stream)
-        self._leave(self._watch.detached(replica, stream, now), now)
+        self._entry.survey(now)
+        self._leave(self._watch.detached(replica, stream, now, is_own=is_own), now)
 
     def reported(self, now: float) -> None:
         """A replica told its load: there may be room for those who wait."""
@@ -153,6 +157,7 @@ class Switch:
             self._advance(first, Input.ABORT, now, error=error)
             return
         except OutriderError as error:
+            self._journal.refused(error)
             self._edges.answer(edge, number, error)
             return
         if older := self._entry.runs.began(session):

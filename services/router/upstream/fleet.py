@@ -8,8 +8,10 @@ from random import Random
 
 import structlog
 
+from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
 from outrider.peers.targets import parse
+from outrider.tls import PLAINTEXT, Tls
 from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
@@ -31,8 +33,9 @@ class Fleet:
         switch: Switch,
         watch_prefixes: Callable[[], PrefixWatch],
         *,
-        clock: Callable[[], float],
+        clock: AwakeClock,
         rng: Random,
+        tls: Tls = PLAINTEXT,
     ) -> None:
         """The registry has the configured replicas already. Raises ConfigError."""
         self._watch_prefixes = watch_prefixes
@@ -41,7 +44,9 @@ class Fleet:
         self._switch = switch
         self._clock = clock
         self._rng = rng
-        targets = [parse(text, "each of replica_targets") for text in config.replica_targets]
+        self._tls = tls
+        targets = [parse(it.target, "each of replica_targets") for it in config.replica_targets]
+        self._regions = {it.target: it.region for it in config.replica_targets}
         self._discovery = Discovery(targets, self, policy=config.discovery(), clock=clock, rng=rng)
         self._found: dict[str, Replica] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
@@ -78,7 +83,7 @@ class Fleet:
 
     def joined(self, address: str, source: str) -> None:
         """A new replica."""
-        replica = self._registry.discover(address, source, self._clock())
+        replica = self._registry.discover(address, source, self._regions[source], self._clock())
         link = self._start(replica)
         self._found[address], self._links[address] = replica, link
         link.add_done_callback(lambda ended: self._gone(address, ended))
@@ -106,6 +111,7 @@ class Fleet:
             self._watch_prefixes(),
             clock=self._clock,
             rng=self._rng,
+            tls=self._tls,
         )
         return asyncio.create_task(link.run())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from random import Random
 from typing import Final, NoReturn
@@ -11,10 +10,12 @@ from typing import Final, NoReturn
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.peers.awake import AwakeClock
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
-from outrider.rpc import from_rpc_error, make_channel
+from outrider.rpc import from_rpc_error, make_channel, until_distrusted
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
 from services.router.fleet.load import Identity, Model
@@ -43,8 +44,9 @@ class ReplicaLink:
         switch: Switch,
         prefixes: PrefixWatch,
         *,
-        clock: Callable[[], float],
+        clock: AwakeClock,
         rng: Random,
+        tls: Tls = PLAINTEXT,
     ) -> None:
         self._replica = replica
         self._config = config
@@ -53,6 +55,7 @@ class ReplicaLink:
         self._prefixes = prefixes
         self._clock = clock
         self._rng = rng
+        self._tls = tls
         self._backoff_s = _FIRST_BACKOFF_S
 
     @property
@@ -66,25 +69,22 @@ class ReplicaLink:
             try:
                 await self._connect()
             except _LOSSES as error:
-                self._lose(_reason(error))
+                self._lose(error)
             await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
             self._backoff_s = min(2.0 * self._backoff_s, self._config.max_backoff_s)
 
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""
-        limit = self._config.max_message_bytes
-        async with make_channel(self._replica.address, max_message_bytes=limit) as channel:
+        async with self._channel() as channel:
             with ExitStack() as ending:
-                async with asyncio.timeout(self._config.connect_timeout_s):
+                async with self._clock.timeout(self._config.connect_timeout_s):
                     said = await self._greet(channel)
-                    limit_s = self._config.connect_timeout_s
-                    rtt_ms, is_serving = await watches.probe(channel, limit_s)
+                    rtt_ms, is_serving = await watches.probe(channel)
                     call = _generate(channel)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(call.cancel)
                     await call.wait_for_connection()
-                if self._replica.source:
-                    self._registry.introduce(self._name, said)
+                self._registry.introduce(self._name, said)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
                 self._backoff_s = _FIRST_BACKOFF_S
@@ -95,6 +95,7 @@ class ReplicaLink:
     ) -> NoReturn:
         outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outlet)
+        is_own = False
         try:
             await until_one_fails(
                 self._write(call, outlet),
@@ -103,13 +104,33 @@ class ReplicaLink:
                 self._watch_health(channel),
                 self._prefixes.run(channel, self._name, model),
                 self._probe(channel),
+                self._distrust(),
             )
         except _LOSSES as error:
-            self._lose(_reason(error))
+            is_own = self._lose(error)  # before its sessions are placed anew
             raise
         finally:
-            self._lose("")  # before its sessions are placed anew
-            self._switch.detach_replica(self._name, stream, self._clock())
+            self._registry.lost(self._name, "", self._clock(), is_own=is_own)
+            self._switch.detach_replica(self._name, stream, self._clock(), is_own=is_own)
+
+    def _channel(self) -> grpc.aio.Channel:
+        return make_channel(
+            self._replica.address,
+            tls=self._tls,
+            role=Role.INFERENCE,
+            # The handshake fails unless the replica's certificate is of that region.
+            region=self._replica.region,
+            max_message_bytes=self._config.max_message_bytes,
+        )
+
+    async def _distrust(self) -> NoReturn:
+        """Give it up when its certificate is good no more."""
+        await until_distrusted(
+            self._replica.address,
+            tls=self._tls,
+            role=Role.INFERENCE,
+            region=self._replica.region,
+        )
 
     async def _greet(self, channel: grpc.aio.Channel) -> Identity:
         """Who the replica is, and what it serves."""
@@ -161,17 +182,22 @@ class ReplicaLink:
         while self._registry.is_up(self._name):
             await asyncio.sleep(self._config.probe_interval_s)
             try:
-                rtt_ms, serving = await watches.probe(channel, self._config.probe_timeout_s)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise
+                async with self._clock.timeout(self._config.probe_timeout_s):
+                    rtt_ms, serving = await watches.probe(channel)
+            except TimeoutError:
                 self._registry.unanswered(self._name, self._clock())
             else:
                 self._registry.probed(self._name, rtt_ms, serving, self._clock())
         raise UnavailableError(f"it was silent for {self._config.suspect_s} s")
 
-    def _lose(self, why: str) -> None:
-        self._registry.lost(self._name, why, self._clock())
+    def _lose(self, error: Exception) -> bool:
+        """It is lost; whether by this router's own fault: it was late, so that the replica gave it
+        up, or it did not read what the replica had to say."""
+        told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        is_own = self._clock.was_late or isinstance(told, OverloadedError)
+        why = str(told) or type(told).__name__
+        self._registry.lost(self._name, why, self._clock(), is_own=is_own)
+        return is_own
 
 
 def _generate(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Up, Down]:
@@ -183,9 +209,3 @@ def _generate(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Up, Down]:
         response_deserializer=router_pb2.RouteResponse.FromString,
     )
     return generate()
-
-
-def _reason(error: Exception) -> str:
-    """The failure in plain words."""
-    told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
-    return str(told) or type(told).__name__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -17,10 +17,12 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
+from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
-from outrider.rpc import from_rpc_error, make_channel
+from outrider.rpc import from_rpc_error, make_channel, until_distrusted
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import from_detail
 
@@ -49,9 +51,13 @@ class _Ranked:
 class TokenizerStream:
     """One Encode stream to one tokenizer, opened on first use and again after a loss."""
 
-    def __init__(self, address: str, *, max_message_bytes: int) -> None:
+    def __init__(self, address: str, *, max_message_bytes: int, tls: Tls = PLAINTEXT) -> None:
+        """Raises ConfigError for an address that takes certificates, which are not there."""
         self.address = address
-        self._channel = make_channel(address, max_message_bytes=max_message_bytes)
+        self._max_message_bytes = max_message_bytes
+        self._tls = tls
+        self._channel, self._generation = self._new_channel(), tls.generation
+        self._closing: asyncio.Task[None] | None = None
         self._call: _EncodeCall | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -89,9 +95,27 @@ class TokenizerStream:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
         await self._channel.close()
+        if self._closing is not None:
+            await self._closing
+
+    def _new_channel(self) -> grpc.aio.Channel:
+        return make_channel(
+            self.address,
+            tls=self._tls,
+            role=Role.TOKENIZER,
+            max_message_bytes=self._max_message_bytes,
+        )
+
+    def _renew(self) -> None:
+        """Show the certificate of now, once no stream is on the connection with the older one."""
+        old, self._channel = self._channel, self._new_channel()
+        self._generation = self._tls.generation
+        self._closing = asyncio.create_task(old.close())
 
     def _open(self) -> _EncodeCall:
         if self._call is None:
+            if self._generation != self._tls.generation:
+                self._renew()
             stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
             self._call = stub.Encode()
@@ -99,20 +123,29 @@ class TokenizerStream:
         return self._call
 
     async def _read(self, call: _EncodeCall) -> None:
-        lost = "ended its stream"
+        lost = "it ended its stream"
+        watching = asyncio.create_task(self._watch(call))
         try:
             async for response in call:
                 self._settle(response)
         except grpc.aio.AioRpcError as error:
-            lost = f"broke its stream: {from_rpc_error(error).message}"
+            lost = f"it broke its stream: {from_rpc_error(error).message}"
         except DecodeError:
-            lost = "sent bytes that are no answer"
+            lost = "it sent bytes that are no answer"
             call.cancel()
         finally:
+            watching.cancel()
             self._call = None
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(UnavailableError(f"Tokenizer {self.address} {lost}."))
+                    answer.set_exception(UnavailableError(f"Tokenizer {self.address}: {lost}."))
+
+    async def _watch(self, call: _EncodeCall) -> None:
+        """End the stream when the tokenizer's certificate is good no more."""
+        try:
+            await until_distrusted(self.address, tls=self._tls, role=Role.TOKENIZER)
+        except UnavailableError:
+            call.cancel()
 
     def _settle(self, response: tokenizer_pb2.EncodeResponse) -> None:
         answer = self._waiting.get(response.number)
@@ -133,17 +166,20 @@ class TokenizerPool:
         targets: Sequence[Target],
         *,
         policy: DiscoveryPolicy,
-        clock: Callable[[], float],
+        clock: AwakeClock,
         rng: Random,
         timeout_s: float,
         max_waiting: int,
         max_message_bytes: int,
+        tls: Tls = PLAINTEXT,
     ) -> None:
+        self._tls = tls
         self._ranks = {target.text: rank for rank, target in enumerate(targets)}
         self._discovery = Discovery(targets, self, policy=policy, clock=clock, rng=rng)
         self._streams: dict[str, _Ranked] = {}
         """By address."""
         self._closing: set[asyncio.Task[None]] = set()
+        self._clock = clock
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._max_message_bytes = max_message_bytes
@@ -171,7 +207,7 @@ class TokenizerPool:
 
     def joined(self, address: str, source: str) -> None:
         """A tokenizer was found."""
-        stream = TokenizerStream(address, max_message_bytes=self._max_message_bytes)
+        stream = TokenizerStream(address, max_message_bytes=self._max_message_bytes, tls=self._tls)
         self._streams[address] = _Ranked(stream, self._ranks[source])
 
     def returned(self, address: str) -> None:
@@ -213,8 +249,8 @@ class TokenizerPool:
         entries = self._ranked()
         for entry in entries:
             try:
-                async with asyncio.timeout(self._timeout_s / len(entries)):
-                    return await entry.stream.encode(request)
+                async with self._clock.timeout(self._timeout_s / len(entries)):
+                    return await self._asked(entry.stream, request)
             except (OverloadedError, VocabularyMismatchError) as error:
                 refusals[type(error)] = error
             except UnavailableError as error:
@@ -228,6 +264,17 @@ class TokenizerPool:
         if (mismatch := refusals.get(VocabularyMismatchError)) and not failures:
             raise mismatch
         raise _none_answers(failures)
+
+    async def _asked(
+        self, stream: TokenizerStream, request: tokenizer_pb2.EncodeRequest
+    ) -> Tokenized:
+        """Again on another stream, where the first broke because this router was late."""
+        try:
+            return await stream.encode(request)
+        except UnavailableError:
+            if not self._clock.was_late:
+                raise
+            return await stream.encode(request)
 
     def _ranked(self) -> list[_Ranked]:
         """At most a few of many: each gets its share of the time."""

@@ -15,6 +15,7 @@ from outrider.codec.tokens import TokenCodec
 from outrider.errors import OutriderError, VocabularyMismatchError
 from outrider.models.chat import check_text
 from outrider.rpc import Outbox, from_rpc_error, make_channel
+from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from outrider.wire.errors import to_detail
@@ -32,21 +33,24 @@ _MAX_VOCABULARIES: Final = 4
 _log = structlog.get_logger()
 
 
-async def stay(address: str, name: str) -> None:
+async def stay(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
     """Work for a service, again after each loss, until SIGTERM."""
     is_told_to_end = False
-    while not is_told_to_end:
-        is_told_to_end = await work(address, name)
-        await asyncio.sleep(0.0 if is_told_to_end else _RETRY_S)
+    async with tls.watched():
+        while not is_told_to_end:
+            is_told_to_end = await work(address, name, tls)
+            await asyncio.sleep(0.0 if is_told_to_end else _RETRY_S)
 
 
-async def work(address: str, name: str) -> bool:
+async def work(address: str, name: str, tls: Tls = PLAINTEXT) -> bool:
     """Work for a service until it is lost (False) or SIGTERM says to end (True)."""
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * PLACES)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, outbox.close)
     with ThreadPoolExecutor(1, "tokenize") as pool:
-        async with make_channel(address, max_message_bytes=_MAX_MESSAGE_BYTES) as channel:
+        async with make_channel(
+            address, tls=tls, role=Role.TOKENIZER, max_message_bytes=_MAX_MESSAGE_BYTES
+        ) as channel:
             alive = asyncio.create_task(_stay_alive(outbox))
             try:
                 await _serve(channel, name, outbox, pool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -18,13 +19,14 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.backends.packages import Fastokens
 from outrider.tokenization.front.encoder import SharedTokens
-from outrider.tokenization.shared.entries import Entries
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies.served import Share
 
 if TYPE_CHECKING:
     from outrider.tokenization.shared.tokens import Line
 
+MIN_KEY_CHARS: Final = 32
+"""Whoever reads the Redis may try keys as long as they like."""
 _MIN_CHARS: Final = {REFERENCE: 1024, Fastokens.name: 8192}
 """A shorter text is encoded in less time than a question takes (`python -m bench.tokenizer`)."""
 _NEVER: Final = 1 << 30
@@ -33,16 +35,22 @@ _NEVER: Final = 1 << 30
 
 @contextmanager
 def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Iterator[Share | None]:
-    """None if nothing is to be shared. Raises ConfigError for a URL that is none, and if the client
-    is not installed."""
+    """None if nothing is to be shared. Raises ConfigError for a URL that is none, for secrets that
+    are none, and if the client is not installed."""
     if not config.shared_cache:
         yield None
         return
+    key = _secret(config.shared_cache_key, config.shared_cache_key_file, "shared_cache_key")
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"shared_cache_key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
+            "example with `openssl rand -hex 32`."
+        )
     line = _line(config)
     figures = _Figures(line)
     registry.register(figures)
     try:
-        yield lambda vocabulary, backend: _tokens(config, line, vocabulary, backend)
+        yield lambda vocabulary, backend: _tokens(config, key, line, vocabulary, backend)
     finally:
         registry.unregister(figures)
         line.close()
@@ -50,28 +58,48 @@ def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Itera
 
 def _line(config: TokenizerConfig) -> Line:
     try:
-        from outrider.tokenization.shared.tokens import Line, SharedPolicy, connect
+        from outrider.tokenization.shared.tokens import Line, RedisAddress, SharedPolicy, connect
     except ImportError as error:
         raise ConfigError(
             "shared_cache needs the Redis client: pip install 'outrider[redis]'."
         ) from error
+    address = RedisAddress(
+        config.shared_cache,
+        config.shared_cache_user,
+        _secret(
+            config.shared_cache_password,
+            config.shared_cache_password_file,
+            "shared_cache_password",
+        ),
+        config.shared_cache_ca,
+    )
     try:
         # Each thread that tokenizes may ask at once, and one writes.
-        client = connect(
-            config.shared_cache, config.shared_cache_timeout_ms / 1e3, config.threads + 1
-        )
+        client = connect(address, config.shared_cache_timeout_ms / 1e3, config.threads + 1)
     except ValueError as error:
-        raise ConfigError(f"shared_cache {config.shared_cache!r}: {error}.") from error
+        # Without the URL, nor what was wrong with it in Redis' words: it may hold a password.
+        raise ConfigError(f"shared_cache cannot be used: {error}.") from None
     return Line(client, SharedPolicy(ttl_s=config.shared_cache_ttl_s))
 
 
+def _secret(value: str, file: Path | None, where: str) -> str:
+    """As it is set, or in its file. Raises ConfigError."""
+    if file is None:
+        return value
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}_file {file} cannot be read: {type(error).__name__}.") from None
+
+
 def _tokens(
-    config: TokenizerConfig, line: Line, vocabulary: Vocabulary, backend: Guarded
+    config: TokenizerConfig, key: str, line: Line, vocabulary: Vocabulary, backend: Guarded
 ) -> SharedTokens:
+    from outrider.tokenization.shared.entries import Entries
     from outrider.tokenization.shared.tokens import RedisTokens
 
     min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
-    entries = Entries(config.shared_cache_key, vocabulary.digest, vocabulary.size)
+    entries = Entries(key, vocabulary.digest, vocabulary.size)
     return RedisTokens(line, entries, min_chars=min_chars)
 
 

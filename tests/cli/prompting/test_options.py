@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
+from outrider.cli.prompting import chat
 from outrider.cli.prompting.options import read_prompts
 from outrider.errors import InvalidRequestError, OutriderError
 
@@ -81,6 +82,26 @@ def test_edges_that_are_none(edge: str) -> None:
     done = CliRunner().invoke(app, ["chat", "hi", "--edge", edge])
     assert isinstance(done.exception, OutriderError)
     assert "HOST:PORT" in done.exception.message
+
+
+def test_a_key_is_read_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(chat.KEY_VARIABLE, raising=False)
+    assert chat._key(None) == ""
+    monkeypatch.setenv(chat.KEY_VARIABLE, "from the environment\n")
+    assert chat._key(None) == "from the environment"
+    file = tmp_path / "key"
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        chat._key(file)
+    file.write_text("\n")
+    with pytest.raises(InvalidRequestError, match="holds no API key"):
+        chat._key(file)
+    file.write_text("from a file\n")
+    assert chat._key(file) == "from a file"
+    assert "file" not in repr(chat.Caller(chat._key(file)))
+    done = CliRunner().invoke(app, ["chat", "hi", "--edge", "localhost:1", "--key", "secret"])
+    assert done.exit_code == 2, "never on a command line"
 
 
 def test_objects_need_prompts() -> None:

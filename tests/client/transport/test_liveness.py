@@ -70,3 +70,22 @@ def test_an_edge_that_is_heard_in_time_is_never_left(steps: list[tuple[float, bo
         assert liveness.check(now, busy) in (Verdict.WAIT, Verdict.PING)
         liveness.heard(now)
         assert liveness.state is State.HEARD
+
+
+@given(
+    st.lists(st.floats(0.3, 100.0), max_size=5),
+    st.sampled_from([State.HEARD, State.ASKED, State.MOVED]),
+)
+def test_a_client_that_was_late_listens_before_it_judges(stops: list[float], state: State) -> None:
+    liveness, now = in_state(state), 0.0
+    for stop_s in stops:
+        due = liveness.next_check(busy=True)
+        assert due is not None
+        now = due + stop_s
+        assert liveness.check(now, busy=True, late_s=stop_s) is Verdict.WAIT
+        assert liveness.state is state
+        again_at = liveness.next_check(busy=True)
+        assert again_at == pytest.approx(now + LIMITS.settle_s)
+    due = liveness.next_check(busy=True)
+    assert due is not None
+    assert liveness.check(due + 0.01, busy=True, late_s=0.01) is EXPECTED[state][1]

@@ -44,7 +44,7 @@ REPORT = Report(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, (11, 12, 13), (14, 15, 16))
     "message",
     [
         Open(1, (1, 2, 3), (), SamplingParams()),
-        Open(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7),
+        Open(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7, b"a group"),
         Commit(3, (49_151, 0)),
         Commit(3, (), 0),
         Close(4),

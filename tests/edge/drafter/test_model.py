@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outrider.client import Client, Message
+from outrider.client import Client, Message, Provisional
 from outrider.codec.ranks import shipped_table
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
@@ -158,3 +158,44 @@ async def test_chats_do_not_wait_for_a_model_that_loads(
     ):
         assert await text(client) == REPLY
         assert mesh.edge.drafter.state is starting
+
+
+async def shown_and_sent(mesh: Running, client: Client, question: str, reply: str) -> str:
+    """All text that a client was shown before it was final, and all that was drafted for it."""
+    vocabulary, seen = mesh.region.vocabulary, list[str]()
+    mesh.region.reply = (*vocabulary.encode(reply), min(vocabulary.stop_ids))
+    mesh.region.gate.clear()
+    mesh.region.hold_at = 0
+    async with client.chat([Message("user", question)]) as chat:
+        await eventually(lambda: any(live.drafts for live in mesh.region.live.values()))
+        (live,) = mesh.region.live.values()
+        seen.append(drafted(vocabulary, live.drafts))
+        mesh.region.gate.set()
+        async for event in chat:
+            seen.append(event.text if isinstance(event, Provisional) else "")
+            seen.append(drafted(vocabulary, live.drafts))
+    return " ".join(seen)
+
+
+def drafted(vocabulary: Vocabulary, ids: list[int]) -> str:
+    return b"".join(map(vocabulary.token_bytes, ids)).decode(errors="replace")
+
+
+async def test_a_stranger_is_neither_shown_nor_drafted_what_another_was_told(
+    vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
+) -> None:
+    letter = "Dear Miriam, your blood test was positive."
+    config = {"display": "eager", "theta": 0.01, "first_theta": 0.01, "uploads": "always"}
+    async with drafting(
+        vocabulary, tmp_path, str(draft_file), DrafterState.READY, **config
+    ) as mesh:
+        async with mesh.client() as owner, mesh.client() as stranger:
+            for question in ("Write to Miriam.", "Again.", "Once more, please."):
+                mesh.region.reply = (*vocabulary.encode(letter), min(vocabulary.stop_ids))
+                async with owner.chat([Message("user", question)]) as chat:
+                    assert (await chat.result()).text == letter
+            seen = await shown_and_sent(mesh, stranger, "What is two plus two?", "It is four.")
+            assert seen.strip()
+            assert not {"Dear", "Miriam", "blood", "positive"} & set(seen.replace(",", " ").split())
+            seen = await shown_and_sent(mesh, owner, "And to whom did you write?", letter)
+            assert "Dear" in seen, "the same attack, where it may"

@@ -15,6 +15,7 @@ from outrider.errors import OutriderError
 from outrider.models.tokenization.definition import VocabularyDefinition
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
+from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
@@ -237,11 +238,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
 
 
 @asynccontextmanager
-async def serving(region: Region, port: int = 0) -> AsyncIterator[int]:
+async def serving(region: Region, port: int = 0, tls: Tls = PLAINTEXT) -> AsyncIterator[int]:
     """Serve `region` on loopback; yields its port."""
-    server: grpc.aio.Server = make_server()
+    server: grpc.aio.Server = make_server(tls)
     router_pb2_grpc.add_RouterServiceServicer_to_server(region, server)
-    bound = bind(server, "127.0.0.1", port)
+    bound = bind(server, "127.0.0.1", port, tls)
     await server.start()
     try:
         yield bound

@@ -13,9 +13,13 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
+from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from tests.edge.live.region import Region, serving
+
+_POLL_S = 0.05
+"""Certificates are looked at so often."""
 
 
 class Mute:
@@ -77,10 +81,18 @@ class Running:
 async def running(
     vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
 ) -> AsyncIterator[Running]:
-    """Region and edge; checks that nothing is left over when they stop."""
+    """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
+    settings is what the region proves itself with."""
     region = Region(vocabulary, reply)
+    region_tls = config.pop("region_tls", PLAINTEXT)
+    edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
     metrics = Metrics("edge")
-    async with leak_check(), serving(region) as region_port:
+    async with (
+        leak_check(),
+        region_tls.watched(_POLL_S),
+        edge_tls.watched(_POLL_S),
+        serving(region, tls=region_tls) as region_port,
+    ):
         settings = EdgeConfig(
             port=0,
             routers=(f"127.0.0.1:{region_port}",),
@@ -89,7 +101,8 @@ async def running(
             draft_model=config.pop("draft_model", "none"),
             **config,
         )
-        edge = Edge(settings, settings.model or "small", vocabulary, metrics)
+        model = settings.model or "small"
+        edge = Edge(settings, model, vocabulary, metrics, tls=edge_tls)
         ports = await edge.start()
         mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:

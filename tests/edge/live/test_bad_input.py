@@ -24,6 +24,7 @@ Refused = Callable[[Client], Chat]
 REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {
     "unknown model": (lambda c: c.chat(ASK, model="gpt-9"), errors.UnknownModelError),
     "no messages": (lambda c: c.chat([]), errors.EmptyPromptError),
+    "too many messages": (lambda c: c.chat(ASK * 5000), errors.InvalidRequestError),
     "empty messages": (lambda c: c.chat([Message("user", "")]), errors.EmptyPromptError),
     "unknown role": (lambda c: c.chat([Message("root", "hi")]), errors.InvalidRequestError),
     "over-long prompt": (
@@ -72,7 +73,15 @@ def resuming(**point: Any) -> bytes:
     return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
 
 
+def claiming(**credential: Any) -> bytes:
+    chat = edge_pb2.ChatRequest(credential=edge_pb2.Credential(**credential))
+    return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+
+
 CANCEL = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
+ACKNOWLEDGE = encode_frame(
+    edge_pb2.ClientFrame(acknowledge=edge_pb2.AcknowledgeToken()).SerializeToString()
+)
 # ClientFrame{chat=ChatRequest{model="\xff"}}, by hand: the encoder would refuse.
 NOT_UTF8 = encode_frame(b"\x0a\x03\x0a\x01\xff")
 BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
@@ -83,6 +92,11 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "a frame over the limit": (b"\xff\xff\x7f", errors.FrameTooLargeError),
     "a frame of no kind": (encode_frame(b"\x9a\x06\x00"), errors.MalformedFrameError),
     "a cancel before a request": (CANCEL, errors.MalformedFrameError),
+    "an acknowledgement before a request": (ACKNOWLEDGE, errors.MalformedFrameError),
+    "a secret that can be guessed": (claiming(client_secret=b"1234"), errors.InvalidRequestError),
+    "an endless secret": (claiming(client_secret=b"x" * 65), errors.InvalidRequestError),
+    "an endless key": (claiming(key="k" * 600), errors.InvalidRequestError),
+    "nobody's key": (claiming(key="key"), errors.UnauthenticatedError),
     "a second request": (chat_frame() * 2, errors.MalformedFrameError),
     "resuming without a request": (resuming(upto=3), errors.EmptyPromptError),
     "resuming what is not known": (resuming(resume_token="x"), errors.UnknownChatError),
@@ -145,7 +159,7 @@ async def test_a_client_may_close_its_direction_after_the_request(
         await mesh.settled()
 
 
-async def test_a_unidirectional_stream_is_stopped(words: Vocabulary, tmp_path: Path) -> None:
+async def test_a_unidirectional_stream_cannot_be_opened(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
         stream_id = connection._quic.get_next_available_stream_id(is_unidirectional=True)
         connection._quic.send_stream_data(stream_id, b"hello")

@@ -99,11 +99,12 @@ async def test_ready_says_why_not(words: Vocabulary, tmp_path: Path) -> None:
         assert "no router can be reached" in await get(mesh, "/ready")
 
 
-async def test_one_trace_from_client_to_region(
-    words: Vocabulary, tmp_path: Path, spans: InMemorySpanExporter
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_one_trace_from_client_to_region_where_the_client_is_trusted_with_it(
+    is_trusted: bool, words: Vocabulary, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    secret = "a secret that no trace may hold"
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+    secret, settings = "a secret that no trace may hold", {"trust_trace": is_trusted}
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
         async with client.chat([Message("user", secret)]) as chat:
             await chat.result()
         await mesh.settled()
@@ -111,8 +112,14 @@ async def test_one_trace_from_client_to_region(
     found = {span.name: span for span in spans.get_finished_spans()}
     chat_span, edge_span = found[names.SPAN_CLIENT_CHAT], found[names.SPAN_EDGE_CHAT]
     tokenize = found[names.SPAN_TOKENIZE]
-    assert edge_span.parent is not None and tokenize.parent is not None
-    assert edge_span.parent.span_id == chat_span.context.span_id
+    assert tokenize.parent is not None
+    if is_trusted:
+        assert edge_span.parent is not None and not edge_span.links
+        assert edge_span.parent.span_id == chat_span.context.span_id
+    else:
+        assert edge_span.parent is None
+        assert edge_span.context.trace_id != chat_span.context.trace_id
+        assert [link.context.span_id for link in edge_span.links] == [chat_span.context.span_id]
     assert tokenize.parent.span_id == edge_span.context.span_id
     assert traceparent.split("-")[2] == format(edge_span.context.span_id, "016x")
     assert all(secret not in span.to_json() for span in found.values())

@@ -11,7 +11,7 @@ from outrider.errors import NoReplicaError, OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import common_pb2, inference_pb2
 from tests.edge.live.running import running
-from tests.edge.live.trouble import REPLY, start
+from tests.edge.live.trouble import REPLY, start, whole
 
 
 async def ask(client: Client, key: str, question: str = "hello") -> ChatResult:
@@ -25,7 +25,7 @@ async def test_the_same_request_with_the_same_key_has_one_reply(
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         first = await ask(client, "k")
-        async with mesh.client() as other:
+        async with mesh.client(client_secret=client.secret) as other:
             second = await ask(other, "k")
         assert (second.text, second.ids, second.usage) == (first.text, first.ids, first.usage)
         assert second.text == REPLY
@@ -36,10 +36,15 @@ async def test_the_same_request_with_the_same_key_has_one_reply(
 
 async def test_a_key_is_for_one_request(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        await ask(client, "k")
-        with pytest.raises(OutriderError, match="new key") as caught:
-            await ask(client, "k", "something else")
-        assert caught.value.reason == "KEY_REUSED"
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        first = await start(client, idempotency_key="k")
+        for _ in range(2):
+            with pytest.raises(OutriderError, match="new key") as caught:
+                await ask(client, "k", "something else")
+            assert caught.value.reason == "KEY_REUSED"
+            mesh.region.gate.set()
+            await whole(first)  # unharmed; then, the same once it is over
         assert len(mesh.region.opened) == 1
         await mesh.settled()
 

@@ -55,7 +55,7 @@ async def test_only_so_many_go_on_alone(words: Vocabulary, tmp_path: Path) -> No
         await mesh.settled()
 
 
-async def test_another_client_takes_a_chat_up_by_its_token(
+async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
@@ -67,15 +67,19 @@ async def test_another_client_takes_a_chat_up_by_its_token(
             accepted = await anext(chat)
             assert isinstance(accepted, Accepted)
             client._link.connection.shut(CloseCode.COMING_BACK)
-        async with mesh.client() as other, other.resume(accepted.resume_token) as resumed:
-            mesh.region.gate.set()
-            await whole(resumed)
-        async with mesh.client() as third:
-            async with third.resume(accepted.resume_token) as again:
+        async with mesh.client(client_secret=client.secret) as later:
+            async with later.resume(accepted.resume_token) as resumed:
+                held = mesh.edge.listener.parts.reception._held
+                await eventually(lambda: resumed.resume_token not in ("", accepted.resume_token))
+                await eventually(lambda: len(held._by_token) == 1)  # it has acknowledged
+                mesh.region.gate.set()
+                await whole(resumed)
+            async with later.resume(resumed.resume_token) as again:
                 await whole(again)
-            with pytest.raises(UnknownChatError, match="whole request"):
-                async with third.resume("no such token") as nothing:
-                    await nothing.result()
+            for used_up in (accepted.resume_token, "no such token"):
+                with pytest.raises(UnknownChatError, match="whole request"):
+                    async with later.resume(used_up) as nothing:
+                        await nothing.result()
         assert len(mesh.region.opened) == 1
 
 

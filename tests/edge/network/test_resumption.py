@@ -104,7 +104,8 @@ async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
 async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+    settings = {"cache_salt_key": "key"}  # the next edge knows whose chat it is
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
         mesh.region.hold_at = 6
         mesh.region.gate.clear()
         chat = await start(client)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from outrider.client import Client, Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -90,7 +92,7 @@ async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> N
 async def test_an_edge_that_does_not_compute_ahead_says_nothing(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    for settings in ({"min_prefill_tokens": 0}, {"isolate_chats": True}):
+    for settings in ({"min_prefill_tokens": 0}, {"trust": "chat"}):
         async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
             type_text(client)
             async with client.chat([Message("user", TEXT)]) as chat:
@@ -105,3 +107,23 @@ async def test_without_a_connection_typing_is_nothing(words: Vocabulary, tmp_pat
         typing.update("hello")
         typing.close()
         assert mesh.region.opened == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "most_ahead"),
+    [
+        ({"typed_bytes_per_s": 1.0}, "bytes of typed text", 0),
+        ({"prefill_tokens_per_s": 1.0}, "tokens computed ahead", 1),
+    ],
+)
+async def test_who_types_more_than_his_share_gets_no_head_start(
+    words: Vocabulary, tmp_path: Path, settings: dict[str, float], reason: str, most_ahead: int
+) -> None:
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+        type_text(client)
+        name = "outrider_edge_refused_total"
+        await eventually(lambda: mesh.sample(name, reason=reason) >= 1)
+        async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
+            assert (await chat.result()).text == REPLY, "nobody is told"
+        assert len(mesh.region.opened) <= most_ahead + 1
+        await mesh.settled()

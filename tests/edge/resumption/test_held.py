@@ -23,8 +23,11 @@ DIGEST = b"digest"
 EMPTY_BYTES = Journal().num_bytes
 
 
+OWNER, OTHER = b"owner", b"other owner"
+
+
 def enter(table: HeldChats[str], name: str, tenant: str = "t") -> Held[str]:
-    return table.enter(Key(tenant, name), DIGEST, f"token of {name}", Journal(), name)
+    return table.enter(Key(OWNER, name), tenant, DIGEST, f"token of {name}", Journal(), name)
 
 
 def write(held: Held[str], num_tokens: int) -> None:
@@ -66,7 +69,7 @@ def test_every_state_and_input(state: State, event: Input) -> None:
     assert held.state.name == EXPECTED[event][list(State).index(state)]
     is_found = table.find(held.key, DIGEST) is held
     assert is_found == (held.state is not State.GONE)
-    assert (table.by_token(held.token, "t") is held) == is_found
+    assert (table.by_token(held.token, OWNER, DIGEST) is held) == is_found
     assert set(TRANSITIONS) == {(s, i) for s in State for i in Input}
 
 
@@ -101,12 +104,39 @@ def test_a_key_is_for_one_request() -> None:
     table, held = table_with(State.ATTACHED)
     with pytest.raises(KeyReusedError, match="new key"):
         table.find(held.key, b"another")
-    assert table.find(Key("other tenant", "a"), b"another") is None
-    assert table.by_token(held.token, "other tenant") is None
+    with pytest.raises(KeyReusedError, match="another request"):
+        table.by_token(held.token, OWNER, b"another")
+    assert table.by_token(held.token, OWNER, None) is held
+    assert table.find(Key(OTHER, "a"), b"another") is None
+    assert table.by_token(held.token, OTHER, DIGEST) is None
+
+
+def test_a_token_serves_once_but_for_an_answer_that_was_lost() -> None:
+    table, held = table_with(State.DETACHED)
+
+    def good(*tokens: str) -> list[bool]:
+        return [table.by_token(token, OWNER, None) is held for token in tokens]
+
+    first = held.token
+    table.renew(held, first, "second")
+    assert good(first, "second") == [True, True], "the client may not have it"
+    table.renew(held, first, "third")
+    assert good(first, "second", "third") == [True, False, True], "it had not"
+    table.renew(held, "third", "fourth")
+    assert good(first, "third", "fourth") == [False, True, True], "it had, and used it"
+    table.acknowledge(held)
+    assert good("third", "fourth") == [False, True]
+    table.renew(held, "", "fifth")
+    assert good("fourth", "fifth") == [True, True], "it came back by its idempotency key"
+    table.check_invariants()
+    table.advance(held, Input.FAILED, 1.0)
+    assert good("fourth", "fifth") == [False, False]
+    table.acknowledge(held)
+    table.check_invariants()
 
 
 def test_too_many_without_clients_are_given_up() -> None:
-    table = HeldChats[str](ResumeLimits(max_detached=3, max_detached_per_tenant=2))
+    table = HeldChats[str](ResumeLimits(max_detached=3, max_detached_each=2))
     chats = [enter(table, name, tenant) for name, tenant in zip("abcde", "xxxyz", strict=True)]
     ended = [table.advance(held, Input.LOST, 0.0) for held in chats]
     assert ended == [[], [], ["c"], [], ["e"]]
@@ -141,7 +171,7 @@ def test_a_key_may_be_used_again_once_its_chat_is_gone() -> None:
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "grow", "tick", *Input]),
+        st.sampled_from(["enter", "grow", "tick", "renew", "acknowledge", *Input]),
         st.integers(0, 7),
         st.integers(0, 2000),
     ),
@@ -151,15 +181,16 @@ steps = st.lists(
 
 def begin(table: HeldChats[str], held: dict[int, Held[str]], which: int, name: str) -> None:
     """A chat of one of eight keys begins, if the key is free."""
-    key = Key("xy"[which % 2], str(which))
+    tenant = "xy"[which % 2]
+    key = Key(tenant.encode(), str(which))
     if table.find(key, DIGEST) is None:
-        held[which] = table.enter(key, DIGEST, name, Journal(), name)
+        held[which] = table.enter(key, tenant, DIGEST, name, Journal(), name)
 
 
 @given(steps)
 def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, int]]) -> None:
     limits = ResumeLimits(
-        window_s=5, max_detached=3, max_detached_per_tenant=2, max_bytes=5 * EMPTY_BYTES
+        window_s=5, max_detached=3, max_detached_each=2, max_bytes=5 * EMPTY_BYTES
     )
     table = HeldChats[str](limits)
     held: dict[int, Held[str]] = {}
@@ -171,6 +202,11 @@ def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, i
             if held[which].chat is not None:
                 write(held[which], amount)
                 ended.update(table.grew(held[which]))
+        elif step in ("renew", "acknowledge"):
+            if held[which].state is not State.GONE and step == "renew":
+                table.renew(held[which], held[which].token * (amount % 2), f"{which}#{number}")
+            elif step == "acknowledge":
+                table.acknowledge(held[which])
         elif step == "tick":
             now += amount / 400
             ended.update(table.expire(now))

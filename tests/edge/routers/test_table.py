@@ -160,6 +160,25 @@ def test_the_only_router_is_never_left_alone() -> None:
     assert picked(it) == "a"
 
 
+def test_what_breaks_because_this_edge_was_late_is_no_failure_of_the_router() -> None:
+    it = table(a=("x", 1.0), b=("y", 50.0))
+    for now in range(10):
+        it.lost("a", "reset", float(now), is_own=True)
+        it.connected("a", float(now))
+        assert picked(it) == "a"
+
+
+def test_a_router_that_was_lost_a_moment_ago_may_be_back() -> None:
+    it = table(a=("x", 1.0))
+    assert not it.may_return(5.0, 0.0)
+    it.lost("a", "reset", 1.0)
+    it.lost("a", "refused", 4.0)  # an attempt in vain
+    assert it.may_return(5.0, 5.9)
+    assert not it.may_return(5.0, 6.0)
+    it.leave("a", 6.0)
+    assert not it.may_return(9.0, 6.0)
+
+
 STEPS = st.tuples(
     st.sampled_from(["connected", "lost", "unanswered", "answered", "stops", "leave", "stay"]),
     st.sampled_from("abc"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -13,6 +12,7 @@ import grpc.aio
 import pytest
 
 from outrider.errors import OutriderError, UnavailableError
+from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
@@ -117,7 +117,7 @@ async def upstream(
             health=HealthPolicy(suspect_s=0.2),
             discovery=DiscoveryPolicy((nameserver,), interval_s=0.05, grace_s=0.1),
         ),
-        clock=time.monotonic,
+        clock=AwakeClock(),
         rng=Random(1),
         on_tick=RouterMetrics(own).tick,
     )

@@ -15,7 +15,9 @@ from outrider.client.wire import (
     Progress,
     read_description,
     request_frame,
+    typed_frame,
 )
+from outrider.client.wire import Credential as Claimed
 from outrider.client.wire import read as read_edge_frame
 from outrider.codec.frames import FrameDecoder
 from outrider.cost import Cost
@@ -23,11 +25,13 @@ from outrider.errors import (
     InvalidRequestError,
     MalformedFrameError,
     OutriderError,
+    UnauthenticatedError,
     UnknownModelError,
 )
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
+from services.edge.identity import Credential
 from services.edge.session import actions
 from services.edge.session.inputs import (
     ChatAsked,
@@ -144,6 +148,32 @@ def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
 def test_what_a_client_has_arrives() -> None:
     assert asked().resume == ResumePoint()
     assert asked(Progress("t", [1, 2], 5)).resume == ResumePoint("t", 2, 5, (1, 2))
+
+
+def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_request() -> None:
+    seen = list[Credential]()
+
+    def refuse(credential: Credential) -> None:
+        seen.append(credential)
+        raise UnauthenticatedError("nobody's")
+
+    claimed = Claimed("key", "ann", b"s" * 16)
+    for messages in ([Message("user", "hello")], []):
+        chat = ChatOptions(model="no such model", idempotency_key="k")
+        (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, claimed))
+        with pytest.raises(UnauthenticatedError):
+            wire.read(only, OFFER, refuse)
+    assert seen == [Credential("key", "ann", b"s" * 16)] * 2
+    (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed))
+    assert wire.read_typed_text(typed).credential == seen[0]
+    digests = set[bytes]()
+    for credential in (claimed, Claimed()):
+        messages, chat = [Message("user", "hello")], ChatOptions(idempotency_key="k")
+        (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, credential))
+        item = wire.read(only, OFFER)
+        assert isinstance(item, ChatAsked) and "ann" not in repr(item)
+        digests.add(item.request.digest)
+    assert len(digests) == 1, "keys change, the request does not"
 
 
 def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None:

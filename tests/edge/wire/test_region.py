@@ -13,6 +13,7 @@ from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
+from services.edge.identity import Identity
 from services.edge.session.actions import OpenRegion, SendDraft
 from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
@@ -26,7 +27,6 @@ from services.edge.session.inputs import (
     Timings,
     Usage,
 )
-from services.edge.wire.identity import Identities
 from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
 from tests.edge.session.toolkit import DIGEST, request
 
@@ -58,7 +58,7 @@ def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:
 
 
 def test_a_session_is_opened_in_its_tenants_name() -> None:
-    acme = Identities("key").of("acme")
+    acme = Identity("acme", b"owner", cache_salt=b"salt")
     for action in (OpenRegion(request(), (1,), 0), OpenRegion(request(thin=True), None, 0)):
         opening = RegionWire(CODER, DIGEST, "here", acme).open(action, ("", "")).open
         assert (opening.tenant, opening.cache_salt) == ("acme", acme.cache_salt)

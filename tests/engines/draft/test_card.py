@@ -88,7 +88,7 @@ def test_a_card_that_contradicts_itself(
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     (tmp_path / "d.gguf").write_bytes(b"GGUFgarbage")
-    with pytest.raises(ArtifactCorruptError, match="no whole draft"):
+    with pytest.raises(ArtifactCorruptError, match="not a whole GGUF file"):
         read_card(tmp_path / "d.gguf")
 
 
@@ -97,5 +97,5 @@ def test_a_file_that_was_cut_short(num_bytes: int, tmp_path: Path) -> None:
     path = write(tmp_path / "d.gguf")
     whole = path.read_bytes()
     path.write_bytes(whole[:num_bytes])
-    with pytest.raises(ArtifactCorruptError, match="no whole draft"):
+    with pytest.raises(ArtifactCorruptError, match="not a whole GGUF file"):
         read_card(path)

@@ -11,7 +11,7 @@ from outrider.testing import eventually
 from outrider.v1 import inference_pb2
 from services.inference.kv.events import Removed, Stored
 from services.inference.streaming.block_feed import BlockFeed
-from tests.inference.harness import Running, running
+from tests.inference.harness import SALT, Running, running
 
 BLOCK = 16
 SAMPLING = SamplingParams(max_tokens=BLOCK, ignore_eos=True)
@@ -62,7 +62,7 @@ class Follower:
             parent = block
 
 
-async def finished(it: Running, number: int, prompt: list[int], salt: bytes = b"") -> list[int]:
+async def finished(it: Running, number: int, prompt: list[int], salt: bytes = SALT) -> list[int]:
     """All tokens of a session that is over, but for the last: its KV is never computed."""
     peer = it.peer()
     await peer.open(number, prompt, SAMPLING, cache_salt=salt)
@@ -81,11 +81,11 @@ async def test_a_watcher_learns_what_is_cached_and_under_which_names() -> None:
         assert (follower.num_snapshots, follower.parents) == (1, {})
         ids = await finished(it, 1, prompt_of(1))
         other = await finished(it, 2, prompt_of(1), b"salt")
-        names = list(block_hashes(ids, BLOCK, b""))
+        names = list(block_hashes(ids, BLOCK, SALT))
         salted = list(block_hashes(other, BLOCK, b"salt"))
         while len(follower.parents) < len(names) + len(salted):
             follower.take(await watch.read())
-        expected = dict(zip(names, [root_hash(b""), *names], strict=False))
+        expected = dict(zip(names, [root_hash(SALT), *names], strict=False))
         expected |= dict(zip(salted, [root_hash(b"salt"), *salted], strict=False))
         assert follower.parents == expected
         assert follower.num_snapshots == 1
@@ -117,7 +117,7 @@ async def test_evicted_blocks_are_reported() -> None:
         watch = it.stub.WatchKv(inference_pb2.WatchKvRequest())
         follower = Follower()
         ids = [await finished(it, number, prompt_of(number)) for number in range(1, 8)]
-        latest = list(block_hashes(ids[-1], BLOCK, b""))
+        latest = list(block_hashes(ids[-1], BLOCK, SALT))
         while not set(latest) <= follower.parents.keys():
             follower.take(await watch.read())
         await eventually(lambda: it.replica.blocks.num_stored == len(follower.parents))

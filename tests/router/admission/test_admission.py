@@ -84,6 +84,20 @@ def test_nobody_goes_past_those_in_line() -> None:
     assert woken(admission, FakeScout(), 0.0) == [1, 2, 3]
 
 
+def test_clients_of_no_tenant_share_by_where_they_are() -> None:
+    """One with sixty-four chats is one among two for who comes with a single one."""
+    admission = gate()
+    for session in range(64):
+        admission.open(replace(arrival(session), queue_share=b"many"), full(), 0.0)
+    admission.open(replace(arrival(64), queue_share=b"one"), full(), 0.0)
+    assert 64 in woken(admission, FakeScout(), 1.0, count=2)
+    # Those of one tenant have its share between them.
+    for session in range(100, 164):
+        admission.open(replace(arrival(session, tenant="acme"), queue_share=b"many"), full(), 2.0)
+    admission.open(replace(arrival(164, tenant="acme"), queue_share=b"one"), full(), 2.0)
+    assert 164 not in woken(admission, FakeScout(), 3.0, count=64)
+
+
 def test_a_session_that_leaves_the_queue_is_never_woken() -> None:
     admission = gate()
     for session in (1, 2):

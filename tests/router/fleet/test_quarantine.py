@@ -83,3 +83,30 @@ def test_quarantine_leaves_half_of_a_models_replicas() -> None:
         for _ in range(3):
             table.failed(name, "", 1.0)
     assert [replica.state for replica in table] == [Q, Q, R, R]
+
+
+def test_what_breaks_by_this_routers_own_fault_is_no_failure_of_the_replica() -> None:
+    table = connected("a", "b")
+    for now in range(20):
+        table.lost("a", "it was not read", float(now), is_own=True)
+        table.connected("a", MODEL, now + 0.5)
+        assert table["a"].state is R
+
+
+def test_a_replica_that_was_lost_a_moment_ago_may_be_back() -> None:
+    table = connected("a")
+    assert not table["a"].may_return(2.0, 0.5), "it is there"
+    table.lost("a", "reset", 1.0)
+    table.lost("a", "refused", 2.0)  # an attempt in vain
+    assert table["a"].may_return(2.0, 2.9)
+    assert not table["a"].may_return(2.0, 3.0)
+    table.leave("a", 3.0)
+    assert not table["a"].may_return(9.0, 3.0)
+
+
+def test_opens_that_were_under_way_while_the_router_was_late_measure_nothing() -> None:
+    table = connected("a")
+    table.place("a", 7, 1.0)
+    table.was_late()
+    table.opened("a", 7, 1.0, 1.1)
+    assert not table["a"].rtt.is_measured

@@ -69,17 +69,6 @@ def test_reports_alone_do_not_make_up_for_a_health_check_without_answer() -> Non
     assert table["a"].state is R
 
 
-def test_a_pause_of_the_router_itself_is_no_silence_of_the_replicas() -> None:
-    table = connected("a")
-    pass_time(table, 0.0, 0.5)
-    table.expire(100.0)
-    assert table["a"].state is R
-    pass_time(table, 100.0, 101.9)
-    assert table["a"].state is R
-    pass_time(table, 102.0, 102.0)
-    assert table["a"].state is S
-
-
 def test_a_draining_report_keeps_a_healthy_replica_draining() -> None:
     table = connected("a")
     table.report("a", Load(draining=True), 1.0)
@@ -107,8 +96,8 @@ def test_a_reconnected_replica_starts_without_its_old_load() -> None:
 
 def test_a_discovered_replica_is_known_by_its_address_until_it_says_who_it_is() -> None:
     table = registry()
-    replica = table.discover("10.0.0.1:7300", "dns:inference:7300", 0.0)
-    assert (replica.name, replica.region, replica.rtt.smoothed_ms) == ("10.0.0.1:7300", "", 50.0)
+    replica = table.discover("10.0.0.1:7300", "dns:inference:7300", "r", 0.0)
+    assert (replica.name, replica.region, replica.rtt.smoothed_ms) == ("10.0.0.1:7300", "r", 10.0)
     assert not replica.takes_sessions
     table.introduce(replica.name, Identity("x", "r", MODEL))
     assert table["x"] is replica
@@ -120,14 +109,14 @@ def test_a_discovered_replica_is_known_by_its_address_until_it_says_who_it_is() 
 def test_the_way_to_a_new_replica_is_guessed_from_its_neighbours() -> None:
     table = connected("a")
     table.probed("a", 33.0, serving=True, now=0.1)
-    replica = table.discover("10.0.0.1:7300", "dns", 0.0)
+    replica = table.discover("10.0.0.1:7300", "dns", "r", 0.0)
     table.introduce(replica.name, Identity("x", "r", MODEL))
     assert replica.rtt.smoothed_ms == 33.0
 
 
 def test_an_address_may_come_back_under_another_name() -> None:
     table = registry("s")
-    replica = table.discover("h:2", "dns", 0.0)
+    replica = table.discover("h:2", "dns", "r", 0.0)
     table.introduce("h:2", Identity("x", "r", MODEL))
     table.connected("x", MODEL, 1.0)
     for _ in range(2):
@@ -141,10 +130,10 @@ def test_an_address_may_come_back_under_another_name() -> None:
 
 def test_a_name_may_come_back_at_another_address_once_the_old_one_is_lost() -> None:
     table = registry("s")
-    table.discover("h:2", "dns", 0.0)
+    table.discover("h:2", "dns", "r", 0.0)
     table.introduce("h:2", Identity("x", "r", MODEL))
     table.connected("x", MODEL, 1.0)
-    table.discover("h:3", "dns", 2.0)
+    table.discover("h:3", "dns", "r", 2.0)
     with pytest.raises(UnavailableError, match="calls itself x, as the replica at h:2 does"):
         table.introduce("h:3", Identity("x", "r", MODEL))
     table.lost("x", "", 3.0)
@@ -152,9 +141,20 @@ def test_a_name_may_come_back_at_another_address_once_the_old_one_is_lost() -> N
     assert {r.name: r.address for r in table} == {"s": "h:1", "h:2": "h:2", "x": "h:3"}
 
 
+def test_the_region_is_the_configured_one() -> None:
+    table = registry("a")
+    table.discover("h:2", "dns", "r", 0.0)
+    for name in ("a", "h:2"):
+        with pytest.raises(UnavailableError, match="elsewhere, and is configured as in r"):
+            table.introduce(name, Identity(name, "elsewhere", MODEL))
+        assert table[name].region == "r"
+    table.introduce("a", Identity("another", "r", MODEL))
+    assert table.find("a"), "its name is the configured one"
+
+
 def test_a_configured_replica_keeps_its_name() -> None:
     table = registry("a")
-    table.discover("h:2", "dns", 0.0)
+    table.discover("h:2", "dns", "r", 0.0)
     with pytest.raises(UnavailableError, match="a name of its own"):
         table.introduce("h:2", Identity("a", "r", MODEL))
 
@@ -183,7 +183,7 @@ def test_the_rows_that_changed_are_named() -> None:
     assert changed() == {"a"}
     table.connected("a", MODEL, 1.0)
     assert changed() == {"a"}
-    table.discover("h:2", "dns", 1.2)
+    table.discover("h:2", "dns", "r", 1.2)
     assert changed() == {"h:2"}
     table.introduce("h:2", Identity("x", "r", MODEL))
     assert changed() == {"h:2", "x"}

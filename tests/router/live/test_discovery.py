@@ -10,6 +10,7 @@ import dns.rcode
 
 from outrider.testing import eventually, leak_check
 from outrider.v1 import router_pb2
+from services.router.config import ReplicaTarget
 from tests.peers.name_server import NameServer, running_name_server
 from tests.router.relay.mesh import commit, done
 from tests.router.replica import Replica, RouterUnderTest, running_router, started
@@ -31,7 +32,7 @@ async def found(
             await replica.start()
         server.records["replicas.test", "A"] = [r.host for r in replicas][:num_listed]
         settings: dict[str, Any] = {
-            "replica_targets": (f"dns:replicas.test:{replicas[0].port}",),
+            "replica_targets": (ReplicaTarget(f"dns:replicas.test:{replicas[0].port}", "us"),),
             "nameservers": (server.address,),
             "lookup_interval_s": 0.05,
             "lookup_grace_s": 0.1,
@@ -47,13 +48,13 @@ async def names(router: RouterUnderTest) -> set[str]:
 
 
 async def test_replicas_that_are_found_say_who_they_are_and_serve() -> None:
-    near, far = Replica("near", "us"), Replica("far", "eu")
+    near, far = Replica("near", "us"), Replica("far", "us")
     async with found(near, far) as (_, router):
         await router.state_of("near", READY)
         await router.state_of("far", READY)
         table = await router.replicas()
         assert set(table) == {"near", "far"}
-        assert (table["far"].region, table["far"].address) == ("eu", far.address)
+        assert (table["far"].region, table["far"].address) == ("us", far.address)
         assert table["far"].source == f"dns:replicas.test:{near.port}"
         assert table["far"].min_rtt_ms > 0.0
         await near.kill()
@@ -62,7 +63,7 @@ async def test_replicas_that_are_found_say_who_they_are_and_serve() -> None:
 
 
 async def test_a_replica_that_vanishes_from_dns_finishes_its_sessions_and_is_forgotten() -> None:
-    near, far = Replica("near", "us"), Replica("far", "eu")
+    near, far = Replica("near", "us"), Replica("far", "us")
     async with found(near, far, num_listed=1) as (server, router):
         await router.state_of("near", READY)
         edge = router.edge()
@@ -103,12 +104,12 @@ async def test_an_address_that_comes_back_as_another_replica_is_that_one() -> No
         await router.state_of("old", READY)
         await replica.kill()
         await router.state_of("old", DOWN)
-        replica.name, replica.region = "new", "eu"
+        replica.name = "new"
         await replica.start()
         while await names(router) != {"new"}:
             pass
         await router.state_of("new", READY)
-        assert (await router.replicas())["new"].region == "eu"
+        assert (await router.replicas())["new"].region == "us"
 
 
 async def test_of_two_replicas_of_one_name_only_the_first_serves() -> None:

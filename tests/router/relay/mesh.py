@@ -54,6 +54,7 @@ class Mesh:
         tenants: tuple[TenantPolicy, ...] = (),
         max_queued: int = 0,
         prices: PriceTable | None = None,
+        return_s: float = 0.0,
     ) -> None:
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
@@ -70,7 +71,7 @@ class Mesh:
         prompts = Prompts(index, IdReader())
         dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
         self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
-        self.scout = FleetScout(dispatch.decide, "us")
+        self.scout = FleetScout(dispatch.decide, "us", return_s)
         self.conductor = Conductor(ConductorPolicy())
         self.entry = Entry(
             self.table, dispatch, self.registry, self.admission, self.scout, self.conductor
@@ -104,11 +105,12 @@ class Mesh:
         self.up[name] = Outlet(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
         self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
-        self.scout.survey(self.registry)
+        self.scout.survey(self.registry, self.clock())
 
-    def lose(self, name: str) -> None:
-        self.registry.lost(name, "the test says so", self.clock())
-        self.switch.detach_replica(name, self.streams.pop(name), self.clock())
+    def lose(self, name: str, *, is_own: bool = False) -> None:
+        self.registry.lost(name, "the test says so", self.clock(), is_own=is_own)
+        stream = self.streams.pop(name)
+        self.switch.detach_replica(name, stream, self.clock(), is_own=is_own)
 
     def edge(self) -> int:
         outlet: Outlet[Down] = Outlet(self.edge_capacity, 16)

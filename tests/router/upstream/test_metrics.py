@@ -13,7 +13,7 @@ from services.router.upstream.metrics import FleetMetrics
 def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
     metrics = Metrics("router")
     registry = Registry([ReplicaConfig("a", "us", "h:1")], rtt_ms=lambda _: 50.0, now=0.0)
-    registry.discover("h:2", "dns:h:2", 0.0)
+    registry.discover("h:2", "dns:h:2", "r", 0.0)
     fleet = FleetMetrics(metrics)
 
     def sample(name: str, replica: str = "a", region: str = "us") -> float | None:
@@ -21,7 +21,7 @@ def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
         return metrics.registry.get_sample_value(f"outrider_router_replica_{name}", labels)
 
     fleet.tick(registry, 0.0)
-    assert sample("state") == sample("state", "h:2", "") == PeerState.CONNECTING
+    assert sample("state") == sample("state", "h:2", "r") == PeerState.CONNECTING
     assert sample("rtt_ms") is None, "guesses are not shown as measured"
     registry.connected("a", Model("m", b"d"), 0.5)
     registry.probed("a", 12.5, serving=True, now=0.5)
@@ -32,7 +32,7 @@ def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
     fleet.tick(registry, 1.0)
     assert (sample("state"), sample("rtt_ms")) == (PeerState.QUARANTINED, 12.5)
     assert sample("quarantines") == 1.0
-    assert sample("state", "h:2", "") is None
+    assert sample("state", "h:2", "r") is None
     changed = metrics.registry.get_sample_value
     assert changed("outrider_router_replica_transitions_total", {"state": "quarantined"}) == 1.0
     metrics.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -19,6 +18,7 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.peers.awake import AwakeClock
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import parse
 from outrider.rpc import bind, make_server
@@ -92,7 +92,7 @@ async def pool_of(*addresses: str, **settings: Any) -> AsyncIterator[TokenizerPo
     pool = TokenizerPool(
         targets,
         policy=DiscoveryPolicy(),
-        clock=time.monotonic,
+        clock=AwakeClock(),
         rng=Random(1),
         **(values | settings),
     )

@@ -48,7 +48,7 @@ def test_chats_through_a_small_cache_have_the_vocabularys_ids(
     def check(chat: list[Message]) -> None:
         for turns in range(1, len(chat) + 1):  # as a chat grows
             if any(message.content for message in chat[:turns]):
-                ids = encoder.encode_chat(chat[:turns]).tolist()
+                ids = encoder.encode_chat(chat[:turns], b"me").tolist()
                 assert ids == vocabulary.encode_chat(chat[:turns])
 
     check()
@@ -66,7 +66,7 @@ def test_a_chat_without_typed_control_tokens_is_what_the_rendered_text_is(
     def check(chat: list[Message]) -> None:
         rendered = "".join(segment.text for segment in vocabulary.segments(chat))
         expected = plain.encode(rendered, add_special_tokens=False).ids
-        assert encoder.encode_chat(chat).tolist() == expected
+        assert encoder.encode_chat(chat, b"me").tolist() == expected
 
     check()
 
@@ -81,10 +81,10 @@ def test_a_growing_chat_encodes_only_what_is_new(vocabulary: Vocabulary) -> None
 
     encoder = CachingEncoder(vocabulary, Guarded(None, Recording(vocabulary), why="test"))
     chat = [Message("system", "Be brief."), Message("user", "One?")]
-    encoder.encode_chat(chat)
+    encoder.encode_chat(chat, b"me")
     encoded.clear()
     chat += [Message("assistant", "Yes."), Message("user", "Two?")]
-    encoder.encode_chat(chat)
+    encoder.encode_chat(chat, b"me")
     assert encoded == ["assistant\nYes.", "user\nTwo?"]
 
 
@@ -92,7 +92,7 @@ def test_hits_are_counted_by_what_the_text_is(vocabulary: Vocabulary) -> None:
     encoder = encoder_of(vocabulary, REFERENCE)
     chat = [Message("system", "Be brief."), Message("user", "word " * 1000)]
     for _ in range(2):
-        encoder.encode_chat(chat)
+        encoder.encode_chat(chat, b"me")
     seen = {c: (one.num_texts, one.num_hits) for c, one in encoder.lookups.items() if one.num_texts}
     assert seen == {
         Content.SYSTEM: (2, 1),
@@ -124,11 +124,11 @@ def test_what_a_backend_gave_before_it_was_turned_off_is_forgotten(vocabulary: V
     guarded = Guarded(Wrong(vocabulary), Reference(vocabulary), why="test", sample_every=3)
     encoder = CachingEncoder(vocabulary, guarded)
     guarded.canary.num_texts = 1  # the next two are not in the sample
-    assert encoder.encode("hello").tolist() == [0]
+    assert encoder.encode("hello", scope=b"me").tolist() == [0]
     for text in ("a", "b", "c"):
-        encoder.encode(text)
+        encoder.encode(text, scope=b"me")
     assert not guarded.is_fast
-    assert encoder.encode("hello").tolist() == vocabulary.encode("hello")
+    assert encoder.encode("hello", scope=b"me").tolist() == vocabulary.encode("hello")
 
 
 def test_lone_surrogates_are_refused(vocabulary: Vocabulary) -> None:

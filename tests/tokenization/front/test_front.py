@@ -58,7 +58,8 @@ def submit(
     tokenization: Front, ask: list[Message], *, is_typed: bool = False
 ) -> tuple[Job, asyncio.Future[Outcome]]:
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-    return tokenization.submit(ask, future.set_result, is_typed=is_typed), future
+    answer = future.set_result
+    return tokenization.submit(ask, answer, scope=b"scope", is_typed=is_typed), future
 
 
 class Gate:

@@ -34,10 +34,10 @@ def test_lookups_backends_and_canaries_are_read_when_asked_for(encoder: CachingE
     value = registry.get_sample_value
     assert value("outrider_tokenization_backend", {"backend": "wrong", "why": "test"}) == 1
     for text in ("fine", "fine"):
-        encoder.encode(text, Content.DOCUMENT)
+        encoder.encode(text, Content.DOCUMENT, b"me")
     assert value("outrider_tokenization_cache_entries") == encoder.size[0] > 0
     assert value("outrider_tokenization_cache_bytes") == encoder.size[1] > 0
-    encoder.encode("bad Z", Content.DOCUMENT)
+    encoder.encode("bad Z", Content.DOCUMENT, b"me")
     labels = {"content": "document"}
     assert value("outrider_tokenization_cache_texts_total", labels) == 3
     assert value("outrider_tokenization_cache_hits_total", labels) == 1

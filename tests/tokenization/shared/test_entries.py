@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.tokenization.shared.entries import Entries
+from outrider.codec import varint
+from outrider.tokenization.shared.entries import MIN_VALUE_BYTES, Entries
 
 DIGEST = bytes(range(32))
 ENTRIES = Entries("secret", DIGEST, 1000)
@@ -34,6 +36,26 @@ def test_a_changed_or_cut_value_is_not_read(ids: array[int], data: st.DataObject
     changed[at] ^= data.draw(st.integers(1, 255))
     assert ENTRIES.ids(name, bytes(changed)) is None
     assert ENTRIES.ids(name, value[:at]) is None
+
+
+@given(IDS)
+def test_a_value_shows_neither_ids_nor_how_many(ids: array[int]) -> None:
+    name = ENTRIES.name("text", b"", "maker")
+    value = ENTRIES.value(name, ids)
+    length = len(value) - 16
+    assert length >= MIN_VALUE_BYTES and length & (length - 1) == 0
+    assert length < 2 * max(MIN_VALUE_BYTES, 4 + 2 * len(ids) + 1)
+    packed = varint.encode_array(np.frombuffer(ids, dtype=np.uint32))
+    assert len(packed) < 4 or packed not in value
+    assert value == ENTRIES.value(name, ids), "two processes write the same"
+    assert value != ENTRIES.value(ENTRIES.name("other", b"", "maker"), ids)
+
+
+def test_numbers_in_front_of_zeros_are_read_up_to_their_count() -> None:
+    name = ENTRIES.name("text", b"", "maker")
+    for ids in ([0], [0, 0, 0], [128, 0], [], list(range(300))):
+        numbers = array("I", ids)
+        assert ENTRIES.ids(name, ENTRIES.value(name, numbers)) == numbers
 
 
 def test_ids_outside_the_vocabulary_are_not_read() -> None:

@@ -14,7 +14,13 @@ import redis
 from outrider.testing import eventually, free_tcp_port
 from outrider.tokenization.shared.breaker import BreakerPolicy
 from outrider.tokenization.shared.entries import Entries
-from outrider.tokenization.shared.tokens import Line, RedisTokens, SharedPolicy, connect
+from outrider.tokenization.shared.tokens import (
+    Line,
+    RedisAddress,
+    RedisTokens,
+    SharedPolicy,
+    connect,
+)
 from tests.redis_server import RedisServer, redis_server
 
 IDS = array("I", range(100))
@@ -31,7 +37,7 @@ def server() -> Iterator[RedisServer]:
 @contextmanager
 def a_process(url: str, policy: SharedPolicy = POLICY) -> Iterator[tuple[Line, RedisTokens]]:
     """What a process has: its own connections, breaker and writer."""
-    line = Line(connect(url, 1.0, 4), policy)
+    line = Line(connect(RedisAddress(url), 1.0, 4), policy)
     try:
         yield line, RedisTokens(line, Entries("secret", bytes(32), 1000), min_chars=10)
     finally:
@@ -96,7 +102,7 @@ def test_nobody_is_asked_while_the_breaker_is_open() -> None:
 def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        line = Line(connect(url, 0.005, 2), POLICY)
+        line = Line(connect(RedisAddress(url), 0.005, 2), POLICY)
         tokens = RedisTokens(line, Entries("secret", bytes(32), 1000), min_chars=10)
         assert tokens.get([TEXT], b"", "maker") == [None]
         line.close()

@@ -9,17 +9,20 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
-from outrider.rpc import from_rpc_error
-from outrider.testing import eventually
-from outrider.v1 import common_pb2, tokenizer_pb2
+from outrider.rpc import from_rpc_error, make_channel
+from outrider.testing import eventually, free_tcp_port
+from outrider.tls import Role
+from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from tests.models import corpus
+from tests.tls.issuing import Issuer
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
 
 pytestmark = pytest.mark.model
@@ -104,15 +107,27 @@ async def test_workers_are_killed_and_the_ids_stay_the_same(
     assert children() == []
 
 
-async def test_a_worker_of_another_node_joins_and_leaves(
-    vocabulary: Vocabulary, coder: TokenCoder, text: str
+async def test_a_worker_of_another_node_joins_with_a_certificate(
+    vocabulary: Vocabulary, coder: TokenCoder, text: str, tmp_path: Path
 ) -> None:
-    async with running_tokenizer(vocabulary, worker_processes=0, part_chars=4_000) as service:
+    issuer, port = Issuer(tmp_path), free_tcp_port()
+    settings: dict[str, Any] = {
+        "worker_processes": 0,
+        "worker_port": port,
+        "part_chars": 4_000,
+        "tls": issuer.config(Role.TOKENIZER),
+        "caller": issuer.tls(Role.ROUTER),
+    }
+    joining = issuer.config(Role.TOKENIZER_WORKER)
+    async with running_tokenizer(vocabulary, **settings) as service:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "UNAVAILABLE"
-        command = ("-m", "services.tokenizer.parts", service.address, "--name", "far")
-        worker = await asyncio.create_subprocess_exec(sys.executable, *command)
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.tokenizer.parts", f"127.0.0.1:{port}"),
+            *("--name", "far", "--certificate", str(joining.certificate)),
+            *("--private-key", str(joining.private_key), "--ca", str(joining.ca)),
+        )
         try:
             await once_not_refused(service, "UNAVAILABLE")
             ids = [i async for block in tokenize(service, coder, text) for i in block]
@@ -120,6 +135,33 @@ async def test_a_worker_of_another_node_joins_and_leaves(
         finally:
             worker.terminate()
             assert await worker.wait() == 0
+
+
+async def test_nobody_joins_without_being_a_worker(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    issuer, port = Issuer(tmp_path), free_tcp_port()
+    router = issuer.tls(Role.ROUTER)
+    settings: dict[str, Any] = {"tls": issuer.config(Role.TOKENIZER), "caller": router}
+    hello = tokenizer_pb2.WorkRequest(hello=tokenizer_pb2.WorkerHello(name="stranger", places=1))
+    async with running_tokenizer(vocabulary, **settings, worker_port=port) as service:
+        for address, caller, reason in (
+            (f"127.0.0.1:{port}", router, "PERMISSION_DENIED"),
+            # On the port of those that bring texts there is no such service, for anyone.
+            (service.address, issuer.tls(Role.TOKENIZER_WORKER), "UNIMPLEMENTED"),
+        ):
+            async with make_channel(address, tls=caller, role=Role.TOKENIZER) as channel:
+                stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Work(iter([hello])).read()
+                code = refused.value.code().name
+                assert reason in (code, from_rpc_error(refused.value).reason)
+
+
+async def test_without_a_port_for_workers_none_of_other_nodes_join(vocabulary: Vocabulary) -> None:
+    async with running_tokenizer(vocabulary, worker_processes=0) as service:
+        stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(service.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Work(iter([])).read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_cancelled_text_is_forgotten(vocabulary: Vocabulary) -> None:

@@ -16,9 +16,9 @@ from outrider.engines.base import Engine
 from outrider.engines.draft.calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import Phrases
 from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
+from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.link import first_guess_limit_s, heard_of
 from services.edge.drafter.messages import Commit, Open
 from services.edge.drafter.settings import DrafterLimits
@@ -108,9 +108,7 @@ class GuessRecorder:
             engine.info,
             DrafterLimits(),
             calibration,
-            Phrases(prior),
-            sources=sources,
-            isolated=True,
+            LearnedByGroup(prior, sources),  # no reply is of a group
         )
 
     def guesses(self, reply: Reply, rtt_s: float) -> Guessed:
@@ -190,7 +188,7 @@ class DisplayReplay:
         tools = replace(
             self._tools,
             has_drafter=True,
-            averages=Averages(self._sources),
+            averages=lambda group: Averages(self._sources),
             first_guess_s=lambda num_tokens: first_guess_limit_s(
                 num_tokens, speeds.draft_row_ms / 1e3
             ),

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import gguf
 import openvino as ov
 
 from outrider.engines.base import Ids
@@ -29,6 +28,7 @@ from outrider.engines.openvino.graph.layouts import (
 from outrider.engines.openvino.graph.repacking import RepackedModel
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.catalog import ModelSpec
+from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.store import ModelStore
 
 CONVERTER_VERSION = 2
@@ -132,20 +132,20 @@ def save_graph(work: Path, folder: Path, layout: Layout, repacked: RepackedModel
 
 
 def read_facts(source: Path) -> ModelFacts:
-    """Read them from the GGUF metadata. Raises UnsupportedModelError if they are not there."""
+    """Read them from the GGUF metadata. Raises UnsupportedModelError if they are not there, and
+    ArtifactCorruptError if it is no GGUF file."""
+    reader = open_gguf(source)
+    architecture = content_of(reader, "general.architecture")
+    context = f"{architecture}.context_length"
     try:
-        reader = gguf.GGUFReader(source)
-        architecture = reader.fields["general.architecture"].contents()
         return ModelFacts(
             vocabulary_size=len(reader.fields["tokenizer.ggml.tokens"].data),
-            max_context_tokens=int(reader.fields[f"{architecture}.context_length"].contents()),
+            max_context_tokens=int(content_of(reader, context)),
         )
-    except KeyError as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
-            f"the model file lacks {error}; use a complete GGUF file"
+            f"the model file lacks tokenizer.ggml.tokens or {context}; use a complete GGUF file"
         ) from error
-    except (ValueError, IndexError) as error:
-        raise UnsupportedModelError(f"the model file is no GGUF file: {error}") from error
 
 
 def _run_child(source: Path) -> None:

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from gguf import (
     GGMLQuantizationType,
-    GGUFReader,
     GGUFWriter,
     LlamaFileType,
     dequantize,
@@ -26,6 +25,7 @@ from gguf import (
 
 from outrider.engines.draft.composing import copy_fields
 from outrider.errors import UnsupportedModelError
+from outrider.models.gguf_file import content_of, open_gguf
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -55,8 +55,8 @@ class RepackedModel:
     def __init__(self, source: Path, target: Path) -> None:
         """Write `target`, the copy. Raises UnsupportedModelError for a matrix of a type unknown."""
         self._matrices: list[_Matrix] = []
-        reader = GGUFReader(source)
-        writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+        reader = open_gguf(source)
+        writer = GGUFWriter(target, str(content_of(reader, "general.architecture")))
         copy_fields(reader, writer, lambda name: not name.startswith(_OF_THE_COPY))
         writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
         for tensor in reader.tensors:

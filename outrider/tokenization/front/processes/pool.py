@@ -93,7 +93,7 @@ class Sibling:
     def _outcome(self, connection: Connection, job: Job) -> Outcome:
         try:
             check_messages(job.messages)
-            answer = child.ask(connection, job.messages) if self.is_alive else b""
+            answer = child.ask(connection, job.messages, job.scope) if self.is_alive else b""
             if answer:
                 return as_tuple(array("I", answer))
             return tuple(self._vocabulary.encode_chat(job.messages))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -16,13 +15,11 @@ import numpy as np
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
 from outrider.engines.draft.calibration import DraftCalibration
 from outrider.errors import ConfigError
-from outrider.speculation.phrases import Phrases
-from outrider.speculation.platt import SourceCalibrations
 from outrider.speculation.suffix import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser
 from services.edge.drafter.core.kv import Kv, KvRoom, Orders
+from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.core.line import Line
-from services.edge.drafter.core.rates import Rates
 from services.edge.drafter.core.session import DraftSession
 from services.edge.drafter.core.tally import Tally
 from services.edge.drafter.core.telling import Telling
@@ -70,24 +67,19 @@ class Drafter:
         info: EngineInfo,
         limits: DrafterLimits,
         calibration: DraftCalibration,
-        phrases: Phrases | None = None,
-        *,
-        sources: SourceCalibrations | None = None,
-        isolated: bool = False,
+        learned: LearnedByGroup | None = None,
     ) -> None:
-        """`sources`: what promises are worth before the first reply. `isolated`: no session learns
-        from another. Raises ConfigError for an engine that cannot take rounds of one token."""
+        """`learned`: what sessions learn from others. Raises ConfigError for an engine that cannot
+        take rounds of one token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
         self._info = info
         self._limits = limits
         self._calibration = calibration
-        self._phrases, self._isolated = phrases, isolated
+        self._learned = learned or LearnedByGroup()
         self._room = KvRoom(info)
         self._sessions: dict[int, DraftSession] = {}
         self._telling: dict[int, Telling] = {}
-        self._new_rates = partial(Rates.starting, sources or SourceCalibrations())
-        self._rates = {sampled: self._new_rates(are_sampled=sampled) for sampled in (False, True)}
         self._in_call: set[int] = set()
         """Sessions with a round in the call being made."""
         self.tally = Tally()
@@ -117,7 +109,7 @@ class Drafter:
             self.tally.num_refused += 1
             return
         sampled, size = opening.params.temperature > 0.0, self._info.vocabulary_size
-        phrases, rates = self._learned(sampled)
+        phrases, rates = self._learned.of(opening.group, are_sampled=sampled)
         session = DraftSession(
             opening,
             chooser=Chooser(opening.params, size, opening.prompt, self._calibration),
@@ -127,20 +119,13 @@ class Drafter:
                 num_prompt=len(opening.prompt),
                 sampled=sampled,
             ),
-            rates=rates,
+            rates=rates.for_reply(),
             limits=self._limits,
             tally=self.tally,
             kv=self._room.new(),
         )
         self._sessions[opening.session] = session
         self._telling[opening.session] = Telling(self._limits, now)
-
-    def _learned(self, sampled: bool) -> tuple[Phrases | None, Rates]:
-        """What a reply begins with, and adds to."""
-        if not self._isolated:
-            return self._phrases, self._rates[sampled].for_reply()
-        fresh = None if self._phrases is None else self._phrases.fresh()
-        return fresh, self._new_rates(are_sampled=sampled).for_reply()
 
     def commit(self, commit: Commit, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""

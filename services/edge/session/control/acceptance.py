@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from outrider.speculation.platt import SourceCalibrations
 from services.edge.session.control.calibration import MAX_SOURCES, OTHER, Calibrations
@@ -20,6 +22,8 @@ _PRIOR = 0.6
 _PRIOR_WEIGHT = 4.0
 _SEASONED = 30.0
 """Outcomes, of which those long ago count less."""
+MAX_GROUPS: Final = 1024
+"""Trust groups whose averages are kept, some 10 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class _Sum:
 class Acceptance:
     """Chance that a draft is right after right ones: a ratio of sums that forget, not a mean of
     ratios, which would be biased by short chains (Jensen). Where little was seen of a depth, it is
-    believed to be as in `average`, that of all chats of the edge; and there, as at other depths."""
+    believed to be as in `average`, that of all chats of a group; and there, as at other depths."""
 
     def __init__(self, average: Acceptance | None = None) -> None:
         self._average = average
@@ -123,21 +127,71 @@ class Acceptance:
         return self._sums.setdefault((source, bucket), _Sum())
 
 
-class Averages:
-    """What an edge has learned from all its chats, for those to come."""
+@dataclass(slots=True)
+class Surroundings:
+    """What an edge has learned of its region: round trip and pace, nothing of words."""
 
-    def __init__(self, shipped: SourceCalibrations | None = None) -> None:
+    conditions: Conditions | None = None
+    """Those that a chat found last."""
+
+
+class Averages:
+    """What an edge has learned from the chats of one trust group, for those to come."""
+
+    def __init__(
+        self,
+        shipped: SourceCalibrations | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:
         """`shipped`: what sources' promises are worth before the first chat. Only the edge's own
-        copies begin there: the drafter beside has corrected its promises already."""
+        copies begin there: the drafter beside has corrected its promises already.
+        `surroundings`: what is common to all groups."""
         own = None if shipped is None else shipped.only(CopyDrafter.SOURCE)
+        self._surroundings = surroundings or Surroundings()
         self.acceptance = Acceptance()
         self.own_pace = OwnPace()
-        self.conditions: Conditions | None = None
-        """Those that a chat found last; a new one takes them for its own until it has seen them."""
         self._calibrations = tuple(
             Calibrations(own, are_sampled=are_sampled) for are_sampled in (False, True)
         )
 
+    @property
+    def conditions(self) -> Conditions | None:
+        """A new chat takes these for its own until it has seen them. How many tokens the region
+        finds by itself follows from the words, so that is the group's own."""
+        found = self._surroundings.conditions
+        return None if found is None else replace(found, own_tokens=self.own_pace.tokens)
+
+    @conditions.setter
+    def conditions(self, found: Conditions) -> None:
+        self._surroundings.conditions = found
+
     def calibrations(self, *, sampled: bool) -> Calibrations:
         """What promises are worth in greedy replies, or in sampled ones."""
         return self._calibrations[sampled]
+
+
+class GroupAverages:
+    """One Averages per trust group: how well drafts do tells of what others say."""
+
+    def __init__(
+        self, shipped: SourceCalibrations | None = None, max_groups: int = MAX_GROUPS
+    ) -> None:
+        """`shipped`: where each begins."""
+        self._shipped = shipped
+        self._max_groups = max_groups
+        self._surroundings = Surroundings()
+        self._groups: OrderedDict[bytes, Averages] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def of(self, group: bytes) -> Averages:
+        """The group's own; the one not asked for longest makes room for a new one. The empty
+        group's are new each time."""
+        found = self._groups.get(group) or Averages(self._shipped, self._surroundings)
+        if group:
+            self._groups[group] = found
+            self._groups.move_to_end(group)
+            if len(self._groups) > self._max_groups:
+                self._groups.popitem(last=False)
+        return found

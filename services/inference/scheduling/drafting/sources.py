@@ -111,7 +111,8 @@ class DraftSources:
     def __init__(
         self, chain: EdgeChain | None, drafter: SuffixDrafter | None, average: Acceptance
     ) -> None:
-        """`average` is over the edge drafts of all sessions: what a new one is believed to be."""
+        """`average` is over the edge drafts of a trust group's sessions: what a new one is believed
+        to be."""
         self.chain = chain
         self._drafter = drafter
         self._average = average

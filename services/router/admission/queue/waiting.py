@@ -27,12 +27,12 @@ class Pool:
     def __len__(self) -> int:
         return sum(map(len, self.lanes.values()))
 
-    def num_ahead(self, lane: Lane, tenant: str) -> int:
-        """Sessions that leave before one of this tenant that came now: those of higher classes,
-        and of its own as many of every tenant as it has itself."""
+    def num_ahead(self, lane: Lane, share: str) -> int:
+        """Sessions that leave before one of this share that came now: those of higher classes,
+        and of its own as many of every share as it has itself."""
         own = self.lanes[lane]
-        rounds = 1 + own.length(tenant)
-        fair = min(len(own), rounds * max(1, own.num_tenants))
+        rounds = 1 + own.length(share)
+        fair = min(len(own), rounds * max(1, own.num_shares))
         return fair + sum(len(queue) for other, queue in self.lanes.items() if other > lane)
 
     def heads(self, now: float) -> Iterator[tuple[Ticket, Lane]]:
@@ -132,16 +132,16 @@ class WaitingRoom:
             self._ends = [end for end in self._ends if end[2].is_waiting]
             heapq.heapify(self._ends)
 
-    def victim(self, bar: Lane, lane: Lane, tenant: str) -> Ticket | None:
-        """Who of the line `bar` has to leave for one of this line and tenant: the last of the
-        tenant with most sessions there. None: the newcomer itself."""
+    def victim(self, bar: Lane, lane: Lane, share: str) -> Ticket | None:
+        """Who of the line `bar` has to leave for one of this line and share: the last of the
+        share with most sessions there. None: the newcomer itself."""
         queues = [pool.lanes[bar] for pool in self._pools.values()]
         last = [(queue, ticket) for queue in queues if (ticket := queue.last_of_longest())]
         if not last:
             return None
-        queue, ticket = max(last, key=lambda entry: entry[0].length(entry[1].tenant))
-        num_own = sum(queue.length(tenant) for queue in queues)
-        is_fair = bar < lane or queue.length(ticket.tenant) > num_own + 1
+        queue, ticket = max(last, key=lambda entry: entry[0].length(entry[1].share))
+        num_own = sum(queue.length(share) for queue in queues)
+        is_fair = bar < lane or queue.length(ticket.share) > num_own + 1
         return ticket if is_fair else None
 
     def expire(self, now: float) -> list[Ticket]:

@@ -123,9 +123,13 @@ class Entry:
 
     def expire(self, now: float) -> list[Ending]:
         """What passes with time alone: waits that were too long."""
-        self._scout.survey(self._registry)
+        self.survey(now)
         self._admission.expire(now)
         return self._refused(now)
+
+    def survey(self, now: float) -> None:
+        """The fleet is not what it was."""
+        self._scout.survey(self._registry, now)
 
     def began(self, session: Session[Up], now: float) -> None:
         """A session had its first token."""
@@ -156,6 +160,7 @@ class Entry:
             request=request,
             max_tokens=frame.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             tenant=frame.tenant,
+            queue_share=frame.queue_share or frame.cache_salt,
             priority=granted,
             deadline_at=session.deadline_at,
             has_started=session.is_under_way,

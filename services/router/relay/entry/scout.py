@@ -13,26 +13,30 @@ from services.router.placement.request import Decision, Request
 class FleetScout:
     """Knows how far each region is, and asks placement for the best replica of some."""
 
-    def __init__(self, decide: Callable[[Request, float], Decision], region: str) -> None:
-        """`decide` is placement's, `region` the router's own."""
+    def __init__(
+        self, decide: Callable[[Request, float], Decision], region: str, return_s: float
+    ) -> None:
+        """`decide` is placement's, `region` the router's own; a replica that was lost less than
+        `return_s` ago may be back at once."""
         self._decide = decide
         self._region = region
+        self._return_s = return_s
         self._at_home: set[str] = set()
         """Models with replicas in the router's own region, in service or not."""
-        self._ailing: dict[str, set[str]] = {}
-        """By model, the regions of replicas whose stream is up but that take no sessions now."""
+        self._returning: dict[str, set[str]] = {}
+        """By model, the regions of replicas that take no sessions now, but may soon."""
         self._rtt_ms: dict[str, dict[str, float]] = {}
         """By model and region, of the replicas that take sessions: the least of late, which a busy
         machine does not change."""
 
-    def survey(self, replicas: Iterable[Replica]) -> None:
+    def survey(self, replicas: Iterable[Replica], now: float) -> None:
         """Look at the fleet anew: which regions serve which model, and how far they are."""
-        self._rtt_ms, self._ailing, self._at_home = {}, {}, set()
+        self._rtt_ms, self._returning, self._at_home = {}, {}, set()
         for replica in replicas:
             if replica.region == self._region:
                 self._at_home.add(replica.model_name)
-            if replica.is_ailing:
-                self._ailing.setdefault(replica.model_name, set()).add(replica.region)
+            if replica.may_return(self._return_s, now):
+                self._returning.setdefault(replica.model_name, set()).add(replica.region)
             if replica.takes_sessions:
                 found = self._rtt_ms.setdefault(replica.model_name, {})
                 nearest = found.get(replica.region, replica.rtt.min_ms)
@@ -49,8 +53,8 @@ class FleetScout:
 
     def may_return(self, request: Request) -> bool:
         """Whether a replica that may serve it is there, though it takes no sessions just now."""
-        ailing = self._ailing.get(request.model, set())
-        return bool(ailing.intersection(request.residency) if request.residency else ailing)
+        found = self._returning.get(request.model, set())
+        return bool(found.intersection(request.residency) if request.residency else found)
 
     def look(self, request: Request, region: str, now: float) -> Sight:
         """The best replica in a region; "": in any that the request allows. Raises what placement

@@ -3,7 +3,8 @@
 A replica with sessions in the middle of their replies makes calls, and every call commits: when
 none of them gets a token within many times what a call takes, it hangs, though its process may
 answer every question. Who is not being served yet has nothing to be silent about: for that the
-heartbeat of the replica's reports stands (services.router.fleet).
+heartbeat of the replica's reports stands (services.router.fleet). Times are those of a clock that
+stands still while this process does (outrider.peers.awake): its own pauses are nobody's silence.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from dataclasses import dataclass
 
 CHUNK_TOKENS = 256
 """Rows of the longest usual engine call: a chunk of a prompt."""
-
-_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class Silence:
     def __init__(self, policy: SilencePolicy) -> None:
         self._policy = policy
         self._heard_at: dict[int, float] = {}
-        self._ticked_at: float | None = None
 
     def detached(self, stream: int) -> None:
         """It is no more."""
@@ -44,12 +42,6 @@ class Silence:
     def heard(self, stream: int, now: float) -> None:
         """A frame came."""
         self._heard_at[stream] = now
-
-    def tick(self, now: float) -> None:
-        """Called ten times a second: after a pause of this process no silence before it counts."""
-        if self._ticked_at is not None and now - self._ticked_at >= _PAUSE_S:
-            self._heard_at = dict.fromkeys(self._heard_at, now)
-        self._ticked_at = now
 
     def limit_s(self, fixed_ms: float, row_ms: float) -> float:
         """How long a replica of this cost may be silent in the middle of replies."""

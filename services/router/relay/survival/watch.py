@@ -73,15 +73,19 @@ class Watch:
         self._admission = admission
         self._stalls_at = 0.0
 
-    def detached(self, replica: str, stream: int, now: float) -> list[Leaving]:
-        """A replica's stream broke."""
+    def detached(
+        self, replica: str, stream: int, now: float, *, is_own: bool = False
+    ) -> list[Leaving]:
+        """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any
+        request."""
         self._silence.detached(stream)
         sessions = self._table.detach_stream(stream)
         cancelled = CancelledError("The session was cancelled.")
         closing = [s for s in sessions if s.state is State.CLOSING]
         others = (s for s in sessions if s.state is not State.CLOSING)
         leaving = [Leaving(session, Input.LOST, cancelled) for session in closing]
-        return [*leaving, *self._die(others, lost(replica, "was lost"))]
+        leave = self._depart if is_own else self._die
+        return [*leaving, *leave(others, lost(replica, "was lost"))]
 
     def read(self, stream: int, session: Session[Up], response: Down, now: float) -> Said | None:
         """A frame of a live session; None for one of no known kind."""
@@ -126,7 +130,6 @@ class Watch:
 
     def silent(self, now: float) -> list[Leaving]:
         """What time alone says: the sessions of replicas that hang."""
-        self._silence.tick(now)
         found = [
             leaving for stream in self._dispatch.streams for leaving in self._hung(stream, now)
         ]
@@ -180,7 +183,9 @@ class Watch:
             for session in self._table.stream_sessions(stream):
                 is_waiting = session.state is State.STREAMING and session.open is not None
                 if is_waiting and self._silence.is_stalled(session.heard_at, now):
-                    self._registry.failed(name, "a session made no progress", now)
+                    # Where sessions queue, others have the better right: that is no failure.
+                    if not self._registry[name].is_busy:
+                        self._registry.failed(name, "a session made no progress", now)
                     yield Leaving(session, Input.LEFT, lost(name, "made no progress"))
 
     def _die(

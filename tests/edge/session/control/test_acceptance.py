@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +14,12 @@ from services.edge.session.control.acceptance import (
     NUM_BUCKETS,
     Acceptance,
     Averages,
+    GroupAverages,
     Outcome,
     bucket_of,
 )
 from services.edge.session.control.calibration import MAX_SOURCES
+from services.edge.session.control.model import Conditions
 from services.edge.session.sources.copies import CopyDrafter
 
 
@@ -89,3 +93,22 @@ def test_what_the_drafter_has_corrected_is_not_corrected_again() -> None:
         known = Averages(shipped).calibrations(sampled=sampled)
         assert known.chance("model", 0.6, 0) == pytest.approx(0.6)
         assert known.chance(CopyDrafter.SOURCE, 0.6, 0) == pytest.approx(lines[0].chance(0.6))
+
+
+def test_groups_share_what_the_region_is_like_and_nothing_that_follows_from_words() -> None:
+    known, empty = GroupAverages(max_groups=2), GroupAverages(max_groups=2)
+    talker, listener = known.of(b"a"), known.of(b"b")
+    found = Conditions(rtt_s=0.1, draft_s=0.001, interval_s=0.02, row_s=0.001, own_tokens=3.0)
+    for _ in range(40):
+        talker.acceptance.observe([outcome(0, True)])
+        talker.own_pace.observe(5)
+        talker.calibrations(sampled=False).observe("model", 0.5, 0, right=True)
+    talker.conditions = found
+    assert known.of(b"a") is talker and talker.acceptance.is_seasoned
+    assert talker.acceptance.rate(0) > 0.9 > listener.acceptance.rate(0)
+    assert listener.acceptance.survival(9) == empty.of(b"b").acceptance.survival(9)
+    assert listener.calibrations(sampled=False).chance("model", 0.5, 0) == 0.5
+    assert listener.conditions == replace(found, own_tokens=1.0)
+    assert not known.of(b"").acceptance.is_seasoned and known.of(b"") is not known.of(b"")
+    known.of(b"c")
+    assert len(known) == 2, "the group not asked for longest is forgotten"

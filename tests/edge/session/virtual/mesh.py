@@ -140,7 +140,7 @@ class Mesh:
             new_drafter=lambda: Beside(self, self.truth),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
-            averages=averages,
+            averages=lambda group: averages,
         )
 
     def wake(self, at: float) -> None:

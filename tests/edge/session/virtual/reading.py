@@ -52,12 +52,13 @@ class Reading:
         reply = ReplyPolicy(
             drafts=DraftLimits(min_survival=0.1), display=display or DisplayPolicy()
         )
+        known = averages or Averages()
         tools = ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
             new_drafter=lambda: Beside(self, self._truth, boast=boast),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
-            averages=averages or Averages(),
+            averages=lambda group: known,
         )
         self.chat = ChatSession(SessionPolicy(DIGEST, 2048, reply=reply), tools, 0.0)
 

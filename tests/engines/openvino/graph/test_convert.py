@@ -16,7 +16,7 @@ from outrider.engines.openvino.graph.convert import (
     read_facts,
 )
 from outrider.engines.openvino.graph.layouts import DEFAULT_LAYOUT
-from outrider.errors import UnsupportedModelError
+from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 
@@ -64,7 +64,7 @@ def test_missing_facts_are_named(tmp_path: Path) -> None:
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
+    with pytest.raises(ArtifactCorruptError, match="GGUF"):
         read_facts(source)
 
 

@@ -30,10 +30,15 @@ class SteepEngine(FakeEngine):
 
 
 def seconds(
-    kind: type[FakeEngine], options: FakeOptions, num_sessions: int, *, drafts: bool
+    kind: type[FakeEngine],
+    options: FakeOptions,
+    num_sessions: int,
+    *,
+    drafts: bool,
+    salt: bytes = b"known",
 ) -> tuple[float, list[list[int]]]:
     """How long so many replies of 120 tokens take, and the replies, on a replica that has served
-    NUM_BEFORE others."""
+    NUM_BEFORE others, of the trust group "known"."""
     limits = SchedulerLimits()
     driver = Driver(options, limits)
     driver.engine = kind(options)
@@ -45,7 +50,9 @@ def seconds(
             driver.finish()
             begin = driver.now
         prompt = (3 + number, *range(3, 20))
-        driver.open(OpenRequest(number + 1, prompt, sampling, region_drafts=drafts))
+        group = b"known" if number < NUM_BEFORE else salt
+        request = OpenRequest(number + 1, prompt, sampling, region_drafts=drafts, cache_salt=group)
+        driver.open(request)
     driver.finish()
     return driver.now - begin, [peer.reply for peer in driver.peers.values()]
 
@@ -63,6 +70,21 @@ def test_drafts_cost_at_most_one_part_in_a_hundred(
     on_s, replies = seconds(FakeEngine, options, num_sessions, drafts=True)
     assert replies == truth
     assert on_s <= off_s / 0.99
+
+
+@pytest.mark.parametrize("repetition", [USELESS, MIXED, CYCLES])
+@pytest.mark.parametrize("num_sessions", [1, 8])
+def test_a_group_that_is_heard_of_first_pays_little_for_what_it_may_not_know(
+    num_sessions: int, repetition: float
+) -> None:
+    """What drafts were worth to others is theirs, so it finds out for itself."""
+    options = FakeOptions(
+        repetition=repetition, fixed_ms=10.0, row_ms=1.0, num_blocks=1024, min_rows=1
+    )
+    off_s, truth = seconds(FakeEngine, options, num_sessions, drafts=False, salt=b"new")
+    on_s, replies = seconds(FakeEngine, options, num_sessions, drafts=True, salt=b"new")
+    assert replies == truth
+    assert on_s <= off_s / 0.98
 
 
 @pytest.mark.parametrize("repetition", [USELESS, MIXED, CYCLES])

@@ -168,7 +168,7 @@ def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -
             there.remove(head)
         assert len(queue) == len(there)
         assert queue.oldest() is (there[0] if there else None)
-        assert queue.num_tenants == len({entry.tenant for entry in there})
+        assert queue.num_shares == len({entry.share for entry in there})
 
 
 def test_tenants_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

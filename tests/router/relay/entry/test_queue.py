@@ -220,3 +220,26 @@ async def test_a_replica_lost_while_sessions_wait_is_told_when_no_other_is_left(
     mesh.lose("far")
     tick(mesh)
     assert reasons(await mesh.at_edge(edge)) == [(1, "NO_REPLICA")]
+
+
+async def test_a_session_waits_for_replicas_that_were_lost_a_moment_ago_and_no_longer() -> None:
+    mesh = Mesh(return_s=2.0)
+    edge = mesh.edge()
+    for name in ("near", "far"):
+        mesh.lose(name, is_own=True)
+    mesh.send(edge, opening(1))
+    assert state(mesh, edge) is State.QUEUED
+    tick(mesh, 1.0)
+    before = mesh.num_hurries
+    mesh.connect("near")
+    assert mesh.num_hurries > before, "who waits goes on at once"
+    mesh.switch.go_on(mesh.clock())
+    assert state(mesh, edge) is State.OPENING
+    mesh.lose("near", is_own=True)
+    mesh.send(edge, opening(2))
+    for _ in range(21):
+        tick(mesh)
+    assert reasons(await mesh.at_edge(edge)) == [(2, "NO_REPLICA")]
+    mesh.send(edge, opening(3))
+    assert reasons(await mesh.at_edge(edge)) == [(3, "NO_REPLICA")], "at once, from then on"
+    mesh.metrics.close()

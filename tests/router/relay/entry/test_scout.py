@@ -20,11 +20,14 @@ class Row:
     rtt_ms: float
     model_name: str = "m"
     takes_sessions: bool = True
-    is_ailing: bool = False
+    is_returning: bool = False
     rtt: RoundTrip = field(init=False)
 
     def __post_init__(self) -> None:
         self.rtt = RoundTrip(self.rtt_ms)
+
+    def may_return(self, return_s: float, now: float) -> bool:
+        return self.is_returning
 
 
 def scout(*rows: Any, region: str = "us", asked: list[Request] | None = None) -> FleetScout:
@@ -33,8 +36,8 @@ def scout(*rows: Any, region: str = "us", asked: list[Request] | None = None) ->
             asked.append(request)
         return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5)
 
-    found = FleetScout(decide, region)
-    found.survey(rows)
+    found = FleetScout(decide, region, return_s=2.0)
+    found.survey(rows, 0.0)
     return found
 
 
@@ -62,7 +65,7 @@ def test_residency_and_model_bound_what_is_home() -> None:
 
 
 def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None:
-    found = scout(Row("eu", 90.0, takes_sessions=False, is_ailing=True))
+    found = scout(Row("eu", 90.0, takes_sessions=False, is_returning=True))
     assert found.home(REQUEST) == ""
     assert found.may_return(REQUEST)
     assert found.may_return(replace(REQUEST, residency=("eu",)))

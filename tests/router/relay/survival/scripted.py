@@ -134,11 +134,12 @@ class World:
         for frame in await self.mesh.at_edge(self.edge):
             self._told(self.chats[frame.session], frame)
 
-    def kill(self, name: str) -> None:
+    def kill(self, name: str, *, is_own: bool = False) -> None:
+        """Its stream breaks; `is_own`: by the router's fault."""
         if name in self.mesh.streams:
             self.runs[name].clear()
             self.mesh.up[name].close()
-            self.mesh.lose(name)
+            self.mesh.lose(name, is_own=is_own)
 
     def restart(self, name: str) -> None:
         if name not in self.mesh.streams:

@@ -29,14 +29,3 @@ def test_any_frame_is_a_sign_of_life() -> None:
     assert silence.is_quiet(1, 2.0, 7.0)
     silence.detached(1)
     assert silence.is_quiet(1, 2.0, 5.0), "nothing was heard of it yet"
-
-
-def test_a_pause_of_this_process_is_nobodys_silence() -> None:
-    silence = Silence(SilencePolicy())
-    silence.heard(1, 0.0)
-    silence.tick(0.1)
-    silence.tick(0.2)
-    silence.tick(9.0)
-    assert not silence.is_quiet(1, 2.0, 9.0)
-    silence.tick(9.1)
-    assert silence.is_quiet(1, 2.0, 11.0)

@@ -239,3 +239,17 @@ async def test_any_deaths_leave_every_text_exact(seed: int, data: st.DataObject)
         refused = isinstance(chat.error, UnavailableError) and not chat.reply
         assert chat.done or refused or isinstance(chat.error, PoisonousRequestError)
         assert chat.error is not None or len(chat.reply) == chat.length
+
+
+async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_nobody() -> None:
+    world = World(1)
+    for number in range(1, 9):
+        world.open(number, seed=number, length=40)
+    for _ in range(4):
+        for name in NAMES:
+            world.kill(name, is_own=True)
+        for name in NAMES:
+            world.restart(name)
+    await finish(world)
+    assert all(chat.done is not None for chat in world.chats.values())
+    assert all(replica.takes_sessions for replica in world.mesh.registry)

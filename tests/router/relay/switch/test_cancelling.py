@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from outrider.v1 import common_pb2, inference_pb2
@@ -63,9 +65,11 @@ async def test_an_edge_that_leaves_cancels_its_sessions_and_no_others(mesh: Mesh
     assert await mesh.at_edge(staying) == []
 
 
-def resumed(number: int, request_id: str, tenant: str = "") -> inference_pb2.SessionUp:
+def resumed(
+    number: int, request_id: str, tenant: str = "", **options: Any
+) -> inference_pb2.SessionUp:
     """An open behind two tokens."""
-    frame = opening(number, request_id=request_id, tenant=tenant)
+    frame = opening(number, request_id=request_id, tenant=tenant, **options)
     frame.open.resume.CopyFrom(common_pb2.TokenBlock(count=2, payload=b"r"))
     return frame
 
@@ -92,6 +96,10 @@ async def test_a_chat_that_goes_on_at_another_edge_ends_where_it_was(mesh: Mesh)
         pytest.param(resumed(7, "chat", "other"), id="another tenant's"),
         pytest.param(resumed(7, "", "acme"), id="nameless"),
         pytest.param(resumed(7, "another", "acme"), id="another"),
+        pytest.param(resumed(7, "chat", "acme", tokens=11), id="another prompt's"),
+        pytest.param(
+            resumed(7, "chat", "acme", sampling=common_pb2.Sampling(seed=1)), id="another seed's"
+        ),
         pytest.param(opening(7, request_id="chat", tenant="acme"), id="a copy from the start"),
     ],
 )

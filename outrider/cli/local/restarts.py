@@ -1,0 +1,61 @@
+"""When a process that died is started again. Pure.
+
+At once, nearly, and then after pauses that double, for as long as it takes: what killed it may
+pass. A process that was well for a while begins with the first pause again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Times in seconds."""
+
+    first_pause_s: float = 0.5
+    max_pause_s: float = 30.0
+    well_s: float = 60.0
+    """A process that ran for so long was well."""
+    early_s: float = 10.0
+    """One that ends sooner than this after its start, or is never ready, does not start..."""
+    max_early: int = 3
+    """...and after so many times in a row it is said where its log is, and again each time."""
+
+
+class Restarts:
+    """Of one process. Verbs take `now` in seconds."""
+
+    def __init__(self, policy: RestartPolicy, now: float) -> None:
+        """It was started at `now`, for the first time."""
+        self._policy = policy
+        self._started_at = now
+        self._pause_s = 0.0
+        self._num_early = 0
+        self.count = 0
+        """How often it was started again."""
+
+    @property
+    def does_not_start(self) -> bool:
+        """Whether it ended soon after its start too often in a row."""
+        return self._num_early >= self._policy.max_early
+
+    @property
+    def num_early(self) -> int:
+        """How often in a row."""
+        return self._num_early
+
+    def died(self, now: float, *, was_ready: bool = True) -> float:
+        """It ended, maybe before it was ready: in how many seconds to start it again."""
+        policy, ran_s = self._policy, now - self._started_at
+        is_early = ran_s < policy.early_s or not was_ready
+        self._num_early = self._num_early + 1 if is_early else 0
+        if ran_s >= policy.well_s:
+            self._pause_s = 0.0
+        self._pause_s = min(max(policy.first_pause_s, 2 * self._pause_s), policy.max_pause_s)
+        return self._pause_s
+
+    def started(self, now: float) -> None:
+        """It is started again."""
+        self._started_at = now
+        self.count += 1

@@ -1,0 +1,41 @@
+"""As whom the command line asks routers: with the certificate of an operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.local import certificates
+from outrider.tls.config import TlsConfig
+
+if TYPE_CHECKING:
+    from outrider.tls import Tls
+
+Certificate = Annotated[
+    Path | None, typer.Option(help="PEM certificate of an operator, for a router elsewhere.")
+]
+PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
+Ca = Annotated[Path | None, typer.Option(help="PEM CA that the router's certificate leads to.")]
+TrustDomain = Annotated[str, typer.Option(help="Trust domain of the certificates.")]
+Plaintext = Annotated[
+    bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")
+]
+TRUST_DOMAIN = TlsConfig().trust_domain
+
+
+def of_flags(
+    certificate: Path | None, private_key: Path | None, ca: Path | None, domain: str, plain: bool
+) -> Tls:
+    """What the flags say. Raises ConfigError."""
+    from outrider.tls import Role, Tls
+
+    return Tls.open(TlsConfig(certificate, private_key, ca, domain, plain), Role.OPERATOR)
+
+
+def of_mesh(state_dir: Path) -> Tls:
+    """The operator of the mesh that `outrider up` runs in a folder. Raises ConfigError."""
+    from outrider.tls import Tls
+
+    return Tls.open(certificates.of_process(state_dir, certificates.OPERATOR))

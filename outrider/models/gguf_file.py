@@ -1,0 +1,183 @@
+"""Opens GGUF files, which may be anybody's: checked before the library reads them.
+
+The library (`gguf`) trusts what a file says of itself: an array of 2^60 numbers in a file of a
+hundred bytes keeps it busy until the memory is full, text that is no UTF-8 ends in
+UnicodeDecodeError. Here the header is walked first (ggml's docs/gguf.md, "File Structure"), in one
+pass over the bytes that are there: every count, length and offset is inside the file, names are
+told once, arrays are flat.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from gguf import (
+    GGML_QUANT_SIZES,
+    GGUF_DEFAULT_ALIGNMENT,
+    GGUF_MAGIC,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+)
+
+from outrider.errors import ArtifactCorruptError
+
+MAX_ITEMS: Final = 1 << 21
+"""Of all arrays of a header together, at about 200 bytes of memory each in the library; the largest
+vocabularies have a million tokens and merges."""
+MAX_FIELDS: Final = 1 << 14
+MAX_TENSORS: Final = 1 << 16
+_MAX_DIMENSIONS: Final = 8
+_VERSIONS: Final = (2, 3)
+_ALIGNMENT: Final = b"general.alignment"
+_SIZES: Final = {
+    GGUFValueType.UINT8: 1,
+    GGUFValueType.INT8: 1,
+    GGUFValueType.BOOL: 1,
+    GGUFValueType.UINT16: 2,
+    GGUFValueType.INT16: 2,
+    GGUFValueType.UINT32: 4,
+    GGUFValueType.INT32: 4,
+    GGUFValueType.FLOAT32: 4,
+    GGUFValueType.UINT64: 8,
+    GGUFValueType.INT64: 8,
+    GGUFValueType.FLOAT64: 8,
+}
+
+_BROKEN: Final = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError, struct.error),
+)
+"""What the library may still end with."""
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """A reader of the file, mapped, not read. Raises ArtifactCorruptError for a file that is no
+    whole GGUF, OSError for one that cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            _check(file.fileno())
+        return GGUFReader(path)
+    except _BROKEN as error:
+        raise ArtifactCorruptError(
+            f"{path.name} is not a whole GGUF file ({_told(error)}); fetch it again"
+        ) from error
+
+
+def content_of(reader: GGUFReader, name: str) -> Any:
+    """What a field of metadata holds; None without the field. Raises ArtifactCorruptError for text
+    that is none."""
+    field = reader.fields.get(name)
+    if field is None:
+        return None
+    try:
+        return field.contents()
+    except _BROKEN as error:
+        raise ArtifactCorruptError(
+            f"the field {name} of a GGUF file cannot be read ({_told(error)}); fetch it again"
+        ) from error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _check(descriptor: int) -> None:
+    """Raises ValueError, struct.error."""
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        header = _Header(data)
+        header.check()
+
+
+class _Header:
+    """One walk over the header of a file. Whatever is read past its end is a struct.error."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = 0
+        self._num_items = 0
+
+    def check(self) -> None:
+        magic, version, num_tensors, num_fields = self._read("<IIQQ")
+        if magic != GGUF_MAGIC:
+            raise ValueError("it does not begin like one")
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version}, byte order included, is not read here")
+        if num_fields > MAX_FIELDS or num_tensors > MAX_TENSORS:
+            raise ValueError(f"{num_fields} fields and {num_tensors} tensors are too many")
+        names: set[bytes] = set()
+        alignment = GGUF_DEFAULT_ALIGNMENT
+        for _ in range(num_fields):
+            name = self._name(names)
+            begin = self._at
+            self._value()
+            if name == _ALIGNMENT:
+                kind, alignment = struct.unpack_from("<II", self._data, begin)
+                if kind != GGUFValueType.UINT32 or alignment.bit_count() != 1:
+                    raise ValueError("its alignment is no power of two")
+        names.clear()
+        tensors = [self._tensor(names) for _ in range(num_tensors)]
+        begin = -(-self._at // alignment) * alignment
+        for offset, num_bytes in tensors:
+            if begin + offset + num_bytes > len(self._data):
+                raise ValueError("a tensor does not end inside it")
+
+    def _read(self, form: str) -> tuple[int, ...]:
+        found = struct.unpack_from(form, self._data, self._at)
+        self._at += struct.calcsize(form)
+        return found
+
+    def _skip(self, num_bytes: int) -> int:
+        """Where they begin."""
+        begin = self._at
+        if num_bytes > len(self._data) - begin:
+            raise ValueError("it ends too soon")
+        self._at += num_bytes
+        return begin
+
+    def _name(self, known: set[bytes]) -> bytes:
+        (length,) = self._read("<Q")
+        begin = self._skip(length)
+        name = self._data[begin : self._at]
+        name.decode()
+        if name in known:
+            raise ValueError(f"{name[:64]!r} is there twice")
+        known.add(name)
+        return name
+
+    def _value(self) -> None:
+        (number,) = self._read("<I")
+        kind = GGUFValueType(number)
+        if kind is not GGUFValueType.ARRAY:
+            self._values(kind, 1)
+            return
+        inner, count = self._read("<IQ")
+        if inner == GGUFValueType.ARRAY:
+            raise ValueError("an array of arrays is not read here")
+        self._num_items += count
+        if self._num_items > MAX_ITEMS:
+            raise ValueError(f"its arrays have more than {MAX_ITEMS} items")
+        self._values(GGUFValueType(inner), count)
+
+    def _values(self, kind: GGUFValueType, count: int) -> None:
+        if kind is not GGUFValueType.STRING:
+            self._skip(_SIZES[kind] * count)
+            return
+        for _ in range(count):
+            (length,) = self._read("<Q")
+            self._skip(length)
+
+    def _tensor(self, known: set[bytes]) -> tuple[int, int]:
+        """Offset and length in bytes."""
+        self._name(known)
+        (num_dimensions,) = self._read("<I")
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has {num_dimensions} dimensions")
+        shape = self._read(f"<{num_dimensions}Q")
+        number, offset = self._read("<IQ")
+        block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(number)]
+        return offset, math.prod(shape) // block_items * block_bytes

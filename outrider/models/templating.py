@@ -1,0 +1,323 @@
+"""Jinja in bounds: a chat template comes with a model file, and the file may be anybody's.
+
+The sandbox of Jinja keeps a template from the process it runs in, not from its time and memory.
+Here every turn of a loop and every call costs a step, and what is made of long texts costs by its
+length; results have a greatest size, which is known before they are made. Lists and the like are
+measured with all that is in them, as often as it is: a few lists that hold one another stand for a
+text without end. What a well-meant template does is far below the bounds.
+
+Left out are filters that are random, or whose time is not linear.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+MAX_SOURCE_CHARS: Final = 1 << 18
+MAX_STEPS: Final = 1 << 19
+MAX_CHARS: Final = 1 << 23
+"""Of what is rendered, and of every text on the way there; also the most items of a list."""
+MAX_RENDER_S: Final = 2.0
+"""However slow the steps are."""
+_STEP_CHARS: Final = 1 << 10
+"""So many characters made cost as much as a step."""
+_MAX_WORK: Final = 1 << 26
+"""Greatest product of the two greatest sizes that one call works on."""
+_MAX_BITS: Final = 1 << 12
+"""Of an integer."""
+_MAX_FORMAT_CHARS: Final = 1 << 12
+_WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
+"""In a format: a width of five digits, or one that comes from elsewhere."""
+_LOOKS_S: Final = 256
+"""Steps between two looks at the time."""
+_MULTIPLYING: Final = frozenset({"replace", "join", "expandtabs", "translate", "center", "indent"})
+"""Filters, and methods of texts, that may make a product of their arguments."""
+_TEXTUAL: Final = frozenset(
+    {"string", "join", "tojson", "format", "escape", "e", "forceescape", "urlencode", "truncate"}
+    | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
+)
+"""Filters that make a text of whatever they get."""
+_LEFT_OUT: Final = frozenset({"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"})
+_SIZED: Final = (str, bytes, list, tuple, dict, set, range)
+_NESTING: Final = (list, tuple, dict, set, Namespace)
+
+BROKEN: Final = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a template can end with that is not ours."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one rendering may still do."""
+
+    clock: Callable[[], float]
+    ends_at: float
+    steps: int = MAX_STEPS
+
+    def spend(self, steps: int = 1) -> None:
+        """Raises TemplateRuntimeError when it is used up."""
+        before = self.steps
+        self.steps = before - steps
+        if self.steps < 0:
+            raise TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
+        if before // _LOOKS_S != self.steps // _LOOKS_S and self.clock() > self.ends_at:
+            raise TemplateRuntimeError(f"it takes longer than {MAX_RENDER_S:g} s")
+
+
+_RUNNING: Final[ContextVar[Budget]] = ContextVar("running")
+"""Of the rendering under way in this thread."""
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Templates as Hugging Face `transformers` sets them up (trimmed blocks, loop controls,
+    raise_exception), in bounds."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`, in seconds, ends a rendering that takes too long; no template sees it."""
+        # Not optimized: the optimizer computes constants, as large as they are, when it compiles.
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
+            optimized=False,
+            finalize=self._printed,
+            extensions=[loopcontrols],
+        )
+        self._clock = clock
+        self.filters = {
+            name: self._guarded(name, it)
+            for name, it in self.filters.items()
+            if name not in _LEFT_OUT
+        }
+        self.globals.pop("lipsum")
+        self.globals["raise_exception"] = _refuse
+
+    def compiled(self, source: str) -> Template:
+        """Raises one of BROKEN, or SyntaxError."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise TemplateError(f"it has {len(source)} characters; {MAX_SOURCE_CHARS} at most")
+        self._begin()
+        return self.from_string(source)
+
+    def rendered(self, template: Template, variables: Mapping[str, Any]) -> tuple[str, int]:
+        """The text, and the steps that it took. Raises one of BROKEN."""
+        budget = self._begin()
+        pieces, num_chars = [], 0
+        for piece in template.generate(variables):
+            num_chars += len(piece)
+            budget.spend(1 + len(piece) // _STEP_CHARS)
+            if num_chars > MAX_CHARS:
+                raise TemplateRuntimeError(f"it makes more than {MAX_CHARS} characters")
+            pieces.append(piece)
+        return "".join(pieces), MAX_STEPS - budget.steps
+
+    # What compiled templates call, by way of Jinja.
+
+    def tick(self) -> str:
+        """A turn of a loop."""
+        self._budget.spend()
+        return ""
+
+    def concatenated(self, *parts: Any) -> str:
+        """The operator `~`."""
+        self._made(sum(map(self._extent, parts)))
+        return "".join(map(str, parts))
+
+    def collected(self, items: Any) -> Any:
+        """A list, tuple or dictionary as it is written in the template."""
+        self._extent(items)
+        return items
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Every call but those of filters."""
+        own = getattr(__obj, "__self__", None)
+        if isinstance(own, str | bytes):
+            operands = (own, *args, *kwargs.values())
+            __self._check_work(operands, multiplies=__obj.__name__ in _MULTIPLYING)
+        else:
+            __self._check_work((*args, *kwargs.values()), multiplies=False)
+        result = super().call(__context, __obj, *args, **kwargs)
+        __self._extent(result)
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The operators that can make much of little."""
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
+        elif operator == "**":
+            if not isinstance(right, int | float) or abs(right) > _MAX_BITS:
+                raise TemplateRuntimeError("a power is too high")
+            self._check_bits(_bits(left) * max(1, int(abs(right))))
+        elif operator == "*":
+            self._check_bits(_bits(left) + _bits(right))
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, _SIZED) and isinstance(other, int):
+                    self._made(self._extent(one) * max(0, other))
+        elif isinstance(left, _SIZED) and isinstance(right, _SIZED):
+            self._made(self._extent(left) + self._extent(right))
+        self._budget.spend()
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`str.format`, which Jinja wraps for its own reasons."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
+
+    # How.
+
+    @property
+    def _budget(self) -> Budget:
+        return _RUNNING.get()
+
+    def _begin(self) -> Budget:
+        budget = Budget(self._clock, self._clock() + MAX_RENDER_S)
+        _RUNNING.set(budget)
+        return budget
+
+    def _printed(self, value: Any) -> Any:
+        self._extent(value)
+        return value
+
+    def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            operands = [_listed(it) if name in _TEXTUAL else it for it in args]
+            if name == "format" and isinstance(args[0], str):
+                _check_format(args[0])
+            self._check_work(
+                (*operands, *kwargs.values()),
+                multiplies=name in _MULTIPLYING,
+                is_textual=name in _TEXTUAL,
+            )
+            result = function(*operands, **kwargs)
+            if isinstance(result, str):
+                self._made(len(result))
+            return result
+
+        return guarded
+
+    def _check_work(
+        self, operands: tuple[Any, ...], *, multiplies: bool, is_textual: bool = False
+    ) -> None:
+        """Raises TemplateRuntimeError for a call that could take long, or make much."""
+        self._budget.spend()
+        measure = self._extent if is_textual or multiplies else _size
+        sizes = sorted(map(measure, operands), reverse=True)
+        if sizes and sizes[0] > MAX_CHARS:
+            raise TemplateRuntimeError("an argument is too large")
+        if multiplies and max(1, sizes[0]) * max(1, *sizes[1:], 1) > _MAX_WORK:
+            raise TemplateRuntimeError("a call makes too much of its arguments")
+        self._budget.spend(sum(sizes) // _STEP_CHARS)
+
+    def _extent(self, value: Any) -> int:
+        """Characters and items in all that is in a value, as often as it is. Raises
+        TemplateRuntimeError for one that has too many."""
+        if not isinstance(value, _NESTING):
+            return _size(value)
+        total, left = 0, [value]
+        while left:
+            one = left.pop()
+            total += 1 + _size(one)
+            if total > MAX_CHARS:
+                raise TemplateRuntimeError(f"something has more than {MAX_CHARS} items")
+            if isinstance(one, Namespace):
+                one = one._Namespace__attrs
+            if isinstance(one, dict):
+                left += [*one.keys(), *one.values()]
+            elif isinstance(one, list | tuple | set):
+                left += one
+            self._budget.spend()
+        return total
+
+    def _made(self, size: int) -> None:
+        """Something of this size is made, or is about to be. Raises TemplateRuntimeError."""
+        if size > MAX_CHARS:
+            raise TemplateRuntimeError(f"something has more than {MAX_CHARS} characters or items")
+        self._budget.spend(size // _STEP_CHARS)
+
+    @staticmethod
+    def _check_bits(bits: int) -> None:
+        if bits > _MAX_BITS:
+            raise TemplateRuntimeError("a number is too large")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        parsed: nodes.Template = _Bounds().visit(super()._parse(source, name, filename))
+        return parsed
+
+
+class _Bounds(NodeTransformer):
+    """Puts a tick into every loop, measures what is written as a list, and has `~` done here."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_own("tick", []), lineno=node.lineno))
+        if node.test is not None:
+            # Which items a loop leaves out costs as much as its turns.
+            node.test = nodes.Not(nodes.Or(_own("tick", []), nodes.Not(node.test)))
+        return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:
+        self.generic_visit(node)
+        return _own("collected", [node])
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _own("collected", [node]) if node.ctx == "load" else node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _own("concatenated", node.nodes)
+
+
+def _own(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise TemplateError(reason)
+
+
+def _listed(value: Any) -> Any:
+    """What comes one by one, so that it can be measured."""
+    return list(value) if isinstance(value, Iterator) else value
+
+
+def _size(operand: Any) -> int:
+    if isinstance(operand, _SIZED):
+        return len(operand)
+    return abs(operand) if isinstance(operand, int) else 0
+
+
+def _bits(number: Any) -> int:
+    return number.bit_length() if isinstance(number, int) else 0
+
+
+def _check_format(text: str) -> None:
+    if len(text) > _MAX_FORMAT_CHARS or _WIDE.search(text):
+        raise TemplateRuntimeError("a format is too long, or too wide")

@@ -1,0 +1,158 @@
+"""Who calls a server, what they may call, and the end of calls whose caller is no longer known."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import grpc.aio
+import structlog
+from cryptography import x509
+
+from outrider.errors import OutriderError, UnauthenticatedError
+from outrider.tls import access
+from outrider.tls.identity import PeerIdentity, identify
+from outrider.tls.live import Tls
+from outrider.tls.material import names_of, utc_now
+from outrider.tls.verification import verify
+
+MAX_KNOWN: Final = 1024
+"""Certificates whose owners are remembered; verifying one takes some 0.3 ms."""
+
+_SAY_EVERY_S: Final = 5.0
+
+_log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Chain = tuple[bytes, bytes]
+"""PEM: the leaf, and what the peer sent after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    identity: PeerIdentity
+    expires_at: datetime
+    ca_generation: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One call under way."""
+
+    chain: _Chain | None
+    task: asyncio.Task[Any] | None
+    why: OutriderError | None = None
+    """Set when it was ended because its caller's certificate is good no more."""
+
+    def end(self, why: OutriderError) -> None:
+        """Stop it where it is; its caller is told why."""
+        self.why = why
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Guard:
+    """The calls of one server. Without certificates everybody who can connect may call all of it:
+    such a server listens on the loopback, unless its operator wants otherwise."""
+
+    def __init__(
+        self, tls: Tls, now: Callable[[], datetime] = utc_now, max_known: int = MAX_KNOWN
+    ) -> None:
+        self._tls = tls
+        self._now = now
+        self._max_known = max_known
+        self._known: OrderedDict[_Chain, _Known] = OrderedDict()
+        self._calls: dict[int, Call] = {}
+        self._last_number = 0
+        self._num_refused = 0
+        self._said_at = -_SAY_EVERY_S
+        if tls.current is not None:
+            tls.subscribe(self.sweep)
+
+    @property
+    def num_known(self) -> int:
+        """Certificates whose owners are remembered."""
+        return len(self._known)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    @contextmanager
+    def call(self, method: str, context: Context) -> Iterator[Call]:
+        """One call, from its admission to its end. Raises UnauthenticatedError and
+        PermissionDeniedError."""
+        call = Call(None, asyncio.current_task())
+        if self._tls.current is not None:
+            call.chain = _chain(context)
+            try:
+                access.check(self._identity(call.chain), method)
+            except OutriderError as error:
+                self._say_refused(method, context.peer(), error)
+                raise
+        self._last_number += 1
+        number = self._last_number
+        self._calls[number] = call
+        try:
+            yield call
+        finally:
+            del self._calls[number]
+
+    def sweep(self) -> None:
+        """End the calls whose callers' certificates have ended, or lead to no CA of ours now."""
+        ending: dict[_Chain, list[Call]] = {}
+        for call in self._calls.values():
+            if call.chain is not None and call.why is None:
+                ending.setdefault(call.chain, []).append(call)
+        for chain, calls in ending.items():
+            try:
+                self._identity(chain)
+            except UnauthenticatedError as error:
+                _log.warning("calls_ended", num_calls=len(calls), why=str(error))
+                for call in calls:
+                    call.end(error)
+
+    def _say_refused(self, method: str, peer: str, why: OutriderError) -> None:
+        """One line per interval: who may not call may well try often."""
+        self._num_refused += 1
+        if time.monotonic() - self._said_at < _SAY_EVERY_S:
+            return
+        self._said_at, num_calls, self._num_refused = time.monotonic(), self._num_refused, 0
+        _log.warning("calls_refused", num_calls=num_calls, method=method, peer=peer, why=str(why))
+
+    def _identity(self, chain: _Chain) -> PeerIdentity:
+        known, now = self._known.get(chain), self._now()
+        if (
+            known is not None
+            and known.ca_generation == self._tls.ca_generation
+            and now < known.expires_at
+        ):
+            return known.identity
+        self._known.pop(chain, None)
+        current = self._tls.current
+        assert current is not None, "asked with certificates alone"
+        expires_at = verify(current.ca, *chain, now)
+        known = _Known(self._owner(chain[0]), expires_at, self._tls.ca_generation)
+        while len(self._known) >= self._max_known:
+            self._known.popitem(last=False)
+        self._known[chain] = known
+        return known.identity
+
+    def _owner(self, leaf: bytes) -> PeerIdentity:
+        certificate = x509.load_pem_x509_certificate(leaf)
+        return identify(*names_of(certificate), self._tls.config.trust_domain)
+
+
+def _chain(context: Context) -> _Chain:
+    found = context.auth_context()
+    (leaf,) = found.get("x509_pem_cert", [b""])
+    if not leaf:
+        raise UnauthenticatedError("Show a certificate (docs/guides/certificates.md).")
+    return leaf, b"".join(found.get("x509_pem_cert_chain", []))

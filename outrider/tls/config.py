@@ -1,0 +1,68 @@
+"""Where a service's certificate is, table `[<role>.tls]` of its settings (pure)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from outrider.errors import ConfigError
+
+_DOMAIN: Final = re.compile(
+    r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """Certificates of one process (docs/guides/certificates.md). Without any it listens on the
+    loopback alone and calls nobody beyond it."""
+
+    certificate: Path | None = None
+    """PEM chain, leaf first: what this process shows to those it calls and to those who call it."""
+    private_key: Path | None = None
+    """PEM key of `certificate`."""
+    ca: Path | None = None
+    """PEM certificates that peers' chains must end in; several while one replaces another. Keep to
+    a CA that signs for this mesh alone: whoever has a certificate of it has a role."""
+    trust_domain: str = "outrider.internal"
+    """Ending of the DNS names, and authority of the SPIFFE ids, that count."""
+    allow_plaintext: bool = False
+    """Whether, without certificates, others than this machine may connect and be called: everybody
+    who can reach a port may then call all of it, and read what passes."""
+
+    def __post_init__(self) -> None:
+        given = (self.certificate, self.private_key, self.ca)
+        if any(given) and not all(given):
+            raise ConfigError("tls: certificate, private_key and ca go together; give all or none.")
+        if _DOMAIN.fullmatch(self.trust_domain) is None or len(self.trust_domain) > 180:
+            raise ConfigError(
+                f"tls: trust_domain is {self.trust_domain!r}: use a DNS name in lower case."
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are certificates."""
+        return self.certificate is not None
+
+    def check_reach(self, host: str, verb: str) -> None:
+        """Raises ConfigError if it takes a certificate, which is not there, to `verb` a host."""
+        if not (self.is_on or self.allow_plaintext or is_loopback(host)):
+            raise ConfigError(
+                f"Without certificates nothing beyond this machine is allowed: cannot {verb} "
+                f"{host}. Set certificate, private_key and ca in the table tls "
+                "(docs/guides/certificates.md), or tls.allow_plaintext = true where the network "
+                "itself is encrypted and closed."
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine are found at a host, as it is written."""
+    if host == "localhost" or host.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

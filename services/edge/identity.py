@@ -1,0 +1,273 @@
+"""Whose a chat is: from a client's credential to its trust group and what it may ask for (pure).
+
+A trust group is whoever shares what is learnt and kept: phrases and hit rates of drafts, ids of
+texts, prefixes in replicas' caches. Policies, from the narrowest on:
+
+    chat          every chat by itself
+    connection    one client: by its secret, which it sends on every connection, or the connection
+    user          one user of a tenant, as the tenant names them
+    tenant        everybody who has a key of the tenant
+
+Names of groups are keyed hashes (BLAKE2b, RFC 7693), so that who knows a tenant's name, but not the
+edges' key, cannot compute the names of its cached blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import blake2b, sha256
+from typing import Final
+
+from outrider.errors import (
+    ConfigError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+
+GROUP_BYTES: Final = 16
+MIN_SECRET_BYTES: Final = 16
+MAX_SECRET_BYTES: Final = 64
+MAX_KEY_CHARS: Final = 512
+MAX_USER_CHARS: Final = 256
+_DIGEST_CHARS: Final = 64
+_GROUP, _SALT, _REQUEST = b"group", b"salt", b"request"
+"""What a hash is for (BLAKE2b's `person`)."""
+_SHARE: Final = b"share"
+
+
+class Trust(IntEnum):
+    """Who shares what is learnt and kept; the wider, the larger."""
+
+    CHAT = 0
+    CONNECTION = 1
+    USER = 2
+    TENANT = 3
+
+
+class Priority(IntEnum):
+    """Classes of chats; the numbers are the wire's."""
+
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+
+
+def trust_of(name: str, where: str) -> Trust:
+    """The policy of this name. Raises ConfigError."""
+    try:
+        return Trust[name.upper()]
+    except KeyError:
+        known = ", ".join(trust.name.lower() for trust in Trust)
+        raise ConfigError(f"{where} is one of {known}, not {name!r}") from None
+
+
+def priority_of(name: str, where: str) -> Priority:
+    """The class of this name. Raises ConfigError."""
+    try:
+        return Priority[name.upper()]
+    except KeyError:
+        raise ConfigError(f"{where} is low, medium or high, not {name!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the chats of a tenant, or of clients without a key, are and may do."""
+
+    tenant: str = ""
+    """Under which they are accounted for."""
+    trust: Trust = Trust.CONNECTION
+    max_priority: Priority = Priority.MEDIUM
+    trusts_trace: bool = False
+
+
+_ANONYMOUS: Final = Terms()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """A tenant with keys; `[[edge.tenants]]`. Raises ConfigError for values that cannot work."""
+
+    name: str
+    """Under which its chats are accounted for and admitted."""
+    key_digests: tuple[str, ...]
+    """SHA-256 of its keys, hexadecimal: `printf %s KEY | sha256sum`. Keys are random and long, so
+    that nobody finds them from this. More than one: while one takes the other's place."""
+    trust: str = "tenant"
+    """Who of it shares what is learnt and kept: tenant, user, connection or chat."""
+    max_priority: str = "medium"
+    """The highest class its chats may ask for: low, medium or high."""
+    trust_trace: bool = False
+    """Whether the traces of its clients are continued here; otherwise they are linked to."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("each of tenants needs a name")
+        trust_of(self.trust, f"trust of tenant {self.name}")
+        priority_of(self.max_priority, f"max_priority of tenant {self.name}")
+        for digest in self.key_digests:
+            if len(digest) != _DIGEST_CHARS or set(digest) - set("0123456789abcdef"):
+                raise ConfigError(
+                    f"key_digests of tenant {self.name} are SHA-256 in {_DIGEST_CHARS} small "
+                    "hexadecimal digits: printf %s KEY | sha256sum"
+                )
+
+    def terms(self) -> Terms:
+        """What its chats are and may do."""
+        trust, top = Trust[self.trust.upper()], Priority[self.max_priority.upper()]
+        return Terms(self.name, trust, top, self.trust_trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a client says of itself."""
+
+    key: str = field(default="", repr=False)
+    user: str = field(default="", repr=False)
+    client_secret: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose a chat is."""
+
+    tenant: str = ""
+    """For accounting and admission."""
+    owner: bytes = b""
+    """Who may resume the chat or repeat its request: the group, or under `chat` the client."""
+    client: bytes = b""
+    """The client or user whose limits it counts against; empty: it may be anybody of a tenant,
+    whose limits are the router's."""
+    queue_share: bytes = b""
+    """Whose turns in a router's queue it takes: its address prefix's; empty: its tenant's."""
+    cache_salt: bytes = b""
+    """Replicas reuse the KV of prompts between sessions of equal salts alone."""
+    group: bytes = b""
+    """Within which the chat teaches others and learns from them; empty: by itself."""
+    max_priority: Priority = Priority.MEDIUM
+    trusts_trace: bool = False
+
+    @property
+    def share(self) -> str:
+        """Equal for all of a tenant, and for all of a client that belongs to none; no tenant's name
+        begins with a zero."""
+        return self.tenant or f"\0{self.owner.hex()}"
+
+    def request_id(self, client_id: str) -> str:
+        """The id under which the mesh knows a request that its client calls `client_id`: 32
+        hexadecimal digits. No other owner's request has it, and it does not tell the client's."""
+        digest = blake2b(client_id.encode(), key=self.owner, digest_size=16, person=_REQUEST)
+        return digest.hexdigest()
+
+    def class_of(self, asked: int) -> int:
+        """The priority of a chat that asks for this one; 0 asks for none. Raises
+        PermissionDeniedError."""
+        if asked > self.max_priority:
+            raise PermissionDeniedError(
+                f"this credential is for chats up to priority {self.max_priority.name.lower()}; "
+                "ask for that, or use another key"
+            )
+        return asked or min(Priority.MEDIUM, self.max_priority)
+
+
+NOBODY: Final = Identity()
+
+
+class Keys:
+    """Which tenant a key is of."""
+
+    def __init__(self, tenants: Iterable[TenantConfig] = ()) -> None:
+        """Raises ConfigError for two tenants of one name or key."""
+        self._terms: dict[bytes, Terms] = {}
+        names = set[str]()
+        for tenant in tenants:
+            if tenant.name in names:
+                raise ConfigError(f"tenant {tenant.name} is named twice in tenants")
+            names.add(tenant.name)
+            for digest in map(bytes.fromhex, tenant.key_digests):
+                if digest in self._terms:
+                    raise ConfigError(f"a key of tenant {tenant.name} is named twice in tenants")
+                self._terms[digest] = tenant.terms()
+
+    def find(self, key: str) -> Terms | None:
+        """Those of the key's tenant; None for nobody's key. What a look into the table tells by
+        its time is of the SHA-256 of what was sent, which nobody can steer towards a key's."""
+        return self._terms.get(sha256(key.encode()).digest())
+
+
+class Identities:
+    """From credentials to identities."""
+
+    def __init__(
+        self, key: bytes, keys: Keys | None = None, anonymous: Terms | None = _ANONYMOUS
+    ) -> None:
+        """Edges with the same `key`, of any length, have the same groups. `anonymous`: for clients
+        without a key; None: there are none."""
+        # Keys of BLAKE2b are bounded; a hash of the configured one is not too long for any.
+        self._key = blake2b(key, digest_size=32).digest()
+        self._keys = keys or Keys()
+        self._anonymous = anonymous
+
+    def of(
+        self, credential: Credential, connection: bytes, chat: bytes, address: str = ""
+    ) -> Identity:
+        """Whose a chat is. `connection` and `chat`: secrets of at least 16 bytes that the
+        connection and the chat have to themselves; `address`: the prefix that it comes from. Raises
+        UnauthenticatedError and InvalidRequestError."""
+        _check(credential)
+        terms, kind = self._terms_of(credential)
+        secret = credential.client_secret or connection
+        if terms.trust is Trust.TENANT:
+            owner = self._group(Trust.TENANT, kind, terms, b"")
+        elif terms.trust is Trust.USER and credential.key and credential.user:
+            owner = self._group(Trust.USER, kind, terms, credential.user.encode())
+        else:
+            owner = self._group(Trust.CONNECTION, kind, terms, secret)
+        # What names the owner never leaves the edge, so nobody behind it can try out request ids.
+        salt = group = blake2b(owner, key=self._key, digest_size=GROUP_BYTES, person=_SALT).digest()
+        if terms.trust is Trust.CHAT:
+            salt, group = self._group(Trust.CHAT, kind, terms, chat), b""
+        return Identity(
+            tenant=terms.tenant,
+            owner=owner,
+            client=b"" if terms.trust is Trust.TENANT else owner,
+            queue_share=b"" if terms.tenant else self._share(address),
+            cache_salt=salt,
+            group=group,
+            max_priority=terms.max_priority,
+            trusts_trace=terms.trusts_trace,
+        )
+
+    def _terms_of(self, credential: Credential) -> tuple[Terms, bytes]:
+        if not credential.key:
+            if self._anonymous is None:
+                raise UnauthenticatedError("this edge serves clients with a key; send one")
+            return self._anonymous, b"anonymous"
+        terms = self._keys.find(credential.key)
+        if terms is None:
+            raise UnauthenticatedError("the key is not known here; check it, or ask for one")
+        return terms, b"tenant"
+
+    def _share(self, address: str) -> bytes:
+        hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_SHARE)
+        return hashed.digest()
+
+    def _group(self, trust: Trust, kind: bytes, terms: Terms, member: bytes) -> bytes:
+        name = blake2b(key=self._key, digest_size=GROUP_BYTES, person=_GROUP)
+        for part in (trust.name.encode(), kind, terms.tenant.encode(), member):
+            name.update(len(part).to_bytes(4, "little") + part)
+        return name.digest()
+
+
+def _check(credential: Credential) -> None:
+    if len(credential.key) > MAX_KEY_CHARS or len(credential.user) > MAX_USER_CHARS:
+        raise InvalidRequestError(
+            f"a key has at most {MAX_KEY_CHARS} characters, a user's name {MAX_USER_CHARS}"
+        )
+    num_bytes = len(credential.client_secret)
+    if num_bytes and not MIN_SECRET_BYTES <= num_bytes <= MAX_SECRET_BYTES:
+        raise InvalidRequestError(
+            f"a client secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {num_bytes}"
+        )

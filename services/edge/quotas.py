@@ -1,0 +1,167 @@
+"""How much one of many may use at a time, and per second (pure).
+
+Whose share it is, is a key: an address prefix (services.edge.addresses), or who a credential says
+it is. Buckets fill at a rate up to a burst (RFC 2697 has the idea; nothing is coloured here).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from outrider.errors import OverloadedError
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+_BUSY_RETRY_MS: Final = 1000
+"""When to try again for what others have to give back first."""
+
+
+class Count(Enum):
+    """What is held and given back."""
+
+    CONNECTIONS = "connections"
+    STREAMS = "open streams"
+    CHATS = "chats under way"
+
+
+class Rate(Enum):
+    """What is used up."""
+
+    HANDSHAKES = "handshakes"
+    TYPED_BYTES = "bytes of typed text"
+    PREFILL_TOKENS = "tokens computed ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """So many per second on average, and so many at once after a pause."""
+
+    per_s: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimits:
+    """Of one key; what is not named is not limited."""
+
+    counts: Mapping[Count, int] = field(default_factory=dict)
+    rates: Mapping[Rate, RateLimit] = field(default_factory=dict)
+    max_keys: int = 65_536
+    """Keys that are remembered. Past it those go that hold nothing, the longest unused first; if
+    all hold something, a new one is refused."""
+
+
+class TokenBucket:
+    """One rate of one user. Times in seconds on the clock of `now`."""
+
+    __slots__ = ("_at", "_level", "limit")
+
+    def __init__(self, limit: RateLimit, now: float) -> None:
+        self.limit = limit
+        self._level = limit.burst
+        self._at = now
+
+    def take(self, amount: float, now: float) -> bool:
+        """Use so much; False, and nothing is used, if there is less. More than a burst never
+        is there."""
+        self._fill(now)
+        if amount > self._level:
+            return False
+        self._level -= amount
+        return True
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """In how many seconds there will be so much, or a whole burst if that is less."""
+        self._fill(now)
+        return max(0.0, min(amount, self.limit.burst) - self._level) / self.limit.per_s
+
+    def _fill(self, now: float) -> None:
+        if now > self._at:
+            self._level = min(self.limit.burst, self._level + (now - self._at) * self.limit.per_s)
+            self._at = now
+
+
+class _Usage:
+    __slots__ = ("buckets", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[Count, int] = {}
+        self.buckets: dict[Rate, TokenBucket] = {}
+
+
+class Quotas(Generic[KeyT]):
+    """What each key uses now. Every verb takes constant time."""
+
+    def __init__(self, limits: QuotaLimits) -> None:
+        self._limits = limits
+        self._idle: OrderedDict[KeyT, _Usage] = OrderedDict()
+        """Those who hold nothing, the longest unused first."""
+        self._busy: dict[KeyT, _Usage] = {}
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    def held(self, key: KeyT, count: Count) -> int:
+        """How many a key holds."""
+        usage = self._busy.get(key)
+        return 0 if usage is None else usage.counts.get(count, 0)
+
+    def hold(self, key: KeyT, count: Count, now: float) -> None:
+        """One more, until `release`. Raises OverloadedError."""
+        usage, limit = self._usage(key), self._limits.counts.get(count)
+        num = usage.counts.get(count, 0)
+        if limit is not None and num >= limit:
+            raise OverloadedError(
+                f"there are {num} {count.value} from where this one comes, and no more are taken; "
+                "try again when one has ended",
+                retry_delay_ms=_BUSY_RETRY_MS,
+            )
+        usage.counts[count] = num + 1
+        if key in self._idle:
+            self._busy[key] = self._idle.pop(key)
+
+    def release(self, key: KeyT, count: Count) -> None:
+        """One of those held is given back."""
+        usage = self._busy[key]
+        usage.counts[count] -= 1
+        if not usage.counts[count]:
+            del usage.counts[count]
+        if not usage.counts:
+            self._idle[key] = self._busy.pop(key)
+
+    def spend(self, key: KeyT, rate: Rate, amount: float, now: float) -> None:
+        """Use so much up. Raises OverloadedError, which says when there will be enough."""
+        limit = self._limits.rates.get(rate)
+        if limit is None:
+            return
+        usage = self._usage(key)
+        bucket = usage.buckets.get(rate)
+        if bucket is None:
+            bucket = usage.buckets[rate] = TokenBucket(limit, now)
+        if not bucket.take(amount, now):
+            wait_s = bucket.wait_s(amount, now)
+            raise OverloadedError(
+                f"too many {rate.value} came from here lately; wait {wait_s:.1f} s",
+                retry_delay_ms=max(1, round(wait_s * 1000)),
+            )
+
+    def _usage(self, key: KeyT) -> _Usage:
+        usage = self._busy.get(key)
+        if usage is not None:
+            return usage
+        usage = self._idle.get(key)
+        if usage is not None:
+            self._idle.move_to_end(key)
+            return usage
+        if len(self) >= self._limits.max_keys:
+            if not self._idle:
+                raise OverloadedError(
+                    "too many others are served at the moment; try again",
+                    retry_delay_ms=_BUSY_RETRY_MS,
+                )
+            self._idle.popitem(last=False)
+        usage = self._idle[key] = _Usage()
+        return usage

@@ -1,0 +1,84 @@
+"""Where workers join: those of this node over a socket of its own, others over a port, if any."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from outrider.rpc import bind, make_server
+from outrider.tls import PLAINTEXT, Tls
+from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.parts.texts import LongTexts
+from services.tokenizer.service import TokenizerWorkService
+from services.tokenizer.vocabularies import Vocabularies, transfer
+
+_MAX_CALLS: Final = 512
+"""Workers, and what they ask besides, of one listener."""
+_LAST_ANSWERS_S: Final = 0.2
+_SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
+
+_log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def joining(
+    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+) -> AsyncIterator[None]:
+    """Workers may join while the context is open. Raises ConfigError."""
+    async with AsyncExitStack() as stack:
+        if config.worker_processes:
+            # The folder is made for this user alone (mkdtemp(3)): whoever gets to the socket could
+            # do all that this process can.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
+            address = f"unix:{Path(folder) / 'workers'}"
+            server = _server(config, texts, vocabularies, PLAINTEXT)
+            bind(server, address, 0)
+            await _serve(stack, server)
+            texts.processes.address = address
+        if config.worker_port is not None:
+            server = _server(config, texts, vocabularies, tls)
+            port = bind(server, config.host, config.worker_port, tls)
+            await _serve(stack, server)
+            _log.info("workers_may_join", port=port)
+        yield
+
+
+def _server(
+    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+) -> grpc.aio.Server:
+    server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
+    work = TokenizerWorkService(texts.crew)
+    tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
+    server.add_generic_rpc_handlers((_only_vocabularies(vocabularies),))
+    return server
+
+
+def _only_vocabularies(vocabularies: Vocabularies) -> grpc.GenericRpcHandler:
+    """Of the TokenizerService what workers need: the vocabularies of their parts."""
+
+    async def get_vocabulary(
+        request: tokenizer_pb2.GetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
+        found = vocabularies.find(request.model, request.vocabulary_digest)
+        for piece in transfer.pieces(found):
+            yield piece
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        get_vocabulary,
+        request_deserializer=tokenizer_pb2.GetVocabularyRequest.FromString,
+        response_serializer=tokenizer_pb2.GetVocabularyResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(_SERVICE, {"GetVocabulary": handler})
+
+
+async def _serve(stack: AsyncExitStack, server: grpc.aio.Server) -> None:
+    await server.start()
+    stack.push_async_callback(server.stop, _LAST_ANSWERS_S)

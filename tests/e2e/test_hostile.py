@@ -1,0 +1,28 @@
+"""A mesh under attack, in short: `python -m bench.hostile` has all of it, and times."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.harness.local_mesh import local_mesh
+from bench.hostile.__main__ import SETTINGS
+from bench.hostile.catalog import attack_of
+from bench.hostile.measuring import misses_of
+from bench.hostile.target import target_of
+
+ATTACKS = (
+    *("doubling_offsets", "one_byte_fragments", "one_byte_frames", "spoofed_initials"),
+    *("early_data_flood", "replayed_early_data", "rapid_resets", "mutated_packets"),
+    *("malformed_streams", "malformed_messages", "absurd_requests", "one_byte_streams"),
+    *("high_priority", "others_drafts", "others_cached_tokens", "stolen_resume_token"),
+    *("stolen_idempotency_key", "guessed_keys", "calls_without_certificate"),
+    *("calls_of_another_role", "noise_at_grpc"),
+)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+async def test_no_attack_breaks_anything_or_leaves_anything_behind() -> None:
+    with local_mesh(engine="fake", regions="us-east", settings=SETTINGS) as mesh:
+        attacks = [attack_of(name) for name in ATTACKS]
+        assert await misses_of(mesh, target_of(mesh), attacks, 1.0) == []

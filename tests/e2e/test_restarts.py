@@ -1,0 +1,88 @@
+"""Every process of a mesh is killed in turn (SIGKILL) while a chat streams: `outrider up` starts it
+again where it was, and the chat goes on, exact."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from bench.faults.load import Job, make_jobs
+from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli.local.state import running_mesh
+from outrider.client import Client, Message, ReconnectPolicy, connect
+from outrider.testing import eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+
+PATIENT = ReconnectPolicy(give_up_after_s=60)
+
+
+def status(mesh: LocalMesh) -> dict[str, Any]:
+    """What `outrider status` says."""
+    found: dict[str, Any] = json.loads(
+        outrider("status", "--json", "--state-dir", str(mesh.state_dir)).stdout
+    )
+    return found
+
+
+def is_back(mesh: LocalMesh, name: str) -> bool:
+    """Whether a process was started again, and is up."""
+    state = running_mesh(mesh.state_dir)
+    row = state.service(name) if state else {}
+    return bool(row.get("restarts") == 1 and row["is_up"])
+
+
+async def chat(client: Client, job: Job, is_enough: Callable[[], bool]) -> int:
+    """Chats, one after the other until it is enough, each exact; how many."""
+    count = 0
+    while not count or not is_enough():
+        async with client.chat([Message("user", job.prompt)], sampling=job.sampling) as asked:
+            result = await asked.result()
+        assert (result.text, result.ids) == (job.text, job.ids)
+        count += 1
+    return count
+
+
+async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
+    job = make_jobs("fake", num_tokens=400)[0]
+    with local_mesh(engine="fake") as mesh:
+        host, port = mesh.edge
+        before = {row["name"]: row for row in mesh.state.services}
+        is_over = False
+        async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
+            chatting = asyncio.create_task(chat(client, job, lambda: is_over))
+            for name, row in before.items():
+                os.kill(row["pid"], signal.SIGKILL)
+                await eventually(partial(is_back, mesh, name), timeout_s=60.0)
+                assert not chatting.done(), chatting.exception()
+            is_over = True
+            assert await chatting >= 1
+        found = status(mesh)
+        assert [row["state"] for row in found["replicas"]] == ["READY", "READY"]
+        after = {row["name"]: row for row in found["services"]}
+        assert all(row["is_up"] for row in after.values())
+        for name, row in before.items():
+            assert after[name]["pid"] != row["pid"]
+            for key in ("port", "admin_port", "log"):
+                assert after[name][key] == row[key]
+        said = (mesh.state_dir / "up.log").read_text(encoding="utf-8")
+        for name in before:
+            assert f"{name} ended with status -9; it is started again in 0.5 s" in said
+            assert f"{name} is up again" in said
+
+
+async def test_ctrl_c_during_a_pause_stops() -> None:
+    with local_mesh(engine="fake", regions="here") as mesh:
+        (edge,) = mesh.services("edge")
+        log = mesh.state_dir / "up.log"
+        os.kill(edge["pid"], signal.SIGKILL)
+        await eventually(lambda: "it is started again" in log.read_text(encoding="utf-8"))
+        outrider("down", "--state-dir", str(mesh.state_dir))
+        assert "is up again" not in log.read_text(encoding="utf-8")

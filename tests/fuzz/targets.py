@@ -1,0 +1,252 @@
+"""What is fuzzed: parsers of bytes that a peer, a disk or a cache gave."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from outrider.client import wire as client_wire
+from outrider.client.wire import ChatOptions, request_frame, typed_frame
+from outrider.codec import varint
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.codec.tokens import Block, TokenCodec, TokenCoder
+from outrider.models.chat import Message as ChatMessage
+from outrider.models.tokenization.gguf import read_definition
+from outrider.sampling.params import SamplingParams
+from outrider.tokenization.shared.entries import Entries
+from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
+from outrider.wire import errors as error_wire
+from outrider.wire import tokens as wire_tokens
+from services.edge.drafter import codec as drafter_codec
+from services.edge.drafter.messages import (
+    Close,
+    Commit,
+    Downward,
+    Guess,
+    Open,
+    Ready,
+    Source,
+    Upward,
+)
+from services.edge.wire import client as edge_wire
+from services.edge.wire.region import RegionWire
+from services.inference.streaming.wire import Contract, drafts_of, open_request
+from tests.fuzz.gguf import small_gguf
+from tests.router.relay.mesh import Mesh, opening
+
+_DIGEST: Final = b"\x01" * 32
+_SIZE: Final = 500
+_CODER: Final = TokenCoder(_DIGEST, _SIZE)
+_OFFER: Final = edge_wire.Offer("m", _SIZE, 4096)
+_CONTRACT: Final = Contract("m", "r", "us", _DIGEST, _SIZE, _CODER, 4096, "fake", 16, 32, 16)
+_NAME: Final = b"outrider:tokens:1:name"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One parser. `parse` takes any bytes and returns, or raises an OutriderError."""
+
+    name: str
+    seeds: Sequence[bytes]
+    parse: Callable[[bytes], object]
+
+
+def _client_stream(data: bytes) -> object:
+    """As an edge reads a stream: frames, and what is in them."""
+    decoder, kinds = FrameDecoder(1 << 16), []
+    for at in range(0, len(data), 100):
+        for payload in decoder.feed(data[at : at + 100]):
+            if edge_wire.is_typed_text(payload):
+                edge_wire.read_typed_text(payload)
+            else:
+                kinds.append(type(edge_wire.read(payload, _OFFER)).__name__)
+    return kinds, decoder.at_boundary
+
+
+def _edge_stream(data: bytes) -> object:
+    """As a client reads one."""
+    return [type(client_wire.read(payload)).__name__ for payload in FrameDecoder().feed(data)]
+
+
+def _token_block(data: bytes) -> object:
+    codec = TokenCodec(1 + data[0] % 3) if data else TokenCodec.VARINT
+    count = data[1] if len(data) > 1 else 0
+    checksum = int.from_bytes(data[2:6], "little")
+    block = Block(codec, count, checksum, data[6:])
+    return len(_CODER.decode(block, max_count=200)), len(_CODER.decode_array(block, max_count=200))
+
+
+def _varints(data: bytes) -> object:
+    listed = varint.decode(data, max_count=1000)
+    assert listed == varint.decode_array(data, max_count=1000).tolist()
+    return len(listed)
+
+
+def _parsed(kind: type[Message], data: bytes) -> Message | None:
+    """gRPC ends the stream where a message does not parse (outrider.rpc.incoming)."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _replica_frame(data: bytes) -> object:
+    frame = _parsed(inference_pb2.SessionUp, data)
+    if not isinstance(frame, inference_pb2.SessionUp):
+        return None
+    kind = frame.WhichOneof("kind")
+    if kind == "open":
+        return type(open_request(1, frame.open, _CONTRACT, 0.0)).__name__
+    return type(drafts_of(frame.draft, _CONTRACT)).__name__ if kind == "draft" else kind
+
+
+def _router_frame(data: bytes) -> object:
+    """Any frame that an edge sends leaves the router with its books in order."""
+    request = _parsed(router_pb2.RouteRequest, data)
+    if not isinstance(request, router_pb2.RouteRequest):
+        return None
+
+    async def take() -> None:
+        mesh = Mesh()
+        mesh.switch.from_edge(mesh.edge(), request, mesh.clock())
+
+    asyncio.run(take())
+    return request.frame.WhichOneof("kind")
+
+
+def _region_frame(data: bytes) -> object:
+    """As an edge reads what a region says."""
+    frame = _parsed(inference_pb2.SessionDown, data)
+    if not isinstance(frame, inference_pb2.SessionDown):
+        return None
+    return type(RegionWire(_CODER, _DIGEST, "us").read(frame)).__name__
+
+
+def _error_detail(data: bytes) -> object:
+    detail = _parsed(common_pb2.ErrorDetail, data)
+    return isinstance(detail, common_pb2.ErrorDetail) and error_wire.from_detail(detail).reason
+
+
+def _drafter_pipe(data: bytes) -> object:
+    payload = data[1:] or b"\x00"
+    is_down = bool(data) and data[0] % 2 == 0
+    decode = drafter_codec.decode_down if is_down else drafter_codec.decode_up
+    return type(decode(payload)).__name__
+
+
+def _shared_entry(data: bytes) -> object:
+    found = Entries("secret", _DIGEST, _SIZE).ids(_NAME, data)
+    return None if found is None else len(found)
+
+
+def _gguf(folder: Path, data: bytes) -> object:
+    path = folder / "fuzzed.gguf"
+    path.write_bytes(data)
+    return type(read_definition(path)).__name__
+
+
+def _chat_frames() -> list[bytes]:
+    sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
+    plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
+    resumed = edge_pb2.ChatRequest(
+        idempotency_key="k",
+        resume=edge_pb2.ResumePoint(resume_token="t" * 32, upto=2, num_chars=3, ids=[1, 2]),
+        residency=["eu"],
+    )
+    frame = edge_pb2.ClientFrame(chat=resumed).SerializeToString()
+    cancel = edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString()
+    return [plain, encode_frame(frame), typed_frame((), "typed") * 2, encode_frame(cancel)]
+
+
+def _edge_frames() -> list[bytes]:
+    frames = [
+        edge_pb2.EdgeFrame(accepted=edge_pb2.ChatAccepted(request_id="r", resume_token="t")),
+        edge_pb2.EdgeFrame(provisional=edge_pb2.ProvisionalText(base=1, text="a", stability=0.5)),
+        edge_pb2.EdgeFrame(commit=edge_pb2.CommitText(text="a", ids=[1], upto=1, lossy=[1])),
+        edge_pb2.EdgeFrame(done=edge_pb2.ChatDone(upto=1, region="us")),
+        edge_pb2.EdgeFrame(error=common_pb2.ErrorDetail(reason="OVERLOADED", message="no")),
+    ]
+    return [encode_frame(frame.SerializeToString()) for frame in frames]
+
+
+def _block(ids: tuple[int, ...]) -> common_pb2.TokenBlock:
+    return wire_tokens.to_proto(_CODER.encode(ids))
+
+
+def _session_frames() -> list[inference_pb2.SessionUp]:
+    ids = inference_pb2.PromptDelta(tail=_block((3, 4, 5)))
+    opened = opening(
+        1, request_id="request", ids=ids, codecs=[common_pb2.TOKEN_CODEC_VARINT], cache_salt=b"salt"
+    )
+    draft = inference_pb2.Draft(epoch=1, base=0, ids=_block((7,)))
+    cancel = inference_pb2.CancelSession(reason="test")
+    return [
+        opened,
+        inference_pb2.SessionUp(session=1, draft=draft),
+        inference_pb2.SessionUp(session=1, cancel=cancel),
+    ]
+
+
+def _region_frames() -> list[bytes]:
+    ids = _block((3, 4, 5))
+    return [
+        inference_pb2.SessionDown(session=1, **{kind: message}).SerializeToString()  # type: ignore[arg-type]
+        for kind, message in (
+            ("opened", inference_pb2.SessionOpened(prompt_tokens=3)),
+            ("commit", inference_pb2.Commit(base=0, ids=ids)),
+            ("done", inference_pb2.SessionDone()),
+            ("error", common_pb2.ErrorDetail(reason="OVERLOADED", message="no")),
+        )
+    ]
+
+
+def _drafter_frames() -> list[bytes]:
+    params = SamplingParams(max_tokens=5)
+    down: list[Downward] = [Open(1, (1, 2), (3,), params, (0,), 8), Commit(1, (4,), 8), Close(1)]
+    up: list[Upward] = [Guess(1, 2, (3,), (0.5,), (Source.MODEL,), 100), Ready("model")]
+    return [b"\x00" + drafter_codec.encode(message) for message in down] + [
+        b"\x01" + drafter_codec.encode(message) for message in up
+    ]
+
+
+def _blocks() -> list[bytes]:
+    made = []
+    for codec in _CODER.supported:
+        block = _CODER.encode((1, 2, 300), codec)
+        head = bytes([block.codec - 1, block.count]) + block.checksum.to_bytes(4, "little")
+        made.append(head + block.payload)
+    return made
+
+
+def targets(folder: Path | None = None) -> list[Target]:
+    """All of them; files are written to `folder`."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="outrider-fuzz-"))
+    ups = [frame.SerializeToString() for frame in _session_frames()]
+    routed = [
+        router_pb2.RouteRequest(frame=frame).SerializeToString() for frame in _session_frames()
+    ]
+    packed = varint.encode_array(np.arange(0, 100_000, 977, dtype=np.uint32))
+    detail = common_pb2.ErrorDetail(reason="OVERLOADED", message="no")
+    entry = Entries("secret", _DIGEST, _SIZE).value(_NAME, array("I", [1, 2, 3]))
+    return [
+        Target("client_stream", _chat_frames(), _client_stream),
+        Target("edge_stream", _edge_frames(), _edge_stream),
+        Target("token_block", _blocks(), _token_block),
+        Target("varints", [packed, b"\x00"], _varints),
+        Target("replica_frame", ups, _replica_frame),
+        Target("router_frame", routed, _router_frame),
+        Target("region_frame", _region_frames(), _region_frame),
+        Target("error_detail", [detail.SerializeToString()], _error_detail),
+        Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
+        Target("shared_entry", [entry], _shared_entry),
+        Target("gguf", [small_gguf()], partial(_gguf, folder)),
+    ]

@@ -1,0 +1,191 @@
+"""Files that may be anybody's: only our own errors leave, in bounded memory."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.draft.card import read_card
+from outrider.engines.openvino.graph.convert import read_facts
+from outrider.errors import ArtifactCorruptError, OutriderError
+from outrider.fidelity.reference import Reference
+from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf
+from outrider.models.tokenization.gguf import read_definition
+
+READERS = (read_definition, read_card, read_facts, Reference)
+MAX_GROWTH_BYTES = 8 << 20
+LENGTHS = (0, 1, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 60, 1 << 63, (1 << 64) - 1)
+
+
+def whole() -> bytes:
+    """A small file with every kind of thing in it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "m.gguf")
+        writer = GGUFWriter(path, "llama")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(["<unk>", "a", "b", "ab"])
+        writer.add_token_types([TokenType.UNKNOWN, *[TokenType.NORMAL] * 3])
+        writer.add_token_merges(["a b"])
+        writer.add_context_length(64)
+        writer.add_embedding_length(4)
+        writer.add_array("outrider.draft.head_ids", [1, 2])
+        writer.add_float32("a.float", 1.5)
+        writer.add_bool("a.bool", True)
+        writer.add_tensor("output.weight", np.ones((2, 4), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path.read_bytes()
+
+
+WHOLE = whole()
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def made(*fields: bytes, num_fields: int | None = None, num_tensors: int = 0) -> bytes:
+    count = len(fields) if num_fields is None else num_fields
+    return struct.pack("<4sIQQ", b"GGUF", 3, num_tensors, count) + b"".join(fields) + bytes(64)
+
+
+def array(name: bytes, kind: int, count: int, data: bytes = b"") -> bytes:
+    head = struct.pack("<IIQ", GGUFValueType.ARRAY, kind, count)
+    return string(name) + head + data
+
+
+UINT8, STRING, ARRAY = GGUFValueType.UINT8, GGUFValueType.STRING, GGUFValueType.ARRAY
+FLAT = string(b"a") + struct.pack("<IB", UINT8, 1)
+MALFORMED = {
+    "many fields": made(num_fields=1 << 63),
+    "many tensors": made(num_tensors=1 << 63),
+    "an array without end": made(array(b"a", UINT8, 1 << 60)),
+    "an array of more than there is": made(array(b"a", UINT8, 1000)),
+    "items without end": made(array(b"a", UINT8, MAX_ITEMS + 1, bytes(MAX_ITEMS + 1))),
+    "texts without end": made(array(b"a", STRING, 1 << 40)),
+    "a long text": made(string(b"a") + struct.pack("<IQ", STRING, 1 << 63)),
+    "a long name": made(struct.pack("<Q", (1 << 64) - 1)),
+    "a name that is no text": made(string(b"\xff\xfe") + FLAT[9:]),
+    "two of one name": made(FLAT, FLAT),
+    "a kind that is none": made(string(b"a") + struct.pack("<I", 99)),
+    "arrays in arrays": made(string(b"a") + struct.pack("<I", ARRAY) * 3000),
+    "no alignment": made(string(b"general.alignment") + struct.pack("<II", 4, 0)),
+    "an alignment of another kind": made(string(b"general.alignment") + struct.pack("<IB", 0, 1)),
+    "a tensor of many dimensions": made(
+        string(b"t") + struct.pack("<I", 1 << 31), num_fields=0, num_tensors=1
+    ),
+    "a tensor without end": made(
+        string(b"t") + struct.pack("<I4QIQ", 4, *[1 << 63] * 4, 0, 0), num_fields=0, num_tensors=1
+    ),
+    "a tensor beyond the end": made(
+        string(b"t") + struct.pack("<IQIQ", 1, 4, 0, 1 << 63), num_fields=0, num_tensors=1
+    ),
+    "a tensor of no known type": made(
+        string(b"t") + struct.pack("<IQIQ", 1, 4, 999, 0), num_fields=0, num_tensors=1
+    ),
+    "another byte order": struct.pack(">4sIQQ", b"GGUF", 3, 0, 0),
+    "another version": struct.pack("<4sIQQ", b"GGUF", 9, 0, 0),
+    "nothing": b"",
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf") / "m.gguf"
+
+
+@pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_files_are_corrupt(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises(ArtifactCorruptError, match=r"m\.gguf is not a whole GGUF file"):
+        open_gguf(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < MAX_GROWTH_BYTES + len(data)
+
+
+def test_a_text_that_is_none_is_corrupt(path: Path) -> None:
+    path.write_bytes(made(string(b"a") + struct.pack("<I", STRING) + string(b"\xff")))
+    reader = open_gguf(path)
+    assert isinstance(reader, GGUFReader)
+    assert content_of(reader, "b") is None
+    with pytest.raises(ArtifactCorruptError, match="the field a"):
+        content_of(reader, "a")
+
+
+@pytest.mark.parametrize("name", ["tokens", "token_type", "merges", "model", "pre"])
+def test_a_field_of_another_kind_is_corrupt(path: Path, name: str) -> None:
+    key = f"tokenizer.ggml.{name}".encode()
+    other = key[:-1] + b"~"
+    data = WHOLE.replace(string(key), string(other), 1)
+    number = string(key) + struct.pack("<II", GGUFValueType.UINT32, 1)
+    (num_fields,) = struct.unpack_from("<Q", data, 16)
+    data = data[:16] + struct.pack("<Q", num_fields + 1) + number + data[24:]
+    path.write_bytes(data + bytes(64))
+    with pytest.raises(ArtifactCorruptError, match="something else in the field"):
+        read_definition(path)
+
+
+def test_a_whole_file_is_read(path: Path) -> None:
+    path.write_bytes(WHOLE)
+    assert read_definition(path).tokens == ["<unk>", "a", "b", "ab"]
+    assert read_facts(path).max_context_tokens == 64
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """A whole file, changed in a few places: bytes, lengths, what is left out or there twice."""
+    data = bytearray(WHOLE)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        kind = draw(st.sampled_from(["byte", "length", "cut", "drop", "copy"]))
+        if kind == "byte":
+            data[at : at + 1] = bytes([draw(st.integers(0, 255))])
+        elif kind == "length":
+            length = draw(st.sampled_from(LENGTHS))
+            data[at : at + 8] = struct.pack("<Q", length)
+        elif kind == "cut":
+            del data[at:]
+        else:
+            piece = data[at : at + draw(st.integers(1, 64))]
+            data[at : at + len(piece)] = b"" if kind == "drop" else piece * 2
+    return bytes(data)
+
+
+def fuzz(data: bytes) -> Iterator[OutriderError]:
+    """Every reader of GGUF files over these bytes: what leaves them. For fuzzers."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "m.gguf")
+        path.write_bytes(data)
+        for read in READERS:
+            try:
+                read(path)
+            except OutriderError as error:
+                yield error
+
+
+@given(mutations())
+def test_whatever_a_file_holds_only_our_own_errors_leave(data: bytes) -> None:
+    assert len(list(fuzz(data))) <= len(READERS)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_file_are_corrupt(data: bytes) -> None:
+    with suppress(ArtifactCorruptError), TemporaryDirectory() as folder:
+        path = Path(folder, "m.gguf")
+        path.write_bytes(b"GGUF\x03\0\0\0" + data)
+        open_gguf(path)

@@ -1,0 +1,137 @@
+"""Templates of hostile model files: bounded in steps, sizes and time; honest ones say the same."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from outrider.errors import ConfigError, InvalidRequestError
+from outrider.models.chat import ChatTemplate, Message
+from outrider.models.templating import MAX_SOURCE_CHARS, MAX_STEPS, BoundedEnvironment
+
+DOUBLING = (
+    "{%% set ns = namespace(x=%s) %%}"
+    "{%% for i in range(99) %%}{%% set ns.x = %s %%}{%% endfor %%}%s"
+)
+HOSTILE = {
+    "endless loop": (
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    ),
+    "endless filter": (
+        "{% for i in range(999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}"
+    ),
+    "endless output": "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
+    "branching macros": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+    ),
+    "bottomless macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "bottomless loop": "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "repeated text": "{{ 'a' * 10 ** 10 }}",
+    "repeated list": "{{ ([1] * 10 ** 6) * 10 ** 6 }}",
+    "doubled text": DOUBLING % ("'a'", "ns.x ~ ns.x", ""),
+    "doubled sum": DOUBLING % ("'a'", "ns.x + ns.x", ""),
+    "nested lists": DOUBLING % ("['a']", "[ns.x, ns.x]", "{{ ns.x }}"),
+    "nested tuples": DOUBLING % ("['a']", "(ns.x, ns.x)", "{{ ns.x == ns.x }}"),
+    "nested dicts": DOUBLING % ("{}", "{'a': ns.x, 'b': ns.x}", "{{ ns.x|tojson }}"),
+    "nested namespaces": DOUBLING % ("1", "namespace(a=ns.x, b=ns.x)", "{{ ns.x }}"),
+    "squares": DOUBLING % ("9", "ns.x * ns.x", ""),
+    "power": "{{ 9 ** (10 ** 9) }}",
+    "wide format": "{{ '%1000000000d' % 1 }}",
+    "wide format, said elsewhere": "{{ '%*d' % (10 ** 9, 1) }}",
+    "wide format filter": "{{ '%1000000000d'|format(1) }}",
+    "wide str.format": "{{ '{:1000000000}'.format(1) }}",
+    "nested str.format": "{{ '{:{}}'.format(1, 10 ** 6) }}",
+    "wide filter": "{{ 'a'|center(10 ** 9) }}",
+    "deep indent": "{{ messages|tojson(indent=10 ** 9) }}",
+    "batch": "{{ [1]|batch(10 ** 9, 'x')|list }}",
+    "join of one text": "{{ (['a' * 1000000] * 100000)|join }}",
+    "method join of one text": "{{ ''.join(['a' * 1000000] * 100000) }}",
+    "join of what comes one by one": "{{ (['a' * 1000000] * 999)|map('upper')|join }}",
+    "replace with much": "{{ ('a' * 1000000)|replace('', 'b' * 1000000) }}",
+    "method replace with much": "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
+    "tabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
+    "range": "{{ range(10 ** 9)|list }}",
+    "division": "{{ 1 / 0 }}",
+    "nothing": "{{ a.b.c }}",
+    "forbidden": "{{ ''.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_template_refuses_and_takes_few_steps(source: str) -> None:
+    template = ChatTemplate(source, ["<s>"], {})
+    with pytest.raises(InvalidRequestError, match="chat template refuses"):
+        template.segments([Message("user", "hello")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{" + "(" * 9999 + "1" + ")" * 9999 + "}}", "a" * (MAX_SOURCE_CHARS + 1), "{% if %}"],
+    ids=["deep", "long", "broken"],
+)
+def test_a_template_that_cannot_be_read_is_no_template(source: str) -> None:
+    with pytest.raises(ConfigError, match="template is broken"):
+        ChatTemplate(source, ["<s>"], {})
+
+
+def test_time_ends_what_steps_do_not() -> None:
+    now = itertools.count(step=0.5)
+    template = ChatTemplate(
+        "{% for i in range(9999) %}{% endfor %}", ["<s>"], {}, lambda: float(next(now))
+    )
+    with pytest.raises(InvalidRequestError, match="takes longer"):
+        template.segments([Message("user", "hello")])
+
+
+HONEST = """
+{%- set ns = namespace(system='', count=0) -%}
+{%- for m in messages if m.role == 'system' -%}{%- set ns.system = ns.system ~ m['content']|trim -%}
+{%- endfor -%}
+{%- macro turn(m, last) -%}
+<{{ m.role|upper }}>{{ m.content.strip().replace('a', 'bb') }}{{ '' if last else ', ' }}
+{%- endmacro -%}
+{%- for m in messages if m.role != 'system' -%}
+  {%- if m.role not in ['user', 'assistant'] %}{{ raise_exception('who?') }}{% endif -%}
+  {%- set ns.count = ns.count + 1 -%}
+  {%- if loop.index0 > 9 %}{% break %}{% endif -%}
+  {{ turn(m, loop.last) }}{{ '%s/%d' % (loop.length, ns.count) }}{{ (m.role, [1, {'a': 2}]) }}
+  {{- m|tojson }}{{ m.content.split('\n')|join('|') }}{{ '{:>4}'.format(loop.revindex) }}
+{%- else %}nobody{% endfor -%}
+{{ messages|map(attribute='role')|list }}
+{{- messages|selectattr('role', 'equalto', 'user')|list|length }}
+{{- messages[0].role }}{{ messages|length * 2 + 1 }}{{ [1, 2] + [3] }}{{ 'a' * 3 }}{{ ns.system }}
+"""
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text(max_size=40)}
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(TURNS)
+def test_an_honest_template_says_what_it_says_without_bounds(turns: list[dict[str, Any]]) -> None:
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    bounded = BoundedEnvironment(lambda: 0.0)
+    said, _ = bounded.rendered(bounded.compiled(HONEST), {"messages": turns})
+    assert said == plain.from_string(HONEST).render(messages=turns)
+
+
+def test_the_steps_of_an_honest_template_grow_with_its_messages() -> None:
+    bounded = BoundedEnvironment(lambda: 0.0)
+    template = bounded.compiled(HONEST.replace("{% break %}", ""))
+    steps = [
+        bounded.rendered(template, {"messages": [{"role": "user", "content": "x"}] * count})[1]
+        for count in (128, 256, 512)
+    ]
+    assert steps[2] - steps[1] == pytest.approx(2 * (steps[1] - steps[0]), rel=0.01)
+    assert steps[2] < MAX_STEPS / 10

@@ -1,0 +1,137 @@
+"""A router with certificates: whom it calls, and who may ask it what. Real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.errors import ConfigError, PermissionDeniedError
+from outrider.rpc import from_rpc_error
+from outrider.testing import eventually, leak_check
+from outrider.tls import Role, Tls, TlsConfig
+from outrider.v1 import router_pb2
+from services.router.config import ReplicaConfig, ReplicaTarget, RouterConfig
+from tests.peers.name_server import running_name_server
+from tests.router.replica import Replica, running_replicas, running_router, started
+from tests.tls.issuing import Issuer
+
+READY = router_pb2.REPLICA_STATE_READY
+DOWN = router_pb2.REPLICA_STATE_DOWN
+
+
+@pytest.fixture
+async def issuer(tmp_path: Path) -> AsyncIterator[Issuer]:
+    async with leak_check():
+        yield Issuer(tmp_path)
+
+
+async def test_sessions_come_from_edges_and_questions_from_operators(issuer: Issuer) -> None:
+    replica = Replica("a", "us", issuer.tls(Role.INFERENCE, "us"))
+    own = issuer.config(Role.ROUTER, "us")
+    async with running_replicas(replica):
+        async with running_router(replica, caller=issuer.tls(Role.EDGE), tls=own) as router:
+            await started(router.edge(), replica)
+            for refused in (
+                router.stub.Explain(router_pb2.ExplainRequest()),
+                router.stub.ListReplicas(router_pb2.ListReplicasRequest()),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await refused
+                assert isinstance(from_rpc_error(caught.value), PermissionDeniedError)
+        async with running_router(replica, caller=issuer.tls(Role.OPERATOR), tls=own) as router:
+            await router.state_of("a", READY)
+            await router.stub.Explain(router_pb2.ExplainRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await router.stub.Route().read()
+            assert isinstance(from_rpc_error(caught.value), PermissionDeniedError)
+
+
+async def test_a_replica_is_where_its_certificate_says(issuer: Issuer) -> None:
+    """Whatever it says itself: one of the EU that would like prompts of the US gets none."""
+    honest = Replica("honest", "us", issuer.tls(Role.INFERENCE, "us"))
+    liar = Replica("liar", "us", issuer.tls(Role.INFERENCE, "eu"))
+    nobody = Replica("nobody", "us", issuer.tls(Role.INFERENCE))
+    edge = Replica("edge", "us", issuer.tls(Role.EDGE, "us"))
+    plain = Replica("plain", "us")
+    everyone = (honest, liar, nobody, edge, plain)
+    settings: dict[str, Any] = {
+        "tls": issuer.config(Role.ROUTER),
+        "caller": issuer.tls(Role.OPERATOR),
+    }
+    async with running_replicas(*everyone), running_router(*everyone, **settings) as router:
+        await router.state_of("honest", READY)
+        for other in everyone[1:]:
+            await router.state_of(other.name, DOWN)
+            assert not other.num_streams
+
+
+async def test_a_replica_that_says_another_region_is_refused() -> None:
+    liar = Replica("liar", "eu")
+    async with leak_check(), running_replicas(liar):
+        known = (ReplicaConfig("liar", "us", liar.address),)
+        async with running_router(replicas=known) as router:
+            await router.state_of("liar", DOWN)
+            assert (await router.replicas())["liar"].region == "us"
+
+
+async def test_replicas_that_are_found_are_of_their_targets_region(issuer: Issuer) -> None:
+    here = Replica("here", "us", issuer.tls(Role.INFERENCE, "us"))
+    there = Replica("there", "eu", issuer.tls(Role.INFERENCE, "eu"))
+    async with running_name_server() as server, running_replicas(here, there):
+        server.records["us.test", "A"] = ["127.0.0.1"]
+        server.records["eu.test", "A"] = ["127.0.0.1"]
+        targets = (
+            ReplicaTarget(f"dns:us.test:{here.port}", "us"),
+            # Somebody's mistake, or somebody's wish.
+            ReplicaTarget(f"dns:eu.test:{there.port}", "us"),
+        )
+        async with running_router(
+            tls=issuer.config(Role.ROUTER),
+            caller=issuer.tls(Role.OPERATOR),
+            replica_targets=targets,
+            nameservers=(server.address,),
+        ) as router:
+            await router.state_of("here", READY)
+            await router.state_of(there.address, DOWN)
+
+
+async def test_a_replica_whose_ca_is_revoked_is_left(issuer: Issuer) -> None:
+    other = Issuer(issuer.folder / "other")
+    both = issuer.ca.pem + other.ca.pem
+    staying = Replica("staying", "us", issuer.tls(Role.INFERENCE, "us"))
+    leaving = Replica(
+        "leaving", "us", Tls.open(_trusting(other.config(Role.INFERENCE, "us"), both))
+    )
+    router_files = Issuer(issuer.folder / "router", issuer.ca)
+    own = _trusting(router_files.config(Role.ROUTER, "us"), both)
+    settings: dict[str, Any] = {"tls": own, "caller": issuer.tls(Role.OPERATOR)}
+    async with (
+        running_replicas(staying, leaving),
+        running_router(staying, leaving, **settings) as router,
+    ):
+        await router.state_of("staying", READY)
+        await router.state_of("leaving", READY)
+        _trusting(own, issuer.ca.pem)
+        await router.state_of("leaving", DOWN)
+        await eventually(lambda: leaving.num_streams == 0)
+        await router.state_of("staying", READY)
+        assert staying.num_streams == 1
+
+
+def _trusting(config: TlsConfig, ca: bytes) -> TlsConfig:
+    """The same, with another CA bundle."""
+    assert config.ca
+    config.ca.write_bytes(ca)
+    return config
+
+
+def test_regions_fit_certificates(issuer: Issuer) -> None:
+    with pytest.raises(ConfigError, match="fits no certificate"):
+        RouterConfig(
+            tls=issuer.config(Role.ROUTER), replicas=(ReplicaConfig("a", "US_East", "h:1"),)
+        )
