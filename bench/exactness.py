@@ -106,7 +106,9 @@ async def _draft_all(
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     gate = asyncio.Semaphore(parallel)
-    async with RegionClient(coder, mesh.address("router"), via_router=True) as client:
+    async with RegionClient(
+        coder, mesh.address("router"), via_router=True, tls=mesh.tls("edge")
+    ) as client:
 
         async def one(number: int, prompt: Prompt) -> Answer:
             ids = vocabulary.encode_chat([Message("user", prompt.text)])

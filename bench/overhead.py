@@ -76,7 +76,7 @@ async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Sample
     samples = Samples()
     async with (
         connect(*mesh.edge, ca=mesh.ca) as client,
-        RegionClient(coder, replica, via_router=False) as region,
+        RegionClient(coder, replica, via_router=False, tls=mesh.tls("router")) as region,
     ):
         for turn in range(-5, pairs):
             one, two = await direct(region, vocabulary), await through_mesh(client)

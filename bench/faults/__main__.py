@@ -1,4 +1,5 @@
-"""Kills, stops and cuts; prints what was lost, and how long chats paused.
+"""Kills, stops and cuts; prints what was lost, and how long chats paused. `--stalls`: stops alone,
+many of them, where there is no way round whoever stands still (stalls.py).
 
 A pause is the time between a chat's last commit before a fault and its first one after. Part of it
 is that the next replica computes prompt and reply so far anew, as that replica says itself.
@@ -6,9 +7,11 @@ is that the next replica computes prompt and reply so far anew, as that replica 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
+from bench.faults import stalls
 from bench.faults.fleet import Shape, running
 from bench.faults.load import REPLICA_KILL, Job, Load, Tally, make_jobs
 from bench.faults.scenarios import Faults, Trouble
@@ -127,7 +130,14 @@ def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
 
 def main() -> int:
     core = "kills alone, on the real engine alone"
-    arguments = parser("faults", __doc__ or "", core=core).parse_args()
+    options = parser("faults", __doc__ or "", core=core)
+    options.add_argument("--stalls", action="store_true", help="processes that stand still, alone")
+    options.add_argument(
+        "--roles", nargs="+", choices=stalls.ROLES, default=stalls.ROLES, help="which of them do"
+    )
+    arguments = options.parse_args()
+    if arguments.stalls:
+        return _stalls(arguments)
     run = start("faults", arguments)
     outcomes = {}
     for engine, plan in plans(quick=run.quick, core=run.core).items():
@@ -140,6 +150,22 @@ def main() -> int:
     run.finish()
     figures = run.figures
     return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed")))
+
+
+def _stalls(arguments: argparse.Namespace) -> int:
+    run = start("stalls", arguments)
+    plan = stalls.StallPlan(roles=tuple(arguments.roles))
+    if run.quick:
+        plan = replace(plan, num_stops=1, num_short_stops=1)
+    run.setting("fake", **asdict(plan))
+    outcomes = asyncio.run(stalls.endure(plan, make_jobs("fake", plan.num_tokens)))
+    for outcome in outcomes:
+        for error in outcome.tally.errors:
+            print(f"FAILED {outcome.num_chats} chats: {error}")
+    stalls.report(run, outcomes)
+    run.finish()
+    figures = run.figures
+    return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed", "put_away")))
 
 
 if __name__ == "__main__":

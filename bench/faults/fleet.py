@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from outrider.rpc import make_channel
 from outrider.v1 import router_pb2, router_pb2_grpc
 
 NEAR, FAR = "near", "far"
+_QUARANTINES = re.compile(r"outrider_(router_replica|edge_router)_quarantines\{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,12 @@ class Shape:
     num_far: int
     num_routers: int = 3
     num_edges: int = 3
+    num_tokenizers: int = 0
+    """For thin clients."""
+    max_sessions: int = 0
+    """Of each replica at once; 0: the default."""
+    forgives: bool = True
+    """Nobody is put away: where every process is killed again and again, that is not its fault."""
 
 
 class Cut:
@@ -54,6 +62,7 @@ class Fleet:
     replicas: tuple[Service, ...]
     routers: tuple[Service, ...]
     edges: tuple[Service, ...]
+    tokenizers: tuple[Service, ...]
     way: Cut
     ca: Path
 
@@ -70,6 +79,13 @@ class Fleet:
                     counts[row.name] = max(counts[row.name], row.sessions)
         return counts
 
+    async def num_put_away(self) -> int:
+        """How often a replica or a router was put into quarantine by those who judge it."""
+        pages = await asyncio.gather(*(it.metrics() for it in (*self.routers, *self.edges)))
+        samples = (line for page in pages for line in page.splitlines())
+        counts = [line.rsplit(" ", 1)[1] for line in samples if _QUARANTINES.match(line)]
+        return sum(int(float(count)) for count in counts)
+
 
 @contextlib.asynccontextmanager
 async def running(shape: Shape) -> AsyncIterator[Fleet]:
@@ -81,16 +97,23 @@ async def running(shape: Shape) -> AsyncIterator[Fleet]:
         stack.callback(way.heal)
         replicas = _replicas(shape, folder)
         ports = [await _reach(way, replica, shape) for replica in replicas]
-        routers = [_router(number, replicas, ports, folder) for number in range(shape.num_routers)]
+        tokenizers = [
+            Service(f"tokenizer-{number}", "tokenizer", {}, folder)
+            for number in range(shape.num_tokenizers)
+        ]
+        routers = [
+            _router(number, replicas, ports, tokenizers, shape, folder)
+            for number in range(shape.num_routers)
+        ]
         edges = [_edge(number, routers, shape, folder) for number in range(shape.num_edges)]
         # The first edge makes the certificate that the others find.
-        for group in (replicas, routers, *([edge] for edge in edges)):
+        for group in ([*replicas, *tokenizers], routers, *([edge] for edge in edges)):
             for service in group:
                 stack.callback(service.end)
                 service.spawn()
             await asyncio.gather(*(service.ready() for service in group))
         ca = folder / "tls" / "cert.pem"
-        yield Fleet(tuple(replicas), tuple(routers), tuple(edges), way, ca)
+        yield Fleet(tuple(replicas), tuple(routers), tuple(edges), tuple(tokenizers), way, ca)
 
 
 def is_far(replica: Service) -> bool:
@@ -102,6 +125,8 @@ def _replicas(shape: Shape, folder: Path) -> list[Service]:
     names = [f"{NEAR}-{n}" for n in range(shape.num_near)]
     names += [f"{FAR}-{n}" for n in range(shape.num_far)]
     values = {"engine": shape.engine, "threads": 1, "kv_bytes": 1 << 28, "max_fixed_rows": 4}
+    if shape.max_sessions:
+        values["max_sessions"] = shape.max_sessions
     return [
         Service(name, "inference", {"replica": name, "region": name[:-2], **values}, folder)
         for name in names
@@ -115,19 +140,27 @@ async def _reach(way: Cut, replica: Service, shape: Shape) -> int:
     return await way.control.add(replica.name, "tcp", (HOST, replica.port), seed=1)
 
 
-def _router(number: int, replicas: list[Service], ports: list[int], folder: Path) -> Service:
+def _router(
+    number: int,
+    replicas: list[Service],
+    ports: list[int],
+    tokenizers: list[Service],
+    shape: Shape,
+    folder: Path,
+) -> Service:
     table = tuple(
         {"name": replica.name, "region": replica.name[:-2], "address": f"{HOST}:{port}"}
         for replica, port in zip(replicas, ports, strict=True)
     )
-    values = {
+    values: dict[str, object] = {
         "region": NEAR,
         "replicas": table,
+        "tokenizers": tuple(tokenizer.address for tokenizer in tokenizers),
         "max_backoff_s": 0.5,
         "near_ms": 50.0,
-        # Every replica is killed again and again here, which is not its fault.
-        "quarantine_failures": 1_000_000,
     }
+    if shape.forgives:
+        values["quarantine_failures"] = 1_000_000
     return Service(f"router-{number}", "router", values, folder)
 
 

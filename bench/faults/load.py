@@ -77,6 +77,11 @@ class Running:
     hits: list[tuple[str, float]] = field(default_factory=list)
     """What was lost under it, as far as its pauses show, and how long each was, ms."""
 
+    @property
+    def last_at(self) -> float:
+        """When it was heard last, or sent."""
+        return self.times[-1] if self.times else self.began_at
+
 
 @dataclass(slots=True)
 class Tally:
@@ -98,6 +103,7 @@ class Load:
 
     def __init__(self, fleet: Fleet, jobs: list[Job], num_chats: int) -> None:
         self._fleet, self._jobs, self._num_chats = fleet, jobs, num_chats
+        self._has_thin_chats = bool(fleet.tokenizers)
         self._random = random.Random(7)
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,14 +130,16 @@ class Load:
         patient = ReconnectPolicy(give_up_after_s=60)
         async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
             while not self._is_over:
-                await self._chat(client, self._random.choice(self._jobs))
+                thin = self._has_thin_chats and self._random.random() < 0.5
+                await self._chat(client, self._random.choice(self._jobs), thin=thin)
 
-    async def _chat(self, client: Client, job: Job) -> None:
+    async def _chat(self, client: Client, job: Job, *, thin: bool) -> None:
         run = Running(time.monotonic())
         self.running.add(run)
         self.tally.chats += 1
         try:
-            asked = client.chat([Message("user", job.prompt)], sampling=job.sampling)
+            message = Message("user", job.prompt)
+            asked = client.chat([message], sampling=job.sampling, thin=thin)
             async with asked as chat:
                 async for event in chat:
                     if isinstance(event, Committed):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.request import urlopen
 
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.cli.local.supervisor import die_with_parent
@@ -66,6 +67,13 @@ class Service:
             if time.monotonic() > limit:
                 raise RuntimeError(f"{self.name} did not start; see {self._log}")
             await asyncio.sleep(_POLL_S)
+
+    async def metrics(self) -> str:
+        """Its page of metrics."""
+        ports = read_ports(self._ready)
+        assert ports is not None
+        url = f"http://{HOST}:{ports.admin}/metrics"
+        return await asyncio.to_thread(lambda: urlopen(url, timeout=10).read().decode())
 
     def kill(self) -> None:
         """SIGKILL: nobody is told anything."""

@@ -21,6 +21,8 @@ _FOUND_S = {"inference": 0.7, "router": 2.5, "edge": 0.1}
 """Routers look for a lost replica every half second here, edges for a lost router every two."""
 _NOTICE_S = 5.0
 """Silence is noticed after router.hang_s, 2 s, or router.silence_s, 3 s."""
+_HELD_SHARE = 0.1
+"""A chat that paused for this part of a stop was hit by it."""
 _HEAL_S = 3.0
 """Who hung is tried again, cautiously, after router.quarantine_s, 2 s."""
 
@@ -81,6 +83,28 @@ class Trouble:
 
         return await self._repeat("replica, SIGSTOP", count, one)
 
+    async def stop(
+        self, services: tuple[Service, ...], count: int, stop_s: float, pause_s: float = 2.0
+    ) -> Faults:
+        """One of them stands still for so long and goes on; then, once every chat goes on, all of
+        them are left in peace for a while."""
+
+        async def one(faults: Faults) -> None:
+            service = services[faults.count % len(services)]
+            struck_at, under_way = time.monotonic(), list(self._load.running)
+            service.signal(signal.SIGSTOP)
+            await asyncio.sleep(stop_s)
+            under_way += [run for run in self._load.running if run not in under_way]
+            service.signal(signal.SIGCONT)
+            await self._gone_on(faults, under_way)
+            pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
+            self._note(
+                faults, [pause for pause in pauses if pause[0] >= _HELD_SHARE * stop_s * 1e3]
+            )
+            await asyncio.sleep(pause_s)
+
+        return await self._repeat(f"{services[0].role}, SIGSTOP {stop_s:g} s", count, one)
+
     async def cut_region(self, count: int) -> Faults:
         """The far region, where all chats are, is not heard of, and later it is again."""
 
@@ -132,17 +156,25 @@ class Trouble:
         struck_at = time.monotonic()
         strike()
         await asyncio.sleep(least_s)
+        await self._gone_on(faults, under_way)
+        pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
+        pauses.sort(key=lambda pause: -pause[0])
+        self._note(faults, pauses[:num_hit])
+
+    async def _gone_on(self, faults: Faults, under_way: list[Running]) -> None:
+        """Every one of these chats has ended, or has another token."""
         goes_on_at, limit = time.monotonic(), time.monotonic() + _SETTLE_LIMIT_S
-        while any(run in self._load.running and run.times[-1] < goes_on_at for run in under_way):
+        while any(run in self._load.running and run.last_at < goes_on_at for run in under_way):
             if time.monotonic() > limit:
                 raise RuntimeError(f"a chat did not go on within {_SETTLE_LIMIT_S:g} s: {faults}")
             await asyncio.sleep(_POLL_S)
-        pauses = [(_longest_ms(run, struck_at), run) for run in under_way]
-        pauses.sort(key=lambda pause: -pause[0])
-        for pause_ms, run in pauses[:num_hit]:
+
+    @staticmethod
+    def _note(faults: Faults, pauses: list[tuple[float, Running]]) -> None:
+        for pause_ms, run in pauses:
             run.hits.append((faults.name, pause_ms))
             faults.pauses_ms.append(pause_ms)
-        faults.hit += len(pauses[:num_hit])
+        faults.hit += len(pauses)
 
     async def _streaming(self) -> None:
         """Until a random moment while most chats are in the middle of their replies."""
@@ -163,5 +195,5 @@ class Trouble:
 
 def _longest_ms(run: Running, since: float) -> float:
     """The longest time without a commit that lasted beyond a moment."""
-    pairs = pairwise(run.times)
+    pairs = pairwise((run.began_at, *run.times))
     return 1e3 * max((after - before for before, after in pairs if after > since), default=0.0)

@@ -82,6 +82,10 @@ _ALL = (
         core_flags=(),
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
+    Bench(
+        "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1", "bench/tls"),
+        minutes=1.5,
+    ),
     Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=12.0),
     Bench(
         "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/data/tuning"), minutes=20.0
@@ -113,6 +117,8 @@ _ALL = (
         "faults", "bench.faults", sources=(*SERVICES, "bench/wan/relay"), minutes=40.0,
         core_minutes=4.0,
     ),
+    Bench("hostile", "bench.hostile", minutes=25.0),
+    Bench("stalls", "bench.faults", ("--stalls",), sources=SERVICES, minutes=25.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),

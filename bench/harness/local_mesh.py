@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.cli.local.certificates import of_process
 from outrider.cli.local.state import RunningMesh, running_mesh
+from outrider.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class LocalMesh:
     def address(self, name: str) -> str:
         """gRPC address of a service."""
         return f"{self.state.host}:{self.state.service(name)['port']}"
+
+    def tls(self, name: str) -> Tls:
+        """As that process of the mesh: who calls what another one answers."""
+        return Tls.open(of_process(self.state_dir, name))
 
     def services(self, role: str) -> list[dict[str, Any]]:
         """Rows of all services of a role."""
@@ -60,6 +66,7 @@ def local_mesh(
     engine: str = "openvino",
     threads: int = 1,
     regions: str = "us-east,eu-west",
+    plaintext: bool = False,
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
@@ -67,6 +74,7 @@ def local_mesh(
             *("up", "--detach", "--port", "0", "--regions", regions, "--engine", engine),
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
+            *(("--plaintext",) if plaintext else ()),
             check=False,
         )
         if started.returncode:

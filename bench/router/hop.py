@@ -58,8 +58,8 @@ def _clients(mesh: LocalMesh, vocabulary: Vocabulary) -> tuple[RegionClient, Reg
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     replica = mesh.address(mesh.services("inference")[0]["name"])
     return (
-        RegionClient(coder, replica, via_router=False),
-        RegionClient(coder, mesh.address("router"), via_router=True),
+        RegionClient(coder, replica, via_router=False, tls=mesh.tls("router")),
+        RegionClient(coder, mesh.address("router"), via_router=True, tls=mesh.tls("edge")),
     )
 
 

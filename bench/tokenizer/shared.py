@@ -17,7 +17,13 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import free_tcp_port
 from outrider.tokenization.backends.guarded import Guarded
 from outrider.tokenization.shared.entries import Entries
-from outrider.tokenization.shared.tokens import Line, RedisTokens, SharedPolicy, connect
+from outrider.tokenization.shared.tokens import (
+    Line,
+    RedisAddress,
+    RedisTokens,
+    SharedPolicy,
+    connect,
+)
 
 SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "64 KB": 65_000}
 NUM_TEXTS = 100
@@ -34,7 +40,7 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
         *("text", "found", "not found", *(backend.name for backend in backends)),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
-        line = Line(connect(url, 1.0, 2), SharedPolicy(max_chars=1 << 20))
+        line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))
         tokens = RedisTokens(
             line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
         )

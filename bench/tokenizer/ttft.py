@@ -19,6 +19,7 @@ from outrider.client import Client, Committed, connect
 from outrider.models.chat import Message
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
+from outrider.tls import Role
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.service import REQUESTS
 
@@ -49,7 +50,8 @@ def measure(run: Run) -> None:
 
 async def _alternate(mesh: LocalMesh, count: int, *, edge_alone: bool) -> dict[str, list[float]]:
     address = mesh.address(mesh.services("tokenizer")[0]["name"])
-    async with connect(*mesh.edge, ca=mesh.ca) as client, make_channel(address) as channel:
+    channel = make_channel(address, tls=mesh.tls("router"), role=Role.TOKENIZER)
+    async with connect(*mesh.edge, ca=mesh.ca) as client, channel:
         stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         call = stub.Encode()

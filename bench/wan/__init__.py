@@ -5,7 +5,7 @@ threshold was chosen. A relay in user space (`relay`) holds every packet back by
 each way. There are two of them: the client's last mile (`--client-rtt-ms`, 10 by default), which
 every scheme pays, and the long way to the region (the RTT of the tables). Where client and gateway
 are far apart, their one link has both. Jitter comes on the long way, losses on the clients' links.
-Chats share no cache (`isolate_chats`), so no scheme gains by what another one asked before it.
+Chats share no cache (`trust = "chat"`), so no scheme gains by what another one asked before it.
 
 Every scheme has the same two cores. Replica, router and waiting verifier run on the one, with one
 thread; edges and gateways with their drafters on the other, beside relay and clients. So (c) has a

@@ -107,7 +107,7 @@ def _links(arguments: argparse.Namespace) -> Links:
 def _drafter(settings: list[str]) -> DrafterSettings | None:
     """What an edge with these settings, KEY=VALUE, would start."""
     flags = {key: value for key, _, value in (text.partition("=") for text in settings)}
-    fixed = {"log_level": "error", "isolate_chats": "true"}
+    fixed = {"log_level": "error", "trust": "chat"}
     config = load(EdgeConfig, "edge", flags={**fixed, **flags})
     return config.drafter_settings(DEFAULT_MODEL.name) if config.has_drafter else None
 

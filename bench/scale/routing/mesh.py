@@ -53,7 +53,7 @@ class MeshRouter:
         self._followers: dict[str, Follower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._scout = FleetScout(self._placement.decide, own.name)
+        self._scout = FleetScout(self._placement.decide, own.name, return_s=0.0)
         self._gated = gated
         self._asks: dict[int, tuple[Ask, Request]] = {}
         self._on: dict[int, str] = {}
@@ -70,16 +70,16 @@ class MeshRouter:
         owner = self._placement.owner(site.name)
         self._followers[site.name] = made = Follower(self._index, owner, BLOCK_TOKENS)
         made.snapshot(1, 1, follower.Part((), is_first=True, is_last=True))
-        self._survey()
+        self._survey(now)
 
     def lose(self, name: str, now: float) -> None:
         self._connected.pop(name, None)
         self._registry.lost(name, "its connection was reset", now)
-        self._survey()
+        self._survey(now)
 
-    def _survey(self) -> None:
+    def _survey(self, now: float) -> None:
         if self._gated:
-            self._scout.survey(self._registry)
+            self._scout.survey(self._registry, now)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -91,7 +91,7 @@ class MeshRouter:
             self._expired_at = now
             self._registry.expire(now)
             self._registry.take_transitions()
-            self._survey()
+            self._survey(now)
             self._admission.expire(now)
             self._index.tidy(now, _TIDY_ROWS)
 

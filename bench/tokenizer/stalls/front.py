@@ -72,7 +72,7 @@ class Phase:
             if self._loop.time() < self._end:
                 self._send_long(number + 1)
 
-        self._front.submit(self._longs[number % len(self._longs)], answered)
+        self._front.submit(self._longs[number % len(self._longs)], answered, scope=b"bench")
 
     def _send_short(self, number: int) -> None:
         begin = time.perf_counter()
@@ -82,7 +82,7 @@ class Phase:
             self.seen.chat_ms.append((time.perf_counter() - begin) * 1e3)
 
         ask = f"{number} {time.perf_counter_ns()}: what should I pack for a week in Lisbon in May?"
-        self._front.submit([Message("user", ask)], answered)
+        self._front.submit([Message("user", ask)], answered, scope=b"bench")
 
 
 def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> None:

@@ -199,7 +199,7 @@ class _Starter:
             "name": name,
             "routers": (f"{HOST}:{upstream}",),
             "state_dir": str(state_dir),
-            "isolate_chats": True,
+            "trust": "chat",
             **more,
         }
         service = await self.service(name, "edge", values, cores)

@@ -1,0 +1,44 @@
+"""`python -m bench.hostile.attacker NAME SECONDS TARGET`: one attack from a process of its own,
+which leaves the cores to everybody else; prints what it found as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import traceback
+from dataclasses import asdict
+
+from bench.hostile.catalog import attack_of
+from bench.hostile.target import Findings, Target
+
+_NICENESS = 19
+_PATIENCE_S = 60.0
+"""An attack that goes on for so much longer than it should is ended."""
+
+
+async def _attack(name: str, seconds: float, target: Target) -> Findings:
+    findings = Findings()
+    try:
+        async with asyncio.timeout(seconds + _PATIENCE_S):
+            await attack_of(name).run(target, seconds, findings)
+    except Exception as error:
+        # An attack that fails is no proof of anything: it is reported as what it is.
+        traceback.print_exc()
+        findings.broken.append(f"the attack itself failed: {type(error).__name__}: {error}")
+    return findings
+
+
+def main() -> int:
+    name, seconds, target = sys.argv[1:4]
+    os.nice(_NICENESS)
+    logging.disable(logging.CRITICAL)
+    findings = asyncio.run(_attack(name, float(seconds), Target.from_json(target)))
+    print(json.dumps(asdict(findings)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

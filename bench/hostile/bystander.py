@@ -1,0 +1,104 @@
+"""Somebody who chats all the while: what an attack costs others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from bench.hostile.target import Target, certificate_of
+from outrider.client import Accepted, Client, Committed, connect
+from outrider.errors import OutriderError
+from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
+
+PROMPT = "Name three colours of the rainbow, and say what each reminds you of."
+NUM_TOKENS = 32
+
+
+@dataclass(slots=True)
+class Waits:
+    """What somebody waited for, ms: each chat's acceptance and its first word, and every next
+    word."""
+
+    gaps_ms: list[float] = field(default_factory=list)
+    num_chats: int = 0
+    errors: list[str] = field(default_factory=list)
+    inexact: int = 0
+
+    def clear(self) -> Waits:
+        """What was noted so far; it begins anew."""
+        noted = Waits(self.gaps_ms, self.num_chats, self.errors, self.inexact)
+        self.gaps_ms, self.errors, self.num_chats, self.inexact = [], [], 0, 0
+        return noted
+
+
+class Bystander:
+    """One chat after the other, each of which has to say what the first one said."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._text = ""
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+        self._is_idle = asyncio.Event()
+        self.waits = Waits()
+
+    async def chat(self) -> None:
+        """One chat."""
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        before, waits = time.monotonic(), self.waits
+        try:
+            asked = self._client.chat([Message("user", PROMPT)], sampling=sampling)
+            async with asyncio.timeout(60), asked as chat:
+                async for event in chat:
+                    if isinstance(event, Accepted | Committed):
+                        now = time.monotonic()
+                        waits.gaps_ms.append((now - before) * 1e3)
+                        before = now
+                text = (await chat.result()).text
+        except (OutriderError, TimeoutError) as error:
+            waits.errors.append(f"{type(error).__name__}: {error}")
+            return
+        self._text = self._text or text
+        waits.num_chats += 1
+        waits.inexact += text != self._text
+
+    async def chat_on(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            if not self._may_go_on.is_set():
+                self._is_idle.set()
+                await self._may_go_on.wait()
+            self._is_idle.clear()
+            await self.chat()
+
+    async def warm_up(self, seconds: float) -> None:
+        """Chat for a while that nobody measures."""
+        await asyncio.sleep(seconds)
+        self.waits.clear()
+
+    async def pause(self) -> None:
+        """Return when the chat under way is over; no other one begins."""
+        self._may_go_on.clear()
+        await self._is_idle.wait()
+
+    def go_on(self) -> None:
+        """After a pause."""
+        self._may_go_on.set()
+
+
+@contextlib.asynccontextmanager
+async def bystanding(target: Target) -> AsyncIterator[Bystander]:
+    """One that chats for as long as the context lasts."""
+    async with connect(target.host, target.port, ca=certificate_of(target)) as client:
+        bystander = Bystander(client)
+        task = asyncio.create_task(bystander.chat_on())
+        try:
+            yield bystander
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

@@ -1,0 +1,144 @@
+"""One attack on a mesh, and what it did to processes and to a bystander."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.contenders.processes import child
+from bench.harness.local_mesh import LocalMesh
+from bench.harness.statistics import quantile
+from bench.hostile.bystander import Bystander, Waits
+from bench.hostile.catalog import Attack
+from bench.hostile.target import Findings, Target
+from bench.hostile.watch import Watch, calm_down, left_over, read
+
+MAX_GROWTH_MB = 64.0
+MAX_HELD_MS = 50.0
+MAX_P99_RATIO = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one attack."""
+
+    attack: Attack
+    calm: Waits
+    attacked: Waits
+    growth_mb: Mapping[str, float]
+    """By process: the most that it held during the attack beyond what it held before."""
+    calm_lag_ms_max: float
+    """Event loops, in calm and attacked: late at most, and held at most by computing."""
+    lag_ms_max: Mapping[str, float]
+    held_ms_max: Mapping[str, float]
+    leaks: Mapping[str, int]
+    """What was held seconds after it, by process and kind."""
+    strangers_words: int
+    broken: list[str]
+    done: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def p99_ratio(self) -> float:
+        """Of the bystander's waits, attacked over calm; infinite if nothing came."""
+        if not self.attacked.gaps_ms or not self.calm.gaps_ms:
+            return float("inf")
+        return quantile(self.attacked.gaps_ms, 0.99) / quantile(self.calm.gaps_ms, 0.99)
+
+    @property
+    def misses(self) -> list[str]:
+        """What is not as promised, a sentence each."""
+        found = list(self.broken)
+        found += [
+            f"{name} grew by {mb:.0f} MB" for name, mb in self.growth_mb.items()
+            if mb > MAX_GROWTH_MB
+        ]  # fmt: skip
+        found += [
+            f"{name}'s loop was held for {ms:.0f} ms" for name, ms in self.held_ms_max.items()
+            if ms > MAX_HELD_MS
+        ]  # fmt: skip
+        if self.p99_ratio > MAX_P99_RATIO:
+            found.append(f"the bystander's p99 was {self.p99_ratio:.1f} times that in calm")
+        found += [f"left behind: {count} {what}" for what, count in self.leaks.items()]
+        if self.strangers_words:
+            found.append(f"another's words were told {self.strangers_words} times")
+        found += [f"the bystander's chat failed: {error}" for error in self.attacked.errors[:3]]
+        if self.attacked.inexact:
+            found.append(f"{self.attacked.inexact} replies of the bystander were not exact")
+        return found
+
+
+async def measure(
+    mesh: LocalMesh, target: Target, attack: Attack, bystander: Bystander, seconds: float
+) -> Outcome:
+    """The same time in calm and under attack."""
+    await calm_down(mesh)
+    bystander.waits.clear()
+    before = await read(mesh)
+    calm_watch = Watch(mesh, before)
+    async with _watching(calm_watch):
+        await asyncio.sleep(seconds)
+    calm = bystander.waits.clear()
+    before = await read(mesh)
+    watch = Watch(mesh, before)
+    async with _watching(watch):
+        findings = await _attacked(target, attack, seconds)
+        attacked = bystander.waits.clear()
+    await bystander.pause()
+    try:
+        leaks = await left_over(mesh, before)
+    finally:
+        bystander.go_on()
+    findings.broken += [f"{name} ended" for name in sorted(watch.lost)]
+    return Outcome(
+        attack, calm, attacked, watch.growth_mb, max(calm_watch.lag_ms_max.values()),
+        watch.lag_ms_max, watch.held_ms_max, leaks, findings.strangers_words, findings.broken,
+        findings.done,
+    )  # fmt: skip
+
+
+async def misses_of(
+    mesh: LocalMesh, target: Target, attacks: Sequence[Attack], seconds: float
+) -> list[str]:
+    """What is not as promised after all of these, without a bystander and his times."""
+    before = await read(mesh)
+    watch, found = Watch(mesh, before), list[str]()
+    async with _watching(watch):
+        for attack in attacks:
+            findings = await _attacked(target, attack, seconds)
+            found += [f"{attack.name}: {broken}" for broken in findings.broken]
+            if findings.strangers_words:
+                found.append(f"{attack.name}: another's words were told")
+            if not findings.done:
+                found.append(f"{attack.name}: nothing was done")
+    found += [
+        f"{name} grew by {mb:.0f} MB" for name, mb in watch.growth_mb.items() if mb > MAX_GROWTH_MB
+    ]
+    found += [f"{name} ended" for name in sorted(watch.lost)]
+    leaks = await left_over(mesh, before)
+    return found + [f"left behind: {count} {what}" for what, count in leaks.items()]
+
+
+@contextlib.asynccontextmanager
+async def _watching(watch: Watch) -> AsyncIterator[None]:
+    task = asyncio.create_task(watch.go_on())
+    try:
+        yield
+        await watch.look()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _attacked(target: Target, attack: Attack, seconds: float) -> Findings:
+    command = (sys.executable, "-m", "bench.hostile.attacker")
+    async with child(*command, attack.name, str(seconds), target.to_json()) as process:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+    if not line:
+        return Findings(broken=["the attack itself failed: it ended without a word"])
+    return Findings(**json.loads(line))

@@ -1,0 +1,154 @@
+"""What the processes of a mesh hold, and how late their loops are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.harness.local_mesh import LocalMesh
+from outrider.cli.local.state import running_mesh
+from outrider.telemetry import names
+
+SETTLE_S: Final = 30.0
+"""For what is on its way out: connections of clients that vanished, and chats without them."""
+CALM_LAG_MS: Final = 30.0
+_POLL_S: Final = 0.5
+_HELD: Final = {
+    names.PROCESS_TASKS: "tasks",
+    names.PROCESS_FILES: "files",
+    "outrider_edge_open_chats": "sessions",
+    "outrider_edge_open_connections": "connections",
+    "outrider_edge_detached_chats": "sessions",
+    "outrider_edge_drafter_sessions": "sessions",
+    "outrider_router_sessions": "sessions",
+    "outrider_sessions_running": "sessions",
+    "outrider_sessions_queued": "sessions",
+    "outrider_sessions_paused": "sessions",
+}
+"""Gauges of what ends with the chats and connections that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One process at one moment."""
+
+    pid: int
+    rss_mb: float
+    lag_ms_max: float
+    """Of its event loop, within the last seconds (names.LOOP_LAG_MAX_MS)..."""
+    held_ms_max: float
+    """...and as far as the loop's own thread computed meanwhile (names.LOOP_HELD_MAX_MS)."""
+    held: Mapping[str, int]
+    """By kind: tasks, files, sessions, connections."""
+
+
+async def read(mesh: LocalMesh) -> dict[str, Reading]:
+    """Every process by name, its drafter or workers counted with it; a process that cannot be
+    asked is left out."""
+    state = running_mesh(mesh.state_dir)
+    rows = [] if state is None else state.services
+    readings = await asyncio.gather(
+        *(asyncio.to_thread(_read, row["pid"], row["admin_port"]) for row in rows)
+    )
+    found = zip(rows, readings, strict=True)
+    return {row["name"]: reading for row, reading in found if reading is not None}
+
+
+def _read(pid: int, admin_port: int) -> Reading | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        rss_mb = sum(map(_rss_mb, _family(pid)))
+    except OSError:
+        return None
+    held = dict.fromkeys(_HELD.values(), 0)
+    late = {names.LOOP_LAG_MAX_MS: 0.0, names.LOOP_HELD_MAX_MS: 0.0}
+    for family in text_string_to_metric_families(text):
+        if family.name in _HELD:
+            held[_HELD[family.name]] += int(sum(sample.value for sample in family.samples))
+        elif family.name in late:
+            late[family.name] = family.samples[0].value
+    late_ms, held_ms = late[names.LOOP_LAG_MAX_MS], late[names.LOOP_HELD_MAX_MS]
+    return Reading(pid, rss_mb, late_ms, held_ms, held)
+
+
+def _family(pid: int) -> list[int]:
+    """A process and those it started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return [pid, *(int(child) for child in children)]
+
+
+def _rss_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+class Watch:
+    """Reads all processes every half a second and keeps the largest of what it saw."""
+
+    def __init__(self, mesh: LocalMesh, before: Mapping[str, Reading]) -> None:
+        self._mesh = mesh
+        self._before = before
+        self._began_at = time.monotonic()
+        self.growth_mb: dict[str, float] = dict.fromkeys(before, 0.0)
+        self.lag_ms_max: dict[str, float] = dict.fromkeys(before, 0.0)
+        self.held_ms_max: dict[str, float] = dict.fromkeys(before, 0.0)
+        self.lost: set[str] = set()
+        """Processes that ended, or were not there to answer."""
+
+    async def go_on(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_POLL_S)
+
+    async def look(self) -> dict[str, Reading]:
+        """Read once, and note it."""
+        readings = await read(self._mesh)
+        # What the gauge tells of the first seconds was before this watch began.
+        is_ours = time.monotonic() - self._began_at > names.LOOP_LAG_MAX_WINDOW_S
+        for name, before in self._before.items():
+            now = readings.get(name)
+            if now is None or now.pid != before.pid:
+                self.lost.add(name)
+                continue
+            self.growth_mb[name] = max(self.growth_mb[name], now.rss_mb - before.rss_mb)
+            if is_ours:
+                self.lag_ms_max[name] = max(self.lag_ms_max[name], now.lag_ms_max)
+                self.held_ms_max[name] = max(self.held_ms_max[name], now.held_ms_max)
+        return readings
+
+
+async def calm_down(mesh: LocalMesh) -> None:
+    """Return once no loop is late any more, or after SETTLE_S."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end:
+        readings = await read(mesh)
+        if all(reading.lag_ms_max < CALM_LAG_MS for reading in readings.values()):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+async def left_over(mesh: LocalMesh, before: Mapping[str, Reading]) -> dict[str, int]:
+    """What processes go on holding more than before, by kind, after what is on its way out got a
+    while."""
+    end = time.monotonic() + SETTLE_S
+    while True:
+        now, left = await read(mesh), dict[str, int]()
+        for name in before.keys() & now.keys():
+            for kind, count in now[name].held.items():
+                more = count - before[name].held[kind]
+                if more > 0:
+                    left[f"{name} {kind}"] = more
+        if not left or time.monotonic() > end:
+            return left
+        await asyncio.sleep(_POLL_S)

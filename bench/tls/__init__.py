@@ -1,0 +1,1 @@
+"""What mutual TLS costs between two services."""
