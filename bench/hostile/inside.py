@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from bench.hostile.target import Findings, Target
 from outrider.cli.local.certificates import of_process
@@ -31,6 +33,7 @@ from outrider.v1 import (
 )
 
 Call = Callable[[grpc.aio.Channel], Any]
+_Method = tuple[type[Any], str, type[Message] | None]
 _REFUSED = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -146,11 +149,16 @@ async def admin_floods(target: Target, seconds: float, findings: Findings) -> No
             await _send_at(target.host, port, head, findings)
 
 
-def _calls(name: str) -> Sequence[tuple[str, Call]]:
+def _calls(name: str) -> Iterator[tuple[str, Call]]:
     """What a process of this name can be asked."""
-    if name == "router":
-        return _ROUTER
-    return _TOKENIZER if name == "tokenizer" else _INFERENCE
+    for stub, method, request in _METHODS.get(name, _OF_REPLICAS):
+        yield method, partial(_call, stub, method, request)
+
+
+def _call(
+    stub: type[Any], method: str, request: type[Message] | None, channel: grpc.aio.Channel
+) -> Any:
+    return getattr(stub(channel), method)(_nothing() if request is None else request())
 
 
 async def _nothing() -> AsyncIterator[Any]:
@@ -160,61 +168,30 @@ async def _nothing() -> AsyncIterator[Any]:
         yield message
 
 
-_ROUTER: Sequence[tuple[str, Call]] = (
-    ("Route", lambda channel: router_pb2_grpc.RouterServiceStub(channel).Route(_nothing())),
-    (
-        "Explain",
-        lambda channel: router_pb2_grpc.RouterServiceStub(channel).Explain(
-            router_pb2.ExplainRequest()
-        ),
-    ),
-    (
-        "ListReplicas",
-        lambda channel: router_pb2_grpc.RouterServiceStub(channel).ListReplicas(
-            router_pb2.ListReplicasRequest()
-        ),
-    ),
-    (
-        "GetRouter",
-        lambda channel: router_pb2_grpc.RouterServiceStub(channel).GetRouter(
-            router_pb2.GetRouterRequest()
-        ),
-    ),
+_OF_REPLICAS: Sequence[_Method] = (
+    (inference_pb2_grpc.InferenceServiceStub, "Generate", None),
+    (inference_pb2_grpc.InferenceServiceStub, "WatchLoad", inference_pb2.WatchLoadRequest),
+    (inference_pb2_grpc.InferenceServiceStub, "WatchKv", inference_pb2.WatchKvRequest),
 )
-_INFERENCE: Sequence[tuple[str, Call]] = (
-    (
-        "Generate",
-        lambda channel: inference_pb2_grpc.InferenceServiceStub(channel).Generate(_nothing()),
+_METHODS: Mapping[str, Sequence[_Method]] = {
+    "router": (
+        (router_pb2_grpc.RouterServiceStub, "Route", None),
+        (router_pb2_grpc.RouterServiceStub, "Explain", router_pb2.ExplainRequest),
+        (router_pb2_grpc.RouterServiceStub, "ListReplicas", router_pb2.ListReplicasRequest),
+        (router_pb2_grpc.RouterServiceStub, "GetRouter", router_pb2.GetRouterRequest),
     ),
-    (
-        "WatchLoad",
-        lambda channel: inference_pb2_grpc.InferenceServiceStub(channel).WatchLoad(
-            inference_pb2.WatchLoadRequest()
+    "tokenizer": (
+        (tokenizer_pb2_grpc.TokenizerServiceStub, "Encode", None),
+        (
+            tokenizer_pb2_grpc.TokenizerServiceStub,
+            "GetVocabulary",
+            tokenizer_pb2.GetVocabularyRequest,
         ),
+        (tokenizer_pb2_grpc.TokenizerWorkServiceStub, "Work", None),
     ),
-    (
-        "WatchKv",
-        lambda channel: inference_pb2_grpc.InferenceServiceStub(channel).WatchKv(
-            inference_pb2.WatchKvRequest()
-        ),
-    ),
-)
-_TOKENIZER: Sequence[tuple[str, Call]] = (
-    (
-        "Encode",
-        lambda channel: tokenizer_pb2_grpc.TokenizerServiceStub(channel).Encode(_nothing()),
-    ),
-    (
-        "GetVocabulary",
-        lambda channel: tokenizer_pb2_grpc.TokenizerServiceStub(channel).GetVocabulary(
-            tokenizer_pb2.GetVocabularyRequest()
-        ),
-    ),
-    (
-        "Work",
-        lambda channel: tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel).Work(_nothing()),
-    ),
-)
+}
+"""By process: a service's stub, a method of it, and what it is asked; None for a stream of
+requests."""
 
 
 async def _refused(channel: grpc.aio.Channel, call: Call, what: str, findings: Findings) -> None:

@@ -61,14 +61,17 @@ def check_text(text: str) -> None:
         ) from error
 
 
+def check_num_messages(count: int) -> None:
+    """Raises InvalidRequestError for a chat of more messages than may be, before each costs."""
+    if count > MAX_MESSAGES:
+        raise InvalidRequestError(f"the chat has {count} messages; send at most {MAX_MESSAGES}")
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raises EmptyPromptError or InvalidRequestError for a chat that cannot be answered."""
     if not any(message.content for message in messages):
         raise EmptyPromptError("the chat has no text; send at least one message with content")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"the chat has {len(messages)} messages; send at most {MAX_MESSAGES}"
-        )
+    check_num_messages(len(messages))
     num_chars = sum(len(message.content) for message in messages)
     if num_chars > MAX_CHAT_CHARS:
         raise InvalidRequestError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
@@ -114,12 +113,8 @@ def _router_frame(data: bytes) -> object:
     request = _parsed(router_pb2.RouteRequest, data)
     if not isinstance(request, router_pb2.RouteRequest):
         return None
-
-    async def take() -> None:
-        mesh = Mesh()
-        mesh.switch.from_edge(mesh.edge(), request, mesh.clock())
-
-    asyncio.run(take())
+    mesh = Mesh()
+    mesh.switch.from_edge(mesh.edge(), request, mesh.clock())
     return request.frame.WhichOneof("kind")
 
 

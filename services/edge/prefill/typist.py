@@ -61,12 +61,14 @@ class Typist:
         if self.closed:
             return
         try:
-            typed = read_typed_text(payload)
-            if self._identity is NOBODY:
-                self._admit(typed.credential)
+            # Before it is parsed: that is what costs. Of the first frame nobody knows yet whose it
+            # is, so it counts for its address alone.
             if not self._spend(Rate.TYPED_BYTES, len(payload)):
                 self._close()  # what came before the text may have been in this frame
                 return
+            typed = read_typed_text(payload)
+            if self._identity is NOBODY:
+                self._admit(typed.credential)
             self._before = typed.before or self._before
             messages = (*self._before, Message("user", typed.text))
             check_messages(messages)

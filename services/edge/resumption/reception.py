@@ -110,7 +110,7 @@ class Reception:
         if request.resume.upto or request.resume.token:
             self._telemetry.resumed("rerun")
         key = Key(identity.owner, request.request_id)
-        return self._held.enter(*(key, identity.share, request.digest, _new_token(), journal, chat))
+        return self._held.enter(key, identity.share, request.digest, _new_token(), journal, chat)
 
     def acknowledged(self, held: HeldEntry) -> None:
         """A client that came back has its new token."""

@@ -17,7 +17,7 @@ from outrider.errors import (
     PromptTooLongError,
     UnknownModelError,
 )
-from outrider.models.chat import Message, check_messages
+from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import cost as cost_wire
@@ -45,8 +45,6 @@ from services.edge.session.inputs import (
 
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
-MAX_MESSAGES = 4096
-"""Of one chat: to look at each takes microseconds, and the loop waits."""
 MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
@@ -118,6 +116,7 @@ def read_typed_text(payload: bytes) -> TypedText:
         typed = edge_pb2.ClientFrame.FromString(payload).typed
     except DecodeError as error:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
+    check_num_messages(len(typed.before) + 1)
     before = tuple(Message(message.role, message.content) for message in typed.before)
     return TypedText(before, typed.text, _credential(typed.credential))
 
@@ -153,11 +152,7 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
     model = chat.model or offer.model
     if model != offer.model:
         raise UnknownModelError(f"there is no model {model[:100]!r} here; there is {offer.model}")
-    if len(chat.messages) > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"a chat has at most {MAX_MESSAGES} messages, not {len(chat.messages)}; put together "
-            "what belongs together"
-        )
+    check_num_messages(len(chat.messages))
     messages = tuple(Message(message.role, message.content) for message in chat.messages)
     resume = _resume(chat, offer)
     if messages or not resume.token:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
@@ -16,6 +18,8 @@ from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
 from services.router.placement.history import History, Placed
 from services.router.placement.request import Candidate, Decision, Request
+
+log = structlog.get_logger()
 
 PLACEMENTS: Final = "outrider.router.placements"
 DECISION_MS: Final = "outrider.router.decision_ms"
@@ -129,7 +133,9 @@ class Journal:
         self._metrics.record_request(now - entry.opened_at, entry.model, reason)
 
     def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:
-        """Bring gauges and frame counters up to date."""
+        """Bring gauges and frame counters up to date, and say what was refused."""
+        if (refused := self._refused.due(self.clock())) is not None:
+            log.warning("refused", what="sessions", num_by_reason=refused)
         self._metrics.gauge(SESSIONS).set(num_sessions)
         for state, count in replicas.items():
             self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)

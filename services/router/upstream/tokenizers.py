@@ -82,7 +82,10 @@ class TokenizerStream:
                 await call.write(request)
             return await answer
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # Only the write raises these: the call ended, whatever status gRPC makes of it.
+            # Only the write raises these: the call ended, whatever status gRPC makes of it. Its
+            # reader sees that too once it gets a turn, and the next request opens a new stream.
+            if self._reader is not None:
+                await asyncio.wait([self._reader])
             raise UnavailableError(f"Tokenizer {self.address} ended its stream.") from error
         finally:
             self._waiting.pop(number, None)

@@ -28,7 +28,7 @@ from outrider.errors import (
     UnauthenticatedError,
     UnknownModelError,
 )
-from outrider.models.chat import Message
+from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
@@ -166,6 +166,10 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
     assert seen == [Credential("key", "ann", b"s" * 16)] * 2
     (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed))
     assert wire.read_typed_text(typed).credential == seen[0]
+    many = [Message("user", "hello")] * MAX_MESSAGES
+    (typed,) = FrameDecoder().feed(typed_frame(many, "hello", claimed))
+    with pytest.raises(InvalidRequestError, match="513 messages"):
+        wire.read_typed_text(typed)
     digests = set[bytes]()
     for credential in (claimed, Claimed()):
         messages, chat = [Message("user", "hello")], ChatOptions(idempotency_key="k")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.types import EventDict
 
 from outrider.telemetry import names, tracing
 from outrider.v1 import common_pb2
@@ -70,4 +71,18 @@ async def test_a_failed_session_ends_its_span_with_the_reason(
         names.ERROR_TYPE.replace(".", "_"): "UNKNOWN_MODEL",
     }
     assert sample("gen_ai_server_request_duration_seconds_count", labels) == 1.0
+    mesh.metrics.close()
+
+
+def test_refused_sessions_are_logged_once_per_interval(logs: list[EventDict]) -> None:
+    mesh = Mesh()
+    edge = mesh.edge()
+    for number in range(1, 4):
+        mesh.send(edge, opening(number, model="x"))
+        mesh.journal.flush(0, {})
+    mesh.clock.advance(10.0)
+    mesh.journal.flush(0, {})
+    mesh.journal.flush(0, {})
+    told = [log["num_by_reason"] for log in logs if log["event"] == "refused"]
+    assert told == [{"UNKNOWN_MODEL": 1}, {"UNKNOWN_MODEL": 2}]
     mesh.metrics.close()

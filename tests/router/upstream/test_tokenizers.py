@@ -187,6 +187,18 @@ async def test_a_tokenizer_that_dies_fails_over_and_is_found_again() -> None:
             assert answer.ids.count == 4
 
 
+async def test_a_stream_that_ended_is_seen_by_the_next_request() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        stream = TokenizerStream(tokenizer.address, max_message_bytes=1 << 20)
+        await stream.encode(Request(text="x"))
+        assert stream._call is not None
+        stream._call.cancel()  # over at once, and its reader has not had a turn
+        with pytest.raises(UnavailableError):
+            await stream.encode(Request(text="x"))
+        assert (await stream.encode(Request(text="xx"))).ids.count == 2
+        await stream.close()
+
+
 async def test_without_tokenizers_messages_are_refused_clearly() -> None:
     async with pool_of() as pool:
         with pytest.raises(UnavailableError, match="none is configured"):
