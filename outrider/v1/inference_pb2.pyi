@@ -223,7 +223,7 @@ class OpenSession(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     ECHO_ACCEPTED_FIELD_NUMBER: _builtins.int
     LOST_REPLICAS_FIELD_NUMBER: _builtins.int
-    QUEUE_SHARE_FIELD_NUMBER: _builtins.int
+    ADDRESS_HASH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -254,9 +254,10 @@ class OpenSession(_message.Message):
     """Replicas that were lost one after the other while they had this session, without a token from
     any of them.
     """
-    queue_share: _builtins.bytes
-    """Whose turns in a router's queue it takes, where there is no tenant: of one address prefix of
-    clients, by a keyed hash. Empty: its trust group's.
+    address_hash: _builtins.bytes
+    """The address prefix that a client without a key comes from, by a keyed hash: where there is no
+    tenant it takes the turns of that prefix in a router's queue, and of many sessions from there
+    only a few are above LOW. Empty: the client has a key.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -313,11 +314,11 @@ class OpenSession(_message.Message):
         resumed: _abc.Iterable[_common_pb2.TokenBlock] | None = ...,
         echo_accepted: _builtins.bool = ...,
         lost_replicas: _builtins.int = ...,
-        queue_share: _builtins.bytes = ...,
+        address_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "queue_share", b"queue_share", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -33,9 +33,8 @@ MAX_SECRET_BYTES: Final = 64
 MAX_KEY_CHARS: Final = 512
 MAX_USER_CHARS: Final = 256
 _DIGEST_CHARS: Final = 64
-_GROUP, _SALT, _REQUEST = b"group", b"salt", b"request"
+_GROUP, _SALT, _REQUEST, _ADDRESS = b"group", b"salt", b"request", b"address"
 """What a hash is for (BLAKE2b's `person`)."""
-_SHARE: Final = b"share"
 
 
 class Trust(IntEnum):
@@ -140,8 +139,8 @@ class Identity:
     client: bytes = b""
     """The client or user whose limits it counts against; empty: it may be anybody of a tenant,
     whose limits are the router's."""
-    queue_share: bytes = b""
-    """Whose turns in a router's queue it takes: its address prefix's; empty: its tenant's."""
+    address_hash: bytes = b""
+    """Of the address prefix that a client without a key comes from; empty: it has a key."""
     cache_salt: bytes = b""
     """Replicas reuse the KV of prompts between sessions of equal salts alone."""
     group: bytes = b""
@@ -233,7 +232,7 @@ class Identities:
             tenant=terms.tenant,
             owner=owner,
             client=b"" if terms.trust is Trust.TENANT else owner,
-            queue_share=b"" if terms.tenant else self._share(address),
+            address_hash=b"" if credential.key else self._hash(address),
             cache_salt=salt,
             group=group,
             max_priority=terms.max_priority,
@@ -250,8 +249,8 @@ class Identities:
             raise UnauthenticatedError("the key is not known here; check it, or ask for one")
         return terms, b"tenant"
 
-    def _share(self, address: str) -> bytes:
-        hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_SHARE)
+    def _hash(self, address: str) -> bytes:
+        hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_ADDRESS)
         return hashed.digest()
 
     def _group(self, trust: Trust, kind: bytes, terms: Terms, member: bytes) -> bytes:

@@ -162,8 +162,8 @@ def test_clients_of_one_address_share_the_queue_and_those_of_a_tenant_do_not() -
     identities = Identities(b"key", Keys([TenantConfig("acme", (digest("k"),))]))
 
     def share(address: str, key: str = "") -> bytes:
-        return identities.of(Credential(key), os.urandom(16), os.urandom(16), address).queue_share
+        return identities.of(Credential(key), os.urandom(16), os.urandom(16), address).address_hash
 
     assert share("192.0.2.1") == share("192.0.2.1") != share("192.0.2.2")
-    assert share("192.0.2.1", "k") == b"", "the tenant has one of its own"
+    assert share("192.0.2.1", "k") == b"", "who has a key is known by it"
     assert b"192" not in share("192.0.2.1"), "no router learns the address"

@@ -65,7 +65,7 @@ class RegionWire:
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
-            queue_share=self._identity.queue_share,
+            address_hash=self._identity.address_hash,
             residency=request.residency,
             echo=action.echo,
             origin_region=self._origin_region,

@@ -17,6 +17,7 @@ from services.router.admission.choosing import Route, Scout, choose
 from services.router.admission.counting.charges import Charges
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.counting.prices import PriceTable
+from services.router.admission.crowds import Crowds
 from services.router.admission.policy import AdmissionPolicy, Lane, Priority
 from services.router.admission.queue.drain import Drain
 from services.router.admission.queue.waiting import Pool, WaitingRoom
@@ -49,6 +50,7 @@ class Admission:
         self._lengths = lengths or LengthPolicy()
         self._prices = prices or PriceTable()
         self._charges = Charges()
+        self._crowds = Crowds(policy.max_outranking_per_address)
         self.tally = Tally()
         self._room = WaitingRoom(policy.max_waiting, policy.ageing_s)
         self._tickets: dict[int, Ticket] = {}
@@ -65,10 +67,16 @@ class Admission:
         found[Priority.HIGH] += self._room.num_waiting[Lane.STARTED]
         return found
 
-    def grant(self, tenant: str, asked: Priority | None, prompt_tokens: int) -> Priority:
-        """The class that a session gets: what it asks for, as far as its tenant and the length of
-        its prompt allow."""
-        return min(self.tenants.grant(tenant, asked), self._lengths.highest(prompt_tokens))
+    def grant(
+        self, tenant: str, asked: Priority | None, prompt_tokens: int, address: bytes = b""
+    ) -> Priority:
+        """The class that a session gets: what it asks for, as far as its tenant, the length of its
+        prompt and, of a client without a key, the number of sessions from its address allow."""
+        return min(
+            self.tenants.grant(tenant, asked),
+            self._lengths.highest(prompt_tokens),
+            self._crowds.highest(address),
+        )
 
     def open(self, arrival: Arrival, scout: Scout, now: float) -> Route | None:
         """Let a session in: where it goes now, or None if it waits for `wake`.
@@ -77,7 +85,7 @@ class Admission:
         slo), InvalidRequestError, and what placement raises; then it is not counted as in.
         """
         num_own = arrival.request.prompt_tokens - arrival.num_resumed
-        priority = self.grant(arrival.tenant, arrival.priority, num_own)
+        priority = self.grant(arrival.tenant, arrival.priority, num_own, arrival.address)
         try:
             ticket = self._enter(arrival, priority, now)
             try:
@@ -106,6 +114,7 @@ class Admission:
         ticket = self._tickets.pop(session, None)
         if ticket is None:
             return
+        self._crowds.leave(ticket.address, ticket.priority)
         ticket.is_placed &= was_taken
         if ticket.is_waiting:
             self._give_up(ticket)
@@ -160,7 +169,8 @@ class Admission:
             session=arrival.session,
             request=arrival.request,
             tenant=arrival.tenant,
-            share=share_of(arrival.tenant, arrival.queue_share),
+            share=share_of(arrival),
+            address=arrival.address,
             priority=priority,
             lane=lane,
             cost_tokens=cost,
@@ -172,6 +182,7 @@ class Admission:
             num_resumed=arrival.num_resumed,
             chat=arrival.chat,
         )
+        self._crowds.enter(arrival.address, priority)
         return ticket
 
     def _pass(self, ticket: Ticket, scout: Scout, now: float) -> Route | None:

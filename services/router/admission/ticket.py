@@ -20,8 +20,10 @@ class Arrival:
     max_tokens: int
     """Longest reply it may have."""
     tenant: str = ""
-    queue_share: bytes = b""
-    """Whose turns it takes if it has no tenant: of an address prefix, or of a trust group."""
+    address: bytes = b""
+    """Hash of the address prefix of a client without a key; empty: it has one."""
+    group: bytes = b""
+    """Names its trust group."""
     priority: Priority | None = None
     """The class it asks for; None: none in particular."""
     deadline_at: float | None = None
@@ -34,9 +36,9 @@ class Arrival:
     """Equal for runs of the same request of the same client; empty: it does not say."""
 
 
-def share_of(tenant: str, queue_share: bytes) -> str:
+def share_of(arrival: Arrival) -> str:
     """Ticket.share; no tenant's name begins with a zero."""
-    return tenant or f"\0{queue_share.hex()}"
+    return arrival.tenant or f"\0{(arrival.address or arrival.group).hex()}"
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +50,9 @@ class Ticket:
     tenant: str
     share: str
     """Equal for sessions that take turns of one share of the queue: those of a tenant, and of
-    clients that belong to none those of an address prefix."""
+    clients that belong to none those of an address prefix, or of a trust group."""
+    address: bytes
+    """As in Arrival."""
     priority: Priority
     lane: Lane
     cost_tokens: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from outrider.errors import NoReplicaError, OverloadedError
 from services.router.admission.choosing import Sight
 from services.router.admission.policy import Lane, Priority
-from services.router.admission.ticket import Arrival, Ticket, share_of
+from services.router.admission.ticket import Arrival, Ticket
 from services.router.placement.request import Candidate, Decision, Request, Wait
 
 REQUEST = Request("m", b"", 10)
@@ -29,7 +29,8 @@ def ticket(
         session=session,
         request=request,
         tenant=tenant,
-        share=share_of(tenant, b""),
+        share=tenant,
+        address=b"",
         priority=Priority(min(lane, Priority.HIGH)),
         lane=lane,
         cost_tokens=cost,

@@ -86,16 +86,34 @@ def test_nobody_goes_past_those_in_line() -> None:
 
 def test_clients_of_no_tenant_share_by_where_they_are() -> None:
     """One with sixty-four chats is one among two for who comes with a single one."""
-    admission = gate()
+    admission = gate(max_outranking_per_address=100)
     for session in range(64):
-        admission.open(replace(arrival(session), queue_share=b"many"), full(), 0.0)
-    admission.open(replace(arrival(64), queue_share=b"one"), full(), 0.0)
+        admission.open(replace(arrival(session), address=b"many"), full(), 0.0)
+    admission.open(replace(arrival(64), address=b"one"), full(), 0.0)
     assert 64 in woken(admission, FakeScout(), 1.0, count=2)
     # Those of one tenant have its share between them.
     for session in range(100, 164):
-        admission.open(replace(arrival(session, tenant="acme"), queue_share=b"many"), full(), 2.0)
-    admission.open(replace(arrival(164, tenant="acme"), queue_share=b"one"), full(), 2.0)
+        admission.open(replace(arrival(session, tenant="acme"), address=b"many"), full(), 2.0)
+    admission.open(replace(arrival(164, tenant="acme"), address=b"one"), full(), 2.0)
     assert 164 not in woken(admission, FakeScout(), 3.0, count=64)
+
+
+def test_of_one_address_only_a_few_sessions_outrank_anybody() -> None:
+    """Further ones are LOW: somebody from elsewhere goes before them."""
+    admission = gate(max_outranking_per_address=2)
+    many = [replace(arrival(session), address=b"many") for session in range(5)]
+    for one in many:
+        admission.open(one, full(), 0.0)
+    admission.open(replace(arrival(9), address=b"one"), full(), 0.0)
+    assert admission.waiting() == {LOW: 3, MEDIUM: 3, HIGH: 0}
+    assert 9 in woken(admission, FakeScout(), 1.0, count=2)
+    assert woken(admission, FakeScout(), 1.0)[-3:] == [2, 3, 4]
+    assert admission.grant("", HIGH, 10, b"many") is LOW
+    admission.leave(2, 10, 2.0)
+    assert admission.grant("", HIGH, 10, b"many") is LOW, "one that was LOW has left"
+    admission.leave(0, 10, 2.0)
+    assert admission.grant("", HIGH, 10, b"many") is HIGH
+    assert admission.grant("", HIGH, 10) is HIGH, "who has a key has no address"
 
 
 def test_a_session_that_leaves_the_queue_is_never_woken() -> None:

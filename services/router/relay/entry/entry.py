@@ -152,7 +152,7 @@ class Entry:
         asked = _PRIORITIES.get(frame.priority)
         num_prompt = frame.ids.prefix_tokens + frame.ids.tail.count
         self._check_window(frame.model, num_prompt)
-        granted = self._admission.grant(frame.tenant, asked, num_prompt)
+        granted = self._admission.grant(frame.tenant, asked, num_prompt, frame.address_hash)
         frame.priority = common_pb2.Priority.ValueType(granted)
         request = self._dispatch.request_of(session)
         return Arrival(
@@ -160,7 +160,8 @@ class Entry:
             request=request,
             max_tokens=frame.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             tenant=frame.tenant,
-            queue_share=frame.queue_share or frame.cache_salt,
+            address=frame.address_hash,
+            group=frame.cache_salt,
             priority=granted,
             deadline_at=session.deadline_at,
             has_started=session.is_under_way,
