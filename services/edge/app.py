@@ -55,6 +55,10 @@ from services.edge.wire.client import Offer
 
 log = structlog.get_logger()
 
+_FIRST_DRAFTER_S = 10.0
+"""So long after its start an edge is not ready while its drafter loads: replies that begin before
+are shown only once a region has decided. Then it serves without."""
+
 
 async def serve(
     config: EdgeConfig,
@@ -127,6 +131,8 @@ class Edge:
         parts = self._parts(model, vocabulary)
         self.listener = Listener(parts, config.listener_limits())
         self._renewal: asyncio.Task[None] | None = None
+        self._waits_until = 0.0
+        """Loop time until which its drafter may keep it from being ready."""
         self._admin = AdminServer(
             config.admin_host,
             config.admin_port,
@@ -174,6 +180,7 @@ class Edge:
         self.upstream.start()
         if config.has_drafter:
             self.drafter.start()
+            self._waits_until = asyncio.get_running_loop().time() + _FIRST_DRAFTER_S
         port = await self.listener.start(config.host, config.port, chain, key)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
@@ -199,6 +206,8 @@ class Edge:
             return False, "the edge is stopping"
         if not self.upstream.ready:
             return False, "no router can be reached"
+        if self.drafter.is_starting and asyncio.get_running_loop().time() < self._waits_until:
+            return False, "the drafter loads its model"
         return True, "serving"
 
 

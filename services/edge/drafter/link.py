@@ -120,6 +120,11 @@ class DrafterLink:
         return len(self._sessions)
 
     @property
+    def is_starting(self) -> bool:
+        """Whether its model is being loaded."""
+        return self.state is DrafterState.STARTING
+
+    @property
     def pid(self) -> int | None:
         """The process, while it runs."""
         return self._child.pid if self._child else None

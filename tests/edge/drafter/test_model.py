@@ -156,8 +156,11 @@ async def test_chats_do_not_wait_for_a_model_that_loads(
         drafting(vocabulary, tmp_path, str(draft_file), starting) as mesh,
         mesh.client() as client,
     ):
+        assert mesh.edge._ready() == (False, "the drafter loads its model")
         assert await text(client) == REPLY
         assert mesh.edge.drafter.state is starting
+        await eventually(lambda: mesh.edge._ready()[0], timeout_s=30)
+        assert mesh.edge.drafter.state is DrafterState.READY
 
 
 async def shown_and_sent(mesh: Running, client: Client, question: str, reply: str) -> str:
