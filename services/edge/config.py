@@ -65,8 +65,9 @@ class EdgeConfig:
     region: str = ""
     """Where this edge stands, for placement; empty: unknown."""
     tenant: str = ""
-    """Under which chats without a key are accounted for; empty: nobody's in particular. In a router's
-    queue they then take turns as this one tenant; without it, each address prefix takes its own."""
+    """Under which chats without a key are accounted for; empty: nobody's in particular. In a
+    router's queue they then take turns as this one tenant; without it, each address prefix has its
+    own."""
     tenants: tuple[TenantConfig, ...] = ()
     """Who has keys, `[[edge.tenants]]`."""
     anonymous: bool = True

@@ -61,6 +61,8 @@ class TokenizerStream:
         self._call: _EncodeCall | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        self._write: asyncio.Task[None] | None = None
+        """The last one, which nobody may wait for any more."""
         self._waiting: dict[int, asyncio.Future[Tokenized]] = {}
         self._last_number = 0
 
@@ -72,31 +74,42 @@ class TokenizerStream:
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize; `request.number` is set here. Raises what the tokenizer answers, and
         UnavailableError when its stream breaks."""
-        call = self._open()
+        call, reader = self._open()
         self._last_number += 1
         number = request.number = self._last_number
         answer: asyncio.Future[Tokenized] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            async with self._writing:
-                await call.write(request)
+            await self._send(call, request)
             return await answer
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             # Only the write raises these: the call ended, whatever status gRPC makes of it. Its
             # reader sees that too once it gets a turn, and the next request opens a new stream.
-            if self._reader is not None:
-                await asyncio.wait([self._reader])
+            await asyncio.wait([reader])
             raise UnavailableError(f"Tokenizer {self.address} ended its stream.") from error
         finally:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen: the write may have failed first
 
+    async def _send(self, call: _EncodeCall, request: tokenizer_pb2.EncodeRequest) -> None:
+        """One request after the other. Who gives up in the middle of a write leaves it to itself:
+        gRPC ends the whole call with a write that is cancelled."""
+        async with self._writing:
+            if self._write is not None:
+                await asyncio.wait([self._write])
+            self._write = asyncio.create_task(call.write(request))
+            self._write.add_done_callback(_seen)
+            await asyncio.shield(self._write)
+
     async def close(self) -> None:
         """End the stream and whatever waits for it."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        if self._write is not None:
+            self._write.cancel()
+            await asyncio.gather(self._write, return_exceptions=True)
         await self._channel.close()
         if self._closing is not None:
             await self._closing
@@ -115,15 +128,16 @@ class TokenizerStream:
         self._generation = self._tls.generation
         self._closing = asyncio.create_task(old.close())
 
-    def _open(self) -> _EncodeCall:
-        if self._call is None:
+    def _open(self) -> tuple[_EncodeCall, asyncio.Task[None]]:
+        """The stream, and the task that reads it."""
+        if self._call is None or self._reader is None:
             if self._generation != self._tls.generation:
                 self._renew()
             stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
             stub = tokenizer_pb2_grpc.TokenizerServiceStub(self._channel)
             self._call = stub.Encode()
             self._reader = asyncio.create_task(self._read(self._call))
-        return self._call
+        return self._call, self._reader
 
     async def _read(self, call: _EncodeCall) -> None:
         lost = "it ended its stream"
@@ -287,6 +301,11 @@ class TokenizerPool:
     def _demote(self, entry: _Ranked) -> None:
         """Ask it last from now on, so that not every prompt waits for it first."""
         entry.rank = 1 + max(other.rank for other in self._streams.values())
+
+
+def _seen(write: asyncio.Task[None]) -> None:
+    if not write.cancelled():
+        write.exception()
 
 
 def _none_answers(failures: Sequence[str]) -> UnavailableError:

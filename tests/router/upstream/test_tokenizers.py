@@ -199,6 +199,22 @@ async def test_a_stream_that_ended_is_seen_by_the_next_request() -> None:
         await stream.close()
 
 
+async def test_who_gives_up_in_the_middle_of_a_write_costs_others_nothing() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        stream = TokenizerStream(tokenizer.address, max_message_bytes=1 << 20)
+        await stream.encode(Request(text="x"))
+        call = stream._call
+        for num_turns in range(20):
+            long = asyncio.create_task(stream.encode(Request(text="x" * 900_000)))
+            for _ in range(num_turns):  # of the loop: before, in and after its write
+                await asyncio.sleep(0)
+            other = asyncio.create_task(stream.encode(Request(text="xx")))
+            long.cancel()
+            assert (await other).ids.count == 2
+            assert stream._call is call
+        await stream.close()
+
+
 async def test_without_tokenizers_messages_are_refused_clearly() -> None:
     async with pool_of() as pool:
         with pytest.raises(UnavailableError, match="none is configured"):
