@@ -101,7 +101,7 @@ ATTACKS: dict[str, tuple[Attack, str | None]] = {
     "ACKs": (lambda a, c: attacks.acknowledgements(a, c, num_frames=500), None),
     "packet numbers left out": (lambda a, c: attacks.packet_number_gaps(a, c), None),
     "empty STREAM frames": (lambda a, c: attacks.empty_stream_frames(a, c, num_frames=5000), None),
-    "rapid resets": (lambda a, c: attacks.rapid_resets(a, c, limit_s=2.0), "too many streams"),
+    "rapid resets": (lambda a, c: attacks.rapid_resets(a, c, limit_s=20.0), "too many streams"),
     "STOP_SENDINGs": (lambda a, c: attacks.stopped_streams(a, c, num_frames=5000), None),
     "malformed frames": (lambda a, c: attacks.malformed_frames(a, c, num_connections=10), None),
     "mutated packets": (lambda a, c: attacks.mutated_packets(a, c, num_packets=500), None),
