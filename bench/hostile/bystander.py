@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from outrider.sampling.params import SamplingParams
 
 PROMPT = "Name three colours of the rainbow, and say what each reminds you of."
 NUM_TOKENS = 32
+_WORDS = ("light", "water", "stone", "green", "morning", "seven", "river", "paper")
+_PROMPT_WORDS = 3000
 
 
 @dataclass(slots=True)
@@ -75,8 +78,15 @@ class Bystander:
             self._is_idle.clear()
             await self.chat()
 
-    async def warm_up(self, seconds: float) -> None:
-        """Chat for a while that nobody measures."""
+    async def warm_up(self, seconds: float, kv_tokens: int) -> None:
+        """Chat for a while that nobody measures, after prompts of `kv_tokens` in all, each unlike
+        the others: a KV pool of no more than that has been written to wherever it can be, and takes
+        no memory for the first time later on."""
+        chance, sampling = random.Random(0), SamplingParams(max_tokens=1)
+        while kv_tokens > 0:
+            text = " ".join(chance.choices(_WORDS, k=_PROMPT_WORDS))
+            async with self._client.chat([Message("user", text)], sampling=sampling) as chat:
+                kv_tokens -= (await chat.result()).usage.prompt_tokens
         await asyncio.sleep(seconds)
         self.waits.clear()
 

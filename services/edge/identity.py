@@ -154,6 +154,12 @@ class Identity:
         begins with a zero."""
         return self.tenant or f"\0{self.owner.hex()}"
 
+    @property
+    def origin(self) -> str:
+        """Equal for all of a tenant, and for all clients of an address prefix that belong to none:
+        one of them may call itself many."""
+        return self.tenant or f"\0{self.queue_share.hex()}"
+
     def request_id(self, client_id: str) -> str:
         """The id under which the mesh knows a request that its client calls `client_id`: 32
         hexadecimal digits. No other owner's request has it, and it does not tell the client's."""

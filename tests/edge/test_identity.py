@@ -167,3 +167,9 @@ def test_clients_of_one_address_share_the_queue_and_those_of_a_tenant_do_not() -
     assert share("192.0.2.1") == share("192.0.2.1") != share("192.0.2.2")
     assert share("192.0.2.1", "k") == b"", "who has a key is known by it"
     assert b"192" not in share("192.0.2.1"), "no router learns the address"
+
+    def origin(address: str, key: str = "") -> str:
+        return identities.of(Credential(key), os.urandom(16), os.urandom(16), address).origin
+
+    assert origin("192.0.2.1") == origin("192.0.2.1") != origin("192.0.2.2")
+    assert origin("192.0.2.1", "k") == origin("192.0.2.2", "k") == "acme"

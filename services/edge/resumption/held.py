@@ -5,7 +5,8 @@ either only where it is who began the chat (services.edge.identity: the owner).
 
 A chat whose client vanished goes on for `window_s`, and one that ended well is remembered for as
 long: the same request with the same key gets the same reply and never runs twice. Both within
-bounds, on their number and bytes; past them the chat is given up as if nothing had been kept.
+bounds, on their number and bytes; past them chats are given up as if nothing had been kept: the
+oldest of whoever holds most (holders.py), of his finished ones first where bytes are short.
 
 A token serves once: with each return there is another. The answer that brings it may be lost, so
 the one before it holds until the new one is used, or acknowledged.
@@ -20,6 +21,7 @@ from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from outrider.errors import KeyReusedError
+from services.edge.resumption.holders import Holder, Holders
 from services.edge.resumption.journal import Journal
 
 ChatT = TypeVar("ChatT")
@@ -97,8 +99,8 @@ class Held(Generic[ChatT]):
     """One chat. Changed by the table alone."""
 
     key: Key
-    share: str
-    """Whose detached chats it counts among: its tenant's, or its client's."""
+    holder: Holder
+    """Among whose detached chats and bytes it counts."""
     digest: bytes
     """Of the request, without what may differ when it is sent again."""
     token: str = field(repr=False)
@@ -114,6 +116,14 @@ class Held(Generic[ChatT]):
     """Name of the token before, while the client may not have the latest."""
 
 
+@dataclass(slots=True)
+class _Kept(Generic[ChatT]):
+    """Of one holder, each from the oldest on."""
+
+    finished: OrderedDict[Key, Held[ChatT]] = field(default_factory=OrderedDict)
+    detached: OrderedDict[Key, Held[ChatT]] = field(default_factory=OrderedDict)
+
+
 class HeldChats(Generic[ChatT]):
     """The table. Its verbs take `now` in seconds; those that may end chats return them, for the
     caller to cancel."""
@@ -125,13 +135,20 @@ class HeldChats(Generic[ChatT]):
         self._by_token: dict[bytes, Held[ChatT]] = {}
         # Detached and finished ones, the next to expire first: all wait for the same time.
         self._waiting: OrderedDict[Key, Held[ChatT]] = OrderedDict()
-        self._num_detached: Counter[str] = Counter()
-        self.num_bytes = 0
+        self._kept: dict[Holder, _Kept[ChatT]] = {}
+        self._detached, self._bytes = Holders(), Holders()
+        self._detached_each: Counter[str] = Counter()
+        """By share, wherever its chats come from."""
 
     @property
     def num_detached(self) -> int:
         """Chats that go on without their clients."""
-        return self._num_detached.total()
+        return self._detached.total
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the journals of detached and finished chats."""
+        return self._bytes.total
 
     @property
     def next_expiry(self) -> float | None:
@@ -140,12 +157,12 @@ class HeldChats(Generic[ChatT]):
         return None if first is None else first.expires_at
 
     def enter(
-        self, key: Key, share: str, digest: bytes, token: str, journal: Journal, chat: ChatT
+        self, key: Key, holder: Holder, digest: bytes, token: str, journal: Journal, chat: ChatT
     ) -> Held[ChatT]:
         """A chat begins. Its key must be free, as `find` told, and its token nobody's."""
         name = _name(token)
         assert key not in self._by_key and name not in self._by_token
-        held = Held(key, share, digest, token, journal, chat)
+        held = Held(key, holder, digest, token, journal, chat)
         self._by_key[key] = held
         self._by_token[name] = held
         return held
@@ -190,32 +207,29 @@ class HeldChats(Generic[ChatT]):
 
     def advance(self, held: Held[ChatT], event: Input, now: float) -> list[ChatT]:
         """Apply one input; the chats to cancel for want of room, perhaps this one."""
-        if held.state is State.GONE:
-            return []  # its key may be another chat's by now
-        if event is Input.LOST and held.state is State.ATTACHED and not self._has_room(held):
-            return self._end(held)
-        before, held.state = held.state, TRANSITIONS[held.state, event]
-        self._num_detached[held.share] += (held.state is _D) - (before is _D)
-        if held.state is State.GONE:
+        after = TRANSITIONS[held.state, event]
+        if after is held.state:
+            return []
+        self._leave(held)
+        held.state = after
+        if after is State.GONE:
             self._forget(held)
-        elif held.state is not before:
-            self._moved(held, now)
-        return self._evict(held)
+        elif after is not State.ATTACHED:
+            self._wait(held, now)
+        return self._make_room(held)
 
     def grew(self, held: Held[ChatT]) -> list[ChatT]:
         """A detached chat goes on: the chats to cancel for want of room."""
         if held.state is not State.DETACHED:
             return []
         self._count(held)
-        return self._evict(held)
+        return self._make_room(held)
 
     def expire(self, now: float) -> list[ChatT]:
         """Give up what has waited long enough: the chats to cancel."""
         late = []
-        for held in list(self._waiting.values()):
-            if held.expires_at > now:
-                break
-            late += self._end(held)
+        while (at := self.next_expiry) is not None and at <= now:
+            late += self._end(next(iter(self._waiting.values())))
         return late
 
     def close(self) -> list[ChatT]:
@@ -223,72 +237,89 @@ class HeldChats(Generic[ChatT]):
         return [chat for held in list(self._waiting.values()) for chat in self._end(held)]
 
     def check_invariants(self) -> None:
-        """Assert that the indexes and the counts agree."""
-        held = self._by_key.values()
+        """Assert that the indexes and the counts agree, and that the limits hold."""
+        held, limits = self._by_key.values(), self._limits
         names = {_name(h.token): h for h in held} | {h.earlier: h for h in held if h.earlier}
         assert names == self._by_token
         waiting = {h.key for h in held if h.state is not State.ATTACHED}
         assert waiting == set(self._waiting)
-        assert self.num_detached == sum(h.state is State.DETACHED for h in held)
+        detached = [h for h in held if h.state is State.DETACHED]
+        each = Counter(h.holder.share for h in detached)
+        assert each == self._detached_each
+        assert self.num_detached == len(detached) <= limits.max_detached
+        assert max(each.values(), default=0) <= limits.max_detached_each
         assert self.num_bytes == sum(h.num_bytes for h in self._waiting.values())
-        assert self.num_bytes <= self._limits.max_bytes
-        times = [h.expires_at for h in self._waiting.values()]
-        assert times == sorted(times)
+        assert self.num_bytes <= limits.max_bytes
+        assert all(kept.finished or kept.detached for kept in self._kept.values())
+        for of_one in ({h.key for h in k.finished.values()} for k in self._kept.values()):
+            waiting -= of_one
+        assert waiting == {h.key for h in detached}
+        orders = [self._waiting, *(k.finished for k in self._kept.values())]
+        for order in (*orders, *(k.detached for k in self._kept.values())):
+            times = [h.expires_at for h in order.values()]
+            assert times == sorted(times)
 
-    def _has_room(self, held: Held[ChatT]) -> bool:
-        limits, share = self._limits, held.share
-        return (
-            self.num_detached < limits.max_detached
-            and self._num_detached[share] < limits.max_detached_each
-        )
-
-    def _moved(self, held: Held[ChatT], now: float) -> None:
-        """It waits from now on, or does not wait any more."""
-        self._waiting.pop(held.key, None)
-        if held.state is State.ATTACHED:
-            self._uncount(held)
-            return
+    def _wait(self, held: Held[ChatT], now: float) -> None:
+        """It is detached or finished from now on."""
+        kept = self._kept.setdefault(held.holder, _Kept())
         if held.state is State.FINISHED:
             held.chat = None
+            kept.finished[held.key] = held
+        else:
+            kept.detached[held.key] = held
+            self._detached.add(held.holder, 1)
+            self._detached_each[held.holder.share] += 1
         held.expires_at = now + self._limits.window_s
         self._waiting[held.key] = held
         self._count(held)
 
-    def _count(self, held: Held[ChatT]) -> None:
-        self.num_bytes += held.journal.num_bytes - held.num_bytes
-        held.num_bytes = held.journal.num_bytes
-
-    def _uncount(self, held: Held[ChatT]) -> None:
-        self.num_bytes -= held.num_bytes
+    def _leave(self, held: Held[ChatT]) -> None:
+        """It is no longer what it was."""
+        if self._waiting.pop(held.key, None) is None:
+            return
+        kept, share = self._kept[held.holder], held.holder.share
+        if kept.finished.pop(held.key, None) is None:
+            del kept.detached[held.key]
+            self._detached.add(held.holder, -1)
+            self._detached_each[share] -= 1
+            if not self._detached_each[share]:
+                del self._detached_each[share]
+        if not kept.finished and not kept.detached:
+            del self._kept[held.holder]
+        self._bytes.add(held.holder, -held.num_bytes)
         held.num_bytes = 0
 
-    def _evict(self, newest: Held[ChatT]) -> list[ChatT]:
-        """Make room: finished ones go first, from the oldest on, then the one that grew."""
-        if self.num_bytes <= self._limits.max_bytes:
-            return []
-        finished = [h for h in self._waiting.values() if h.state is State.FINISHED]
-        ended: list[ChatT] = []
-        for victim in (*finished, newest):
-            if self.num_bytes > self._limits.max_bytes and victim.state is not State.GONE:
-                ended += self._end(victim)
+    def _count(self, held: Held[ChatT]) -> None:
+        self._bytes.add(held.holder, held.journal.num_bytes - held.num_bytes)
+        held.num_bytes = held.journal.num_bytes
+
+    def _make_room(self, newest: Held[ChatT]) -> list[ChatT]:
+        limits, ended = self._limits, list[ChatT]()
+        if self._detached_each[newest.holder.share] > limits.max_detached_each:
+            ended += self._end(_oldest(self._kept[newest.holder].detached))
+        while self.num_detached > limits.max_detached:
+            ended += self._end(_oldest(self._kept[self._detached.first].detached))
+        while self.num_bytes > limits.max_bytes:
+            kept = self._kept[self._bytes.first]
+            ended += self._end(_oldest(kept.finished or kept.detached))
         return ended
 
     def _end(self, held: Held[ChatT]) -> list[ChatT]:
         """Forget it whatever its state; what runs is to be cancelled."""
-        self._num_detached[held.share] -= held.state is State.DETACHED
+        self._leave(held)
         held.state = State.GONE
         self._forget(held)
         return [] if held.chat is None else [held.chat]
 
     def _forget(self, held: Held[ChatT]) -> None:
-        self._waiting.pop(held.key, None)
-        self._uncount(held)
         del self._by_key[held.key]
         del self._by_token[_name(held.token)]
         if held.earlier is not None:
             del self._by_token[held.earlier]
-        if not self._num_detached[held.share]:
-            del self._num_detached[held.share]
+
+
+def _oldest(chats: OrderedDict[Key, Held[ChatT]]) -> Held[ChatT]:
+    return next(iter(chats.values()))
 
 
 def _name(token: str) -> bytes:

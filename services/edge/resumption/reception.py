@@ -11,6 +11,7 @@ from outrider.errors import UnknownChatError
 from services.edge.identity import Identity
 from services.edge.resumption.audience import ClientStream
 from services.edge.resumption.held import Held, HeldChats, Input, Key, ResumeLimits
+from services.edge.resumption.holders import Holder
 from services.edge.resumption.journal import Journal, Listener
 from services.edge.session.inputs import ChatRequest, ClientGone, FinishReason
 from services.edge.session.inputs import Input as SessionInput
@@ -110,7 +111,8 @@ class Reception:
         if request.resume.upto or request.resume.token:
             self._telemetry.resumed("rerun")
         key = Key(identity.owner, request.request_id)
-        return self._held.enter(key, identity.share, request.digest, _new_token(), journal, chat)
+        holder = Holder(identity.origin, identity.share)
+        return self._held.enter(key, holder, request.digest, _new_token(), journal, chat)
 
     def acknowledged(self, held: HeldEntry) -> None:
         """A client that came back has its new token."""

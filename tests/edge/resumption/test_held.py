@@ -16,6 +16,7 @@ from services.edge.resumption.held import (
     ResumeLimits,
     State,
 )
+from services.edge.resumption.holders import Holder, Holders
 from services.edge.resumption.journal import Journal
 from services.edge.session.actions import Commit
 
@@ -26,8 +27,11 @@ EMPTY_BYTES = Journal().num_bytes
 OWNER, OTHER = b"owner", b"other owner"
 
 
-def enter(table: HeldChats[str], name: str, tenant: str = "t") -> Held[str]:
-    return table.enter(Key(OWNER, name), tenant, DIGEST, f"token of {name}", Journal(), name)
+def enter(
+    table: HeldChats[str], name: str, share: str = "t", origin: str = "somewhere"
+) -> Held[str]:
+    holder = Holder(origin, share)
+    return table.enter(Key(OWNER, name), holder, DIGEST, f"token of {name}", Journal(), name)
 
 
 def write(held: Held[str], num_tokens: int) -> None:
@@ -135,15 +139,23 @@ def test_a_token_serves_once_but_for_an_answer_that_was_lost() -> None:
     table.check_invariants()
 
 
-def test_too_many_without_clients_are_given_up() -> None:
+def test_of_too_many_without_clients_the_oldest_of_who_has_most_is_given_up() -> None:
     table = HeldChats[str](ResumeLimits(max_detached=3, max_detached_each=2))
-    chats = [enter(table, name, tenant) for name, tenant in zip("abcde", "xxxyz", strict=True)]
+    chats = [enter(table, name, share) for name, share in zip("abcde", "xxxyz", strict=True)]
     ended = [table.advance(held, Input.LOST, 0.0) for held in chats]
-    assert ended == [[], [], ["c"], [], ["e"]]
+    assert ended == [[], [], ["a"], [], ["b"]]
     table.check_invariants()
 
 
-def test_bytes_are_taken_from_finished_chats_first_and_then_from_the_one_that_grew() -> None:
+def test_one_that_moves_about_counts_as_one() -> None:
+    table = HeldChats[str](ResumeLimits(max_detached_each=2))
+    chats = [enter(table, name, "x", f"address {name}") for name in "abc"]
+    ended = [table.advance(held, Input.LOST, 0.0) for held in chats]
+    assert ended == [[], [], ["c"]]
+    table.check_invariants()
+
+
+def test_bytes_are_taken_from_finished_chats_first_and_then_from_those_that_go_on() -> None:
     table = HeldChats[str](ResumeLimits(max_bytes=3 * EMPTY_BYTES + 400))
     old, running, new = (enter(table, name) for name in ("old", "running", "new"))
     table.advance(old, Input.DONE, 0.0)
@@ -159,6 +171,22 @@ def test_bytes_are_taken_from_finished_chats_first_and_then_from_the_one_that_gr
     assert new.state is State.GONE
     table.check_invariants()
     assert table.num_bytes == 0
+
+
+def test_many_names_at_one_address_do_not_push_out_who_is_elsewhere() -> None:
+    table = HeldChats[str](ResumeLimits(max_bytes=64 * EMPTY_BYTES, max_detached=32))
+    finished = [enter(table, f"f{n}", "a client", "home") for n in range(8)]
+    detached = [enter(table, f"d{n}", "a client", "home") for n in range(8)]
+    for held in (*finished, *detached):
+        write(held, 200)
+        table.advance(held, Input.DONE if held in finished else Input.LOST, 0.0)
+    for number in range(500):
+        held = enter(table, f"x{number}", f"name {number}", "elsewhere")
+        table.advance(held, (Input.DONE, Input.LOST)[number % 2], 1.0)
+        table.check_invariants()
+    assert {held.state for held in finished} == {State.FINISHED}
+    assert {held.state for held in detached} == {State.DETACHED}
+    assert table.num_bytes > 63 * EMPTY_BYTES
 
 
 def test_a_key_may_be_used_again_once_its_chat_is_gone() -> None:
@@ -181,10 +209,11 @@ steps = st.lists(
 
 def begin(table: HeldChats[str], held: dict[int, Held[str]], which: int, name: str) -> None:
     """A chat of one of eight keys begins, if the key is free."""
-    tenant = "xy"[which % 2]
-    key = Key(tenant.encode(), str(which))
+    share = "xy"[which % 2]
+    key = Key(share.encode(), str(which))
     if table.find(key, DIGEST) is None:
-        held[which] = table.enter(key, tenant, DIGEST, name, Journal(), name)
+        holder = Holder("pqr"[which % 3], share)
+        held[which] = table.enter(key, holder, DIGEST, name, Journal(), name)
 
 
 @given(steps)
@@ -218,3 +247,61 @@ def test_random_histories_keep_the_books(history: list[tuple[str | Input, int, i
     ended.update(table.close())
     table.check_invariants()
     assert table.next_expiry is None and table.num_bytes == 0
+
+
+NUM_ORIGINS, NUM_SHARES, NUM_EACH, TOKENS_EACH = 2, 2, 2, 400
+crowds = st.lists(
+    st.tuples(
+        st.integers(0, NUM_ORIGINS - 1),
+        st.integers(0, NUM_SHARES - 1),
+        st.sampled_from([Input.LOST, Input.DONE]),
+        st.integers(0, TOKENS_EACH),
+    ),
+    min_size=16,
+    max_size=40,
+)
+
+
+@given(st.lists(st.sampled_from([Input.LOST, Input.DONE]), max_size=NUM_EACH), crowds)
+def test_who_holds_no_more_than_an_equal_part_loses_nothing_to_others(
+    quiet: list[Input], crowd: list[tuple[int, int, Input, int]]
+) -> None:
+    """Of all origins, and in its own of all shares there."""
+    num_chats = NUM_ORIGINS * NUM_SHARES * NUM_EACH
+    limits = ResumeLimits(
+        max_bytes=num_chats * (EMPTY_BYTES + 4 * TOKENS_EACH), max_detached=num_chats
+    )
+    table, kept = HeldChats[str](limits), list[Held[str]]()
+    for number, event in enumerate(quiet):
+        kept.append(enter(table, f"quiet {number}", "quiet", "0"))
+        write(kept[-1], TOKENS_EACH)
+        table.advance(kept[-1], event, 0.0)
+    for number, (origin, share, event, num_tokens) in enumerate(crowd):
+        # The quiet one is one of its origin's shares.
+        name = f"{origin}/{max(share, 1 - origin)}"
+        held = enter(table, f"{number}", name, f"{origin}")
+        write(held, num_tokens)
+        table.advance(held, event, 0.0)
+        if held.state is State.DETACHED:
+            write(held, 4 * num_tokens)
+            table.grew(held)
+        table.check_invariants()
+    assert all(held.state is not State.GONE for held in kept)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(-9, 9)), max_size=60))
+def test_who_holds_most(changes: list[tuple[int, int, int]]) -> None:
+    holders, amounts = Holders(), dict[Holder, int]()
+    for origin, share, change in changes:
+        holder = Holder(str(origin), str(share))
+        before = amounts.get(holder, 0)
+        holders.add(holder, max(change, -before))
+        amounts[holder] = max(0, before + change)
+        assert holders.total == sum(amounts.values())
+        if holders.total:
+            sums = dict[str, int]()
+            for one, amount in amounts.items():
+                sums[one.origin] = sums.get(one.origin, 0) + amount
+            first = holders.first
+            assert sums[first.origin] == max(sums.values())
+            assert amounts[first] == max(a for h, a in amounts.items() if h.origin == first.origin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from array import array
 from collections.abc import Iterator
@@ -262,3 +263,31 @@ async def test_a_prompt_that_does_not_fit_is_refused_with_its_length(words: Voca
                 assert isinstance(outcome, PromptTooLongError)
                 assert f"{num_tokens} tokens, at most {max_tokens}" in outcome.message
             front.close()
+
+
+async def test_a_refusal_keeps_nothing_of_its_prompt(words: Vocabulary) -> None:
+    front = Counted(words, replace(NEVER_INLINE, max_tokens=1))
+    _, ids = submit(front, [Message("user", "unlike any other")])
+    refused = await ids
+    front.close()
+    front.join()
+    assert isinstance(refused, PromptTooLongError)
+    drafts = [one for one in gc.get_objects() if isinstance(one, Draft)]
+    assert not [draft for draft in drafts if "unlike any other" in str(draft.parts)]
+
+
+async def test_a_refusal_keeps_nothing_of_what_led_to_it(
+    tokenization: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(encoder: CachingEncoder, draft: Draft, *, may_wait: bool) -> array[int]:
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError as error:
+            raise InvalidRequestError("it cannot be done") from error
+
+    monkeypatch.setattr(CachingEncoder, "finish", refusing)
+    _, ids = submit(tokenization, ASK)
+    refused = await ids
+    assert isinstance(refused, InvalidRequestError)
+    assert refused.__cause__ is not None
+    assert (refused.__traceback__, refused.__cause__.__traceback__) == (None, None)
