@@ -35,7 +35,7 @@ OutriderError                    INTERNAL            500
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class OutriderError(Exception):
@@ -59,6 +59,12 @@ class OutriderError(Exception):
         self.message = message
         self.retry_delay_ms = retry_delay_ms
         self.metadata: dict[str, str] = dict(metadata or {})
+
+    def bare(self) -> Self:
+        """This error without the way it came: for who keeps it. The frames of its traceback keep
+        all that they worked on, and who keeps the error is among that, as a rule."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class InvalidRequestError(OutriderError):

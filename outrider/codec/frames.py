@@ -63,7 +63,7 @@ class FrameDecoder:
         try:
             return self._cut(memoryview(data))
         except OutriderError as error:
-            self._error = error
+            self._error = error.bare()
             self._partial = bytearray()
             raise
 

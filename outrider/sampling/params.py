@@ -65,14 +65,20 @@ class SamplingParams:
         self._check_lists()
 
     def _check_lists(self) -> None:
-        if len(self.stop) > MAX_STOPS or len(self.stop_ids) > MAX_STOPS:
-            raise InvalidSamplingError(f"at most {MAX_STOPS} stop strings and stop ids are allowed")
+        check_counts(len(self.stop), len(self.stop_ids), len(self.logit_bias))
         if any(not s or len(s) > MAX_STOP_CHARS for s in self.stop):
             raise InvalidSamplingError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidSamplingError(f"logit_bias has at most {MAX_LOGIT_BIASES} entries")
         for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
+
+
+def check_counts(num_stops: int, num_stop_ids: int, num_biases: int) -> None:
+    """Whether so many may be in the lists, which is known before they are read: a frame of 1 MiB
+    holds half a million entries. Raises InvalidSamplingError."""
+    if num_stops > MAX_STOPS or num_stop_ids > MAX_STOPS:
+        raise InvalidSamplingError(f"at most {MAX_STOPS} stop strings and stop ids are allowed")
+    if num_biases > MAX_LOGIT_BIASES:
+        raise InvalidSamplingError(f"logit_bias has at most {MAX_LOGIT_BIASES} entries")
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

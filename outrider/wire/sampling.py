@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, check_counts
 from outrider.v1 import common_pb2
 
 DEFAULT_MAX_TOKENS = 256
@@ -30,6 +30,7 @@ def to_proto(params: SamplingParams) -> common_pb2.Sampling:
 
 def from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
     """Raises InvalidSamplingError for values out of range; max_tokens 0 means 256."""
+    check_counts(len(sampling.stop), len(sampling.stop_ids), len(sampling.logit_bias))
     return SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,

@@ -50,6 +50,7 @@ from services.edge.session.policy import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.sources.copies import CopyDrafter
+from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
 
@@ -164,6 +165,7 @@ class Edge:
             telemetry=self.telemetry,
             reception=Reception(config.resume_limits(), self.telemetry),
             prefill=config.prefill_policy(),
+            slices=Slices(),
             rewriter=Rewriter(config.rewriting),
         )
 

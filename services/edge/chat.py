@@ -7,6 +7,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -62,6 +63,18 @@ from services.edge.wire.region import RegionWire, cancel
 log = structlog.get_logger()
 
 
+class Wording:
+    """Makes frames of what a client is told."""
+
+    def __init__(self, edge: str) -> None:
+        self._edge = edge
+        self.held: HeldEntry | None = None
+
+    def __call__(self, event: ClientEvent) -> bytes:
+        """The frame of an event."""
+        return client_wire.write(event, self._edge, self.held.token if self.held else "")
+
+
 class Chat:
     """Feeds a ChatSession, carries out its actions, arms one timer. Single-threaded."""
 
@@ -69,7 +82,8 @@ class Chat:
         self._loop = asyncio.get_running_loop()
         self._stream = stream
         self._parts = parts
-        self._audience = Audience(stream, self._encode)
+        self._wording = Wording(parts.name)
+        self._audience = Audience(stream, self._wording)
         self._held: HeldEntry | None = None
         self._provisional = False
         self._identity = NOBODY
@@ -79,6 +93,7 @@ class Chat:
         self._feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
+        self._tick_waits = False
         self._tokenizing: tuple[Job, Span] | None = None
         self._link: RouterLink | None = None
         self._number = 0
@@ -87,7 +102,6 @@ class Chat:
         self._is_finished = False
         self._leave: Callable[[], None] | None = None
         parts.telemetry.chat_opened()
-        self._arm()
 
     @property
     def awaits_request(self) -> bool:
@@ -153,6 +167,7 @@ class Chat:
             self._provisional = request.provisional
             self._audience.listen(listener)
             self._held = reception.enter(request, identity, self._audience.journal, self)
+            self._wording.held = self._held
             return False
         if held.chat is None:
             for event in held.journal.replay(listener):
@@ -259,10 +274,6 @@ class Chat:
         if self._held is not None and not self._audience.is_present:
             self._parts.reception.grew(self._held)
 
-    def _encode(self, event: ClientEvent) -> bytes:
-        token = self._held.token if self._held else ""
-        return client_wire.write(event, self._parts.name, token)
-
     def _open(self, action: OpenRegion) -> None:
         trace = self._span.context if self._span else ("", "")
         avoid: tuple[str, ...] = ()
@@ -328,6 +339,7 @@ class Chat:
         if self._tokenizing is not None:
             job, span = self._tokenizing
             self._parts.tokenization.cancel(job)
+            self._tokenizing = None
             span.end(CancelledError("the chat ended before its prompt was tokenized"))
         if self._link is not None:
             self._link.forget(self._number)
@@ -335,10 +347,13 @@ class Chat:
         self._audience.end()
         if self._held is not None:
             self._parts.reception.ended(self._held)
+            # It knows this chat: what refers to itself would wait for a collection.
+            self._held = self._wording.held = None
         telemetry = self._parts.telemetry
         telemetry.chat_closed()
-        # The last frame leaves this turn of the loop, the records are made in the next.
-        self._loop.call_soon(telemetry.record, self._session, self._span, self._loop.time())
+        # The last frame leaves this turn of the loop, the records are made in another.
+        record = partial(telemetry.record, self._session, self._span, self._loop.time())
+        self._parts.slices.later(record)
 
     def _arm(self) -> None:
         at = self._session.next_deadline()
@@ -346,9 +361,17 @@ class Chat:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._tick)
+        self._timer = None if at is None else self._loop.call_at(at, self._due)
         self._armed_at = at
 
+    def _due(self) -> None:
+        if not self._tick_waits:
+            self._tick_waits = True
+            self._parts.slices.do(self._tick)
+
     def _tick(self) -> None:
+        self._tick_waits = False
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self._armed_at = None
         self.feed(Tick())

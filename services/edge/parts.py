@@ -14,6 +14,7 @@ from services.edge.resumption.reception import Reception
 from services.edge.routers.upstream import Upstream
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyTools
+from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
 
@@ -36,5 +37,7 @@ class EdgeParts:
     telemetry: EdgeTelemetry
     reception: Reception
     prefill: PrefillPolicy
+    slices: Slices
+    """Where what may come for many chats at once is done."""
     rewriter: Rewriter
     """For messages that a region tokenizes; `tokenization` has one of the same policy."""

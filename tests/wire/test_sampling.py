@@ -70,3 +70,18 @@ def test_explicit_zero_is_not_a_default() -> None:
 def test_absurd_values_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidSamplingError):
         from_proto(common_pb2.Sampling(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        common_pb2.Sampling(stop=["x"] * 17),
+        common_pb2.Sampling(stop_ids=[1] * 17),
+        # As many as the limit allows once they are put together by id.
+        common_pb2.Sampling(logit_bias=[common_pb2.LogitBias(id=1, bias=1.0)] * 1025),
+    ],
+    ids=["stop", "stop_ids", "logit_bias"],
+)
+def test_entries_are_counted_before_they_are_read(sampling: common_pb2.Sampling) -> None:
+    with pytest.raises(InvalidSamplingError, match="at most"):
+        from_proto(sampling)

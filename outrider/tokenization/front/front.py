@@ -195,7 +195,7 @@ class Front:
     def _finish(self, job: Job, outcome: Outcome, layer: Layer) -> None:
         self._record(layer, (self._clock() - job.begun_at) * 1e3)
         if isinstance(outcome, OutriderError):
-            _let_go_of_frames(outcome)
+            outcome.bare()  # it would keep the prompt's text and ids, megabytes of a long one
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             job.loop.call_soon_threadsafe(job.deliver, outcome)
 
@@ -234,15 +234,6 @@ def _outcome(work: Callable[[], array[int]]) -> Outcome:
         return error
     except Exception as failure:
         return _defect(failure)
-
-
-def _let_go_of_frames(error: OutriderError) -> None:
-    """An error is kept as long as its chat, and in its traceback every local variable on the way:
-    the prompt's text and ids, megabytes of a long one."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
 
 
 def _defect(failure: Exception) -> OutriderError:

@@ -32,6 +32,8 @@ from services.edge.quic.early import STREAM_BYTES, EarlyStreams
 from services.edge.quotas import Count, Rate
 from services.edge.resumption.reception import StreamOwner
 from services.edge.session.inputs import ClientFailed, ClientGone
+from services.edge.session.inputs import Input as SessionInput
+from services.edge.unasked import Unasked
 from services.edge.wire.client import DESCRIBE, DESCRIBE_STREAM, describe, is_typed_text
 
 if TYPE_CHECKING:
@@ -88,10 +90,14 @@ class EdgeConnection(QuicConnectionProtocol):
             self._process_events()
         except Exception as failure:
             # A defect, or bytes that aioquic did not expect, end this connection and no other.
-            self.listener.parts.telemetry.refused("failure", error=repr(failure))
-            self.drop("the edge failed in this connection")
+            self.fail(failure)
             return
         self._transmit_soon()
+
+    def fail(self, failure: Exception) -> None:
+        """The edge cannot go on with this connection."""
+        self.listener.parts.telemetry.refused("failure", error=repr(failure))
+        self.drop("the edge failed in this connection")
 
     def drop(self, reason: str) -> None:
         """Say goodbye and keep nothing, not even for those who did not hear it (RFC 9000, section
@@ -237,17 +243,19 @@ class EdgeConnection(QuicConnectionProtocol):
             self._quic.stop_stream(stream_id, CloseCode.OVERLOADED)
             return None
         stream = self._chats[stream_id] = ChatStream(self, stream_id)
-        if (refusal := self._refusal()) is not None:
-            stream.chat.feed(ClientFailed(refusal))
+        try:
+            self.check_draining()
+            limit = self.listener.limits.max_chats_per_connection
+            if len(self._chats) > limit:
+                raise OverloadedError(f"a connection has at most {limit} chats at a time")
+        except OutriderError as error:
+            stream.chat.feed(ClientFailed(error))
         return stream
 
-    def _refusal(self) -> OutriderError | None:
-        limit = self.listener.limits.max_chats_per_connection
+    def check_draining(self) -> None:
+        """Raises DrainingError if no chat begins any more."""
         if self.listener.draining:
-            return DrainingError("this edge is shutting down; connect to another")
-        if len(self._chats) > limit:
-            return OverloadedError(f"a connection has at most {limit} chats at a time")
-        return None
+            raise DrainingError("this edge is shutting down; connect to another")
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """A chat begins: it counts among those of its address and of its client (empty: it is the
@@ -320,6 +328,26 @@ def _nothing() -> None:
     """And ends once."""
 
 
+class Nobody:
+    """Owns streams that have ended: a chat and its stream would keep each other otherwise, until
+    they are collected, and a collection of what an attack leaves holds the loop."""
+
+    awaits_request = False
+    closed = True
+
+    def receive(self, payload: bytes) -> None:
+        """Nothing is read."""
+
+    def feed(self, item: SessionInput) -> None:
+        """Nothing happens."""
+
+    def client_lost(self) -> None:
+        """Nobody minds."""
+
+
+NOBODY = Nobody()
+
+
 class ChatStream:
     """A bidirectional stream: frames in, frames out, back-pressure."""
 
@@ -334,7 +362,7 @@ class ChatStream:
         self._stalled = False
         self._ended = False
         self._num_held = 0
-        self.chat: StreamOwner = Chat(self, connection.listener.parts)
+        self.chat: StreamOwner = Unasked(self, connection.listener.parts)
 
     @property
     def address(self) -> str:
@@ -352,10 +380,9 @@ class ChatStream:
         if self._ended or self.chat.closed:
             return
         try:
-            payloads = self._decoder.feed(data)
-            self._hold(self._decoder.num_held)
-            for payload in payloads:
+            for payload in self._decoder.feed(data):
                 self._frame(payload)
+            self._hold()
             if end_stream and not self._decoder.at_boundary:
                 raise MalformedFrameError("the stream ended inside a frame")
             if end_stream and self.chat.awaits_request:
@@ -363,9 +390,12 @@ class ChatStream:
         except OutriderError as error:
             self.chat.feed(ClientFailed(error))
 
-    def _hold(self, num_bytes: int) -> None:
-        """So much of a frame that is not whole yet is kept. Raises OverloadedError."""
-        budget = self._connection.budget
+    def _hold(self) -> None:
+        """Take from the budget what is kept: of a frame that is not whole yet, and those that wait
+        for their turn. Raises OverloadedError."""
+        num_bytes, budget = self._decoder.num_held, self._connection.budget
+        if isinstance(self.chat, Unasked):
+            num_bytes += self.chat.num_bytes
         if num_bytes <= self._num_held:
             budget.give_back(self._num_held - num_bytes)
         elif not budget.take(num_bytes - self._num_held):
@@ -391,18 +421,31 @@ class ChatStream:
             self.send(self._connection.description())
             self.chat.feed(ClientGone())  # there never was one
             return
-        begins = self.chat.awaits_request
-        if is_typed_text(payload):
-            if begins:
-                chat, self.chat = self.chat, Typist(self, self._connection.listener.parts)
-                chat.client_lost()
-        elif begins or isinstance(self.chat, Typist):  # not the cancel of an earlier chat
-            self._connection.stop_typists()
+        if isinstance(self.chat, Typist) and not is_typed_text(payload):
+            self._connection.stop_typists()  # the prompt itself
         self.chat.receive(payload)
+
+    def begin(self, frames: list[bytes]) -> None:
+        """The first frame is whole, and these wait: a chat begins, or somebody types. Raises
+        DrainingError."""
+        parts = self._connection.listener.parts
+        self._connection.check_draining()
+        try:
+            if is_typed_text(frames[0]):
+                self.chat = Typist(self, parts)
+            else:
+                self._connection.stop_typists()
+                self.chat = Chat(self, parts)
+            self._hold()
+            for payload in frames:
+                self._frame(payload)
+        except Exception as failure:
+            self._connection.fail(failure)
 
     def follow(self, owner: StreamOwner) -> None:
         """The stream belongs to another one from now on."""
-        self.chat = owner
+        if not self._ended:
+            self.chat = owner
 
     def lost(self, *, gave_up: bool) -> None:
         """The connection is no more; `gave_up`: the client said that it wants nothing further."""
@@ -413,6 +456,7 @@ class ChatStream:
             self.chat.feed(ClientGone())
         else:
             self.chat.client_lost()
+        self.chat = NOBODY
 
     def gone(self, *, client_ended: bool) -> None:
         """The client gave one direction up, and so the chat; the other one ends too, or the stream
@@ -440,6 +484,7 @@ class ChatStream:
         """End the stream: after what was sent and the frame `last`, if there is one, or at once if
         the client does not read."""
         self._ended = True
+        self.chat = NOBODY
         self.let_go()
         if self._gone:
             return

@@ -189,12 +189,7 @@ class RouterLink:
     async def _read(self, call: _RouteCall) -> NoReturn:
         try:
             async for response in call:
-                frame = response.frame
-                sink = self._sinks.get(frame.session)
-                if sink is not None:
-                    if frame.WhichOneof("kind") == "commit":
-                        self._table.served(self.address, frame.session, self._clock())
-                    sink.region_frame(frame)
+                self._relay(response.frame)
         except _LOSSES:
             raise
         except Exception as failure:
@@ -204,6 +199,14 @@ class RouterLink:
                 f"the edge failed: {type(failure).__name__}; try again"
             ) from failure
         raise UnavailableError("it ended the stream")
+
+    def _relay(self, frame: inference_pb2.SessionDown) -> None:
+        # Apart from the loop that reads, which would keep the last one until another frame comes.
+        sink = self._sinks.get(frame.session)
+        if sink is not None:
+            if frame.WhichOneof("kind") == "commit":
+                self._table.served(self.address, frame.session, self._clock())
+            sink.region_frame(frame)
 
     async def _probe(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> NoReturn:
         """Measure the round trip; give the router up once the table has."""

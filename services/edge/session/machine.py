@@ -261,7 +261,7 @@ class ChatSession:
         return Done(reason, self.num_tokens, usage, timings, edge, region, replica, ahead)
 
     def _fail(self, error: OutriderError) -> Actions:
-        self.error = error
+        self.error = error.bare()
         return [*self._leave(error.reason), Failed(error), Finish()]
 
     def _leave(self, reason: str) -> Actions:

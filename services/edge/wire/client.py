@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from uuid import uuid4
@@ -236,13 +236,12 @@ def _known(number: int, known: frozenset[int], name: str) -> int:
     return number
 
 
-def _residency(regions: Iterable[str]) -> tuple[str, ...]:
-    names = tuple(regions)
+def _residency(names: Sequence[str]) -> tuple[str, ...]:
     if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
         raise InvalidRequestError(
             f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
         )
-    return names
+    return tuple(names)
 
 
 def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:

@@ -4,6 +4,8 @@ notices."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,16 @@ from outrider.client.chat import Chat
 from outrider.codec.frames import encode_frame
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
 from outrider.v1 import edge_pb2
+from services.edge.chat import Chat as EdgeChat
+from services.edge.quic.connection import ChatStream
+from services.edge.quotas import Count
+from services.edge.unasked import Unasked
 from tests.edge.live.running import running
-from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw
+from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+
+HERE = "127.0.0.1/32"
 
 Refused = Callable[[Client], Chat]
 REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {
@@ -179,6 +188,92 @@ async def test_a_stream_without_a_request_is_not_kept_waiting(
         stream = RawStream(connection, b"\x05")
         assert isinstance(await stream.error(), errors.DeadlineError)
         await mesh.settled()
+
+
+async def test_streams_without_a_whole_frame_are_no_chats(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """They hold their first bytes and a place among their address's streams until they are too
+    late."""
+    async with (
+        running(words, tmp_path, REPLY, request_timeout_s=0.5) as mesh,
+        raw(mesh) as connection,
+    ):
+        streams = [RawStream(connection, b"\x20abc") for _ in range(20)]
+        connection.transmit()
+        quotas, listener = mesh.edge.listener.quotas, mesh.edge.listener
+        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 20)
+        assert mesh.edge.telemetry.num_chats == 0
+        assert listener._received.num_bytes == 20 * len(b"abc")
+        for stream in streams:
+            error = await stream.error()
+            assert isinstance(error, errors.DeadlineError)
+        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 0)
+        assert listener._received.num_bytes == 0
+        again = RawStream(connection, chat_frame())
+        await asyncio.wait_for(again.ended.wait(), 30)
+        assert again.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        slices, listener = mesh.edge.listener.parts.slices, mesh.edge.listener
+        monkeypatch.setattr(slices, "_schedule", lambda: None)  # nobody's turn comes
+        slices.later(lambda: None)
+        frame = chat_frame()
+        streams = [RawStream(connection, frame) for _ in range(4)]
+        connection.transmit()
+        payload_bytes = len(frame) - 1
+        await eventually(lambda: listener._received.num_bytes == 4 * payload_bytes)
+        assert mesh.edge.telemetry.num_chats == 0 and len(slices) == 5
+        connection._quic.reset_stream(streams[0].stream_id, 0)
+        connection.transmit()
+        await eventually(lambda: listener._received.num_bytes == 3 * payload_bytes)
+        monkeypatch.undo()
+        slices._schedule()
+        for stream in streams[1:]:
+            await asyncio.wait_for(stream.ended.wait(), 30)
+            assert stream.frames[-1].WhichOneof("kind") == "done"
+        assert listener._received.num_bytes == 0 and len(mesh.region.opened) == 3
+        await mesh.settled()
+
+
+async def test_a_chat_is_freed_when_it_ends(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it ends: what an attack would leave to a collection would hold the loop."""
+    async with (
+        running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh,
+        mesh.client() as client,
+        raw(mesh) as connection,
+    ):
+        alive: weakref.WeakSet[object] = weakref.WeakSet()
+        for kind in (ChatStream, EdgeChat, Unasked):
+            monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
+        gc.collect()
+        gc.disable()
+        try:
+            for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
+                stream = RawStream(connection, data)
+                await asyncio.wait_for(stream.ended.wait(), 30)
+            mesh.region.stop_after = 2
+            chat = await start(client)
+            await chat.__aexit__(None, None, None)
+            await mesh.settled()
+            await eventually(lambda: not alive)
+        finally:
+            gc.enable()
+
+
+def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
+    def noted(self: object, *args: Any) -> None:
+        made(self, *args)
+        alive.add(self)
+
+    return noted
 
 
 async def test_too_many_chats_on_a_connection(words: Vocabulary, tmp_path: Path) -> None:
