@@ -158,7 +158,7 @@ class Identity:
     def origin(self) -> str:
         """Equal for all of a tenant, and for all clients of an address prefix that belong to none:
         one of them may call itself many."""
-        return self.tenant or f"\0{self.queue_share.hex()}"
+        return self.tenant or f"\0{self.address_hash.hex()}"
 
     def request_id(self, client_id: str) -> str:
         """The id under which the mesh knows a request that its client calls `client_id`: 32

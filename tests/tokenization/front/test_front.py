@@ -289,5 +289,4 @@ async def test_a_refusal_keeps_nothing_of_what_led_to_it(
     _, ids = submit(tokenization, ASK)
     refused = await ids
     assert isinstance(refused, InvalidRequestError)
-    assert refused.__cause__ is not None
-    assert (refused.__traceback__, refused.__cause__.__traceback__) == (None, None)
+    assert (refused.__traceback__, refused.__cause__, refused.__context__) == (None, None, None)
