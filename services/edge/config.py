@@ -30,6 +30,7 @@ from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic import memory
 from services.edge.quic.door import DoorLimits
 from services.edge.quic.listener import ListenerLimits
+from services.edge.quic.turns import Share
 from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
 from services.edge.resumption.held import ResumeLimits
 from services.edge.routers.link import LinkPolicy
@@ -150,6 +151,10 @@ class EdgeConfig:
     """Open, with a chat or not."""
     handshakes_per_s: float = 100.0
     """From one address on average, five times as many at once."""
+    loop_share_per_address: float = 0.25
+    """Of the event loop's time, what datagrams of one address may take on average: some 1,700 a
+    second, 2 s worth at once. Further ones wait, or are dropped where too many do. Raise it where
+    many clients come through one address (a NAT, a load balancer)."""
     typed_bytes_per_s: float = 64 << 10
     """Text being typed from one address, and by one client, on average, 20 s worth at once; who
     types more gets no head start."""
@@ -247,6 +252,11 @@ class EdgeConfig:
         _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         _check("max_lead", self.max_lead, 0, MAX_LEAD)
         _check("max_resident_bytes", self.max_resident_bytes, 0, 2**50)
+        if not 0.0 < self.loop_share_per_address <= 1.0:
+            raise ConfigError(
+                f"loop_share_per_address is {self.loop_share_per_address}: set it above 0, and to "
+                "1 at most"
+            )
         for name in ("max_received_bytes_per_address", "max_received_bytes"):
             _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
         if self.uploads not in {kind.value for kind in Uploads}:
@@ -284,6 +294,7 @@ class EdgeConfig:
             quotas=self.address_quotas(),
             client_quotas=self.client_quotas(),
             prefixes=Prefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits),
+            share=Share(self.loop_share_per_address),
             max_received_bytes=self.max_received_bytes,
             max_received_bytes_per_address=self.max_received_bytes_per_address,
         )

@@ -118,6 +118,8 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
         ({"max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
         ({"handshakes_per_s": 0.0}, "handshakes_per_s"),
+        ({"loop_share_per_address": 0.0}, "loop_share_per_address"),
+        ({"loop_share_per_address": 1.5}, "loop_share_per_address"),
         ({"drain_s": -1.0}, "drain_s"),
         ({"max_lead": 1 << 16}, "max_lead"),
     ],

@@ -73,10 +73,17 @@ class EdgeConnection(QuicConnectionProtocol):
             Budget(listener.limits.max_frame_bytes + STREAM_BYTES, listener.early_room)
         )
         self._has_ended = False
+        self.unpaid_s = 0.0
+        """Of the loop's time, by its datagrams; whoever looks at them settles it."""
         self._used_at = self._loop.time()
         self._watch: asyncio.TimerHandle | None = self._loop.call_later(
             listener.limits.handshake_timeout_s, self._too_slow
         )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the handshake is complete."""
+        return self._early is None
 
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
         """A datagram came. What it made the chats ask of a region goes out before the answer to

@@ -24,6 +24,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from services.edge.quic.door import REASONS, Door, Verdict
+from services.edge.quic.server import Payer
 from services.edge.quotas import RateLimit, TokenBucket
 
 MAX_DATAGRAM_BYTES: Final = 2048
@@ -32,7 +33,7 @@ _CLOSES: Final = RateLimit(per_s=100.0, burst=100.0)
 """Refusals that are told to who is refused; each costs a hash and a key."""
 
 
-class Receiver(Protocol):
+class Receiver(Payer, Protocol):
     """One connection."""
 
     def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
@@ -98,23 +99,24 @@ class Dispatcher:
         self._closes = TokenBucket(_CLOSES, self._loop.time())
         self.transport: asyncio.DatagramTransport | None = None
 
-    def receive(self, data: bytes, addr: NetworkAddress) -> None:
-        """A datagram came."""
+    def receive(self, data: bytes, addr: NetworkAddress) -> Receiver | None:
+        """A datagram came; the connection that it was for."""
         if len(data) > MAX_DATAGRAM_BYTES:
-            return
+            return None
         try:
             header = pull_quic_header(
                 Buffer(data=data), host_cid_length=self._configuration.connection_id_length
             )
         except ValueError:
-            return
+            return None
         receiver = self._table.get(header.destination_cid)
         if receiver is None:
             if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
-                return
+                return None
             receiver = self._stranger(header, addr)
         if receiver is not None:
             receiver.datagram_received(data, addr)
+        return receiver
 
     def _stranger(self, header: QuicHeader, addr: NetworkAddress) -> Receiver | None:
         if header.version is None or header.packet_type == QuicPacketType.VERSION_NEGOTIATION:

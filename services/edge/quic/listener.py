@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -24,6 +25,7 @@ from services.edge.quic.dispatch import Dispatcher, Receiver, Routes
 from services.edge.quic.door import Door, DoorLimits, Verdict
 from services.edge.quic.server import FairServer
 from services.edge.quic.tickets import TicketStore
+from services.edge.quic.turns import MAX_ADDRESSES, Share
 from services.edge.quotas import QuotaLimits, Quotas
 
 
@@ -47,6 +49,8 @@ class ListenerLimits:
     client_quotas: QuotaLimits = field(default_factory=QuotaLimits)
     """Of one client or user, from whatever address."""
     prefixes: Prefixes = field(default_factory=Prefixes)
+    share: Share = field(default_factory=Share)
+    """Of the event loop's time, for the datagrams of one address prefix."""
     max_received_bytes: int = 256 << 20
     """Held for all clients: what came out of order, requests that are not whole yet..."""
     max_received_bytes_per_address: int = 16 << 20
@@ -113,9 +117,11 @@ class Listener:
             resident_bytes=self._resident,
             report=self._report,
         )
+        address_of = lru_cache(MAX_ADDRESSES)(self.limits.prefixes.of)
         try:
             transport, self._server = await loop.create_datagram_endpoint(
-                lambda: FairServer(dispatcher.receive), local_addr=(host, port)
+                lambda: FairServer(dispatcher.receive, address_of, self.limits.share),
+                local_addr=(host, port),
             )
         except OSError as error:
             raise ConfigError(

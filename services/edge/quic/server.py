@@ -1,4 +1,5 @@
-"""The UDP socket's protocol: datagrams are read at once and looked at in turns."""
+"""The UDP socket's protocol: datagrams are read at once and looked at in turns, within each
+address's share of the loop's time."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from aioquic.quic.connection import NetworkAddress
 
-from services.edge.quic.turns import Turns
+from services.edge.quic.turns import Share, Turns
 
 SLICE_S: Final = 0.0003
 """Others have their turn of the event loop after so long: a datagram takes some 0.15 ms, and a chat
@@ -24,6 +25,22 @@ _MAX_BYTES_EACH: Final = 2 << 20
 _MAX_BYTES: Final = 64 << 20
 
 
+class Payer(Protocol):
+    """A connection, as far as it pays for what its datagrams take."""
+
+    unpaid_s: float
+    """What it took of the loop's time, while nobody knew that the client is where it says."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether that is known: nobody else can use an address's share up in its name."""
+        ...
+
+
+Look = Callable[[bytes, NetworkAddress], "Payer | None"]
+"""Looks at a datagram, and returns whose it is."""
+
+
 class FairServer(asyncio.DatagramProtocol):
     """Long prompts come in hundreds of datagrams. Looked at in the order in which they came, they
     would hold the loop for tens of milliseconds, and overflow the socket meanwhile.
@@ -32,11 +49,14 @@ class FairServer(asyncio.DatagramProtocol):
     behind a thousand others would wait in the socket for tens of turns, where nobody sees whose it
     is. So the rest is read here."""
 
-    def __init__(self, look: Callable[[bytes, NetworkAddress], None]) -> None:
-        """`look` is called for each datagram in its turn."""
+    def __init__(self, look: Look, address_of: Callable[[str], str], share: Share) -> None:
+        """`look` is called for each datagram in its turn; `address_of` says which addresses count
+        as one."""
         self._look = look
+        self._address_of = address_of
         self.transport: asyncio.DatagramTransport | None = None
-        self._turns = Turns[NetworkAddress](_MAX_BYTES_EACH, _MAX_BYTES)
+        self._turns = Turns[NetworkAddress](_MAX_BYTES_EACH, _MAX_BYTES, share)
+        self._timer: asyncio.TimerHandle | None = None
         self._is_busy = False
         self._is_closed = False
         self._socket: socket.socket | None = None
@@ -61,18 +81,37 @@ class FairServer(asyncio.DatagramProtocol):
         if self._is_busy:
             self._put(addr, data)
             return
-        self._is_busy = True
-        asyncio.get_running_loop().call_soon(self._go_on)
-        self._look(data, addr)
+        self._wake()
+        address = self._address_of(addr[0])
+        if self._turns.may_pass(address, time.perf_counter()):
+            self._handle(address, addr, data)
+        else:
+            self._put(addr, data)
 
     def close(self) -> None:
         """Stop listening."""
         self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self.transport is not None:
             self.transport.close()
 
     def _put(self, addr: NetworkAddress, data: bytes) -> None:
-        self.num_dropped += not self._turns.put(addr, data)
+        self.num_dropped += not self._turns.put(self._address_of(addr[0]), addr, data)
+
+    def _wake(self) -> None:
+        self._is_busy = True
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _handle(self, address: str, addr: NetworkAddress, data: bytes) -> None:
+        began = time.thread_time()  # what others take of a core is not this client's fault
+        payer = self._look(data, addr)
+        if payer is None:
+            return
+        payer.unpaid_s += time.thread_time() - began
+        if payer.is_proven:
+            self._turns.spend(address, payer.unpaid_s, time.perf_counter())
+            payer.unpaid_s = 0.0
 
     def _read(self) -> None:
         assert self._socket is not None
@@ -86,15 +125,33 @@ class FairServer(asyncio.DatagramProtocol):
     def _go_on(self) -> None:
         if not self._is_closed:
             self._read()
-        until = time.perf_counter() + SLICE_S
-        while not self._is_closed and (taken := self._turns.take()) is not None:
-            addr, data = taken
+        now = time.perf_counter()
+        until = now + SLICE_S
+        while not self._is_closed and (taken := self._turns.take(now)) is not None:
             try:
-                self._look(data, addr)
+                self._handle(*taken)
             except BaseException:  # the loop reports it; the others' datagrams are looked at
                 asyncio.get_running_loop().call_soon(self._go_on)
                 raise
-            if time.perf_counter() >= until:
+            now = time.perf_counter()
+            if now >= until:
                 asyncio.get_running_loop().call_soon(self._go_on)
                 return
         self._is_busy = False
+        self._rest(now)
+
+    def _rest(self, now: float) -> None:
+        """Nothing to do until an address that has used its share up has time again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        at = self._turns.next_at()
+        if at is None or self._is_closed:
+            self._timer = None
+        else:
+            wait_s = max(0.0, at - now)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._rested)
+
+    def _rested(self) -> None:
+        self._timer = None
+        if not self._is_busy and not self._is_closed:
+            self._wake()

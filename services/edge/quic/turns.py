@@ -1,54 +1,119 @@
-"""Whose datagram is next: every sender in turn, so that who sends a book does not hold up those who
-ask a question (pure)."""
+"""Whose datagram is next: every address in turn and of one address every sender, so that who sends
+a book does not hold up those who ask a question; and nobody takes more than a share of the event
+loop's time (pure).
+
+What an address has used is one number, the time at which its share has paid for it: an address that
+is more than a burst ahead of its share rests until it is not (the virtual scheduling form of the
+generic cell rate algorithm, ITU-T I.371, annex A).
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 SourceT = TypeVar("SourceT", bound=Hashable)
 
+MAX_ADDRESSES: Final = 4096
+"""Whose use is remembered; of more, those that have used nothing for longest are forgotten."""
 _ENTRY_BYTES: Final = 128
 """Of one datagram, besides its data."""
 
 
-class Turns(Generic[SourceT]):
-    """Datagrams that wait, by sender, one of each taken in turn. What goes beyond a bound is
-    dropped, as a full socket would: QUIC sends it again, and less (RFC 9002, section 7)."""
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the event loop's time, for the datagrams of one address."""
 
-    def __init__(self, max_bytes_each: int, max_bytes: int) -> None:
+    of_second: float = 0.25
+    """Seconds per second on average..."""
+    burst_s: float = 0.5
+    """...and so many at once after a pause."""
+
+
+class Turns(Generic[SourceT]):
+    """Datagrams that wait, by address and sender. What goes beyond a bound is dropped, as a full
+    socket would: QUIC sends it again, and less (RFC 9002, section 7). Times in seconds."""
+
+    def __init__(self, max_bytes_each: int, max_bytes: int, share: Share) -> None:
         """Bounds of one sender's datagrams, and of all together."""
         self._max_bytes_each = max_bytes_each
         self._max_bytes = max_bytes
-        self._queues: OrderedDict[SourceT, deque[bytes]] = OrderedDict()
+        self._share = share
+        self._ahead_s = share.burst_s / share.of_second
+        self._ready: OrderedDict[str, OrderedDict[SourceT, deque[bytes]]] = OrderedDict()
+        self._resting: dict[str, OrderedDict[SourceT, deque[bytes]]] = {}
+        self._rests: list[tuple[float, str]] = []
+        """When each of those that rest has its turn again: a heap."""
+        self._paid_at: OrderedDict[str, float] = OrderedDict()
+        """When its share has paid for what an address has used, the longest unused first."""
         self._bytes_each: dict[SourceT, int] = {}
         self.num_bytes = 0
         """Memory of all that wait."""
 
-    def put(self, source: SourceT, data: bytes) -> bool:
-        """Have a datagram wait; False if it was dropped."""
+    def put(self, address: str, source: SourceT, data: bytes) -> bool:
+        """Have a datagram of this sender wait; False if it was dropped."""
         size = len(data) + _ENTRY_BYTES
         held = self._bytes_each.get(source, 0) + size
         if held > self._max_bytes_each or self.num_bytes + size > self._max_bytes:
             return False
-        self._queues.setdefault(source, deque()).append(data)
+        queues = self._resting.get(address)
+        if queues is None:
+            queues = self._ready.setdefault(address, OrderedDict())
+        queues.setdefault(source, deque()).append(data)
         self._bytes_each[source] = held
         self.num_bytes += size
         return True
 
-    def take(self) -> tuple[SourceT, bytes] | None:
-        """The next datagram and its sender, who is the last to be asked again; None if none
-        waits."""
-        if not self._queues:
-            return None
-        source, queue = next(iter(self._queues.items()))
+    def may_pass(self, address: str, now: float) -> bool:
+        """Whether a datagram from there need not wait: none does before it, and it has time
+        left."""
+        waits = address in self._resting or address in self._ready
+        return not waits and self._free_at(address) <= now
+
+    def take(self, now: float) -> tuple[str, SourceT, bytes] | None:
+        """The next datagram, its address and its sender, who are the last to be asked again; None
+        if none waits but of addresses that rest."""
+        while self._rests and self._rests[0][0] <= now:
+            _, address = heapq.heappop(self._rests)
+            self._ready[address] = self._resting.pop(address)
+        while self._ready:
+            address, queues = self._ready.popitem(last=False)
+            free_at = self._free_at(address)
+            if free_at > now:
+                self._resting[address] = queues
+                heapq.heappush(self._rests, (free_at, address))
+                continue
+            source, data = self._first(queues)
+            if queues:
+                self._ready[address] = queues
+            return address, source, data
+        return None
+
+    def spend(self, address: str, seconds: float, now: float) -> None:
+        """Its datagrams took so much of the loop's time."""
+        paid_at = max(self._paid_at.pop(address, now), now)
+        self._paid_at[address] = paid_at + seconds / self._share.of_second
+        if len(self._paid_at) > MAX_ADDRESSES:
+            self._paid_at.popitem(last=False)
+
+    def next_at(self) -> float | None:
+        """When the first of those that rest has its turn; None if none does."""
+        return self._rests[0][0] if self._rests else None
+
+    def _free_at(self, address: str) -> float:
+        return self._paid_at.get(address, 0.0) - self._ahead_s
+
+    def _first(self, queues: OrderedDict[SourceT, deque[bytes]]) -> tuple[SourceT, bytes]:
+        source, queue = next(iter(queues.items()))
         data = queue.popleft()
         size = len(data) + _ENTRY_BYTES
         self.num_bytes -= size
         self._bytes_each[source] -= size
         if queue:
-            self._queues.move_to_end(source)
+            queues.move_to_end(source)
         else:
-            del self._queues[source], self._bytes_each[source]
+            del queues[source], self._bytes_each[source]
         return source, data

@@ -66,6 +66,8 @@ class Connection:
     routes: Routes
     cid: bytes = field(default_factory=lambda: os.urandom(8))
     received: list[bytes] = field(default_factory=list)
+    is_proven: bool = False
+    unpaid_s: float = 0.0
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         """As a connection."""
