@@ -114,7 +114,7 @@ class InferenceConfig:
     prefill_stretch: float = _LIMITS.prefill_stretch
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: float = _LIMITS.low_tick_ms
-    """Predicted duration of a call of LOW sessions alone while HIGH ones keep coming."""
+    """Predicted duration of a call with LOW sessions while others keep coming."""
     max_pause_ms: float = _LIMITS.max_pause_ms
     """Time after which a paused session gets a turn all the same."""
     ageing_s: float = _LIMITS.ageing_s

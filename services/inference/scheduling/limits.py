@@ -43,8 +43,8 @@ class SchedulerLimits:
     prefill_stretch: float = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: float = 20.0
-    """Predicted duration of a call of LOW sessions alone while HIGH ones keep coming: such a call
-    cannot be interrupted."""
+    """Predicted duration of a call with LOW sessions while others keep coming: such a call cannot
+    be interrupted."""
     max_pause_ms: float = 500.0
     """Time after which a paused session gets a turn all the same, one session per call."""
     max_draft_tokens: int = 8

@@ -27,7 +27,7 @@ def _outranks(first: Session, second: Session) -> bool:
 
 
 def _is_urgent(session: Session) -> bool:
-    return session.priority is Priority.HIGH and session.state is State.PREFILLING
+    return session.priority > Priority.LOW and session.state is State.PREFILLING
 
 
 def _makes_way(session: Session, other: Session | None) -> bool:
@@ -79,7 +79,7 @@ class Roster:
 
     @property
     def urgent(self) -> Session | None:
-        """The first HIGH session whose prompt is not computed yet: LOW ones make way for it."""
+        """The first session above LOW whose prompt is not computed yet: LOW ones make way."""
         return next((s for s in self.running if _is_urgent(s)), None)
 
     def admit(self, now: float, *, hold_low: bool = False) -> None:

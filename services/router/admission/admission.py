@@ -67,15 +67,14 @@ class Admission:
         found[Priority.HIGH] += self._room.num_waiting[Lane.STARTED]
         return found
 
-    def grant(
-        self, tenant: str, asked: Priority | None, prompt_tokens: int, address: bytes = b""
-    ) -> Priority:
+    def grant(self, arrival: Arrival, now: float) -> Priority:
         """The class that a session gets: what it asks for, as far as its tenant, the length of its
         prompt and, of a client without a key, the number of sessions from its address allow."""
+        num_own = arrival.request.prompt_tokens - arrival.num_resumed
         return min(
-            self.tenants.grant(tenant, asked),
-            self._lengths.highest(prompt_tokens),
-            self._crowds.highest(address),
+            self.tenants.grant(arrival.tenant, arrival.priority),
+            self._lengths.highest(num_own),
+            self._crowds.highest(share_of(arrival), arrival.address, now),
         )
 
     def open(self, arrival: Arrival, scout: Scout, now: float) -> Route | None:
@@ -84,8 +83,7 @@ class Admission:
         Raises OverloadedError with `cause` in its metadata (tenant_sessions, tenant_tokens, queue,
         slo), InvalidRequestError, and what placement raises; then it is not counted as in.
         """
-        num_own = arrival.request.prompt_tokens - arrival.num_resumed
-        priority = self.grant(arrival.tenant, arrival.priority, num_own, arrival.address)
+        priority = self.grant(arrival, now)
         try:
             ticket = self._enter(arrival, priority, now)
             try:
@@ -114,7 +112,7 @@ class Admission:
         ticket = self._tickets.pop(session, None)
         if ticket is None:
             return
-        self._crowds.leave(ticket.address, ticket.priority)
+        self._crowds.leave(ticket.share, ticket.address, ticket.priority, now)
         ticket.is_placed &= was_taken
         if ticket.is_waiting:
             self._give_up(ticket)
@@ -182,7 +180,7 @@ class Admission:
             num_resumed=arrival.num_resumed,
             chat=arrival.chat,
         )
-        self._crowds.enter(arrival.address, priority)
+        self._crowds.enter(ticket.share, ticket.address, priority)
         return ticket
 
     def _pass(self, ticket: Ticket, scout: Scout, now: float) -> Route | None:

@@ -59,7 +59,8 @@ class AdmissionPolicy:
     """A class that waited so long gets a turn among those above it, one in eight."""
     max_outranking_per_address: int = 4
     """Sessions that clients without a key may have open from one address prefix (IPv4 /32, IPv6
-    /56) at the class they ask for; further ones are LOW, and outrank nobody."""
+    /56) at the class they ask for while others are there; further ones are LOW, and outrank
+    nobody."""
 
     def __post_init__(self) -> None:
         for spec in fields(self):

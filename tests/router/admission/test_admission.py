@@ -27,9 +27,15 @@ LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 def test_a_long_prompt_steps_back_and_a_resumed_one_counts_without_its_reply() -> None:
     lengths = LengthPolicy(medium_above_tokens=20, low_above_tokens=30)
     admission = Admission(AdmissionPolicy(), lengths=lengths)
-    assert admission.grant("acme", HIGH, 20) is HIGH
-    assert admission.grant("acme", HIGH, 21) is MEDIUM
-    assert admission.grant("acme", None, 31) is LOW
+
+    def grant(asked: Priority | None, prompt_tokens: int) -> Priority:
+        one = arrival(1, asked, "acme")
+        asking = replace(one, request=replace(one.request, prompt_tokens=prompt_tokens))
+        return admission.grant(asking, 0.0)
+
+    assert grant(HIGH, 20) is HIGH
+    assert grant(HIGH, 21) is MEDIUM
+    assert grant(None, 31) is LOW
     one = replace(arrival(1), num_resumed=5)
     admission.open(replace(one, request=replace(one.request, prompt_tokens=34)), full(), 0.0)
     assert admission.waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
@@ -98,22 +104,25 @@ def test_clients_of_no_tenant_share_by_where_they_are() -> None:
     assert 164 not in woken(admission, FakeScout(), 3.0, count=64)
 
 
-def test_of_one_address_only_a_few_sessions_outrank_anybody() -> None:
+def test_of_one_address_only_a_few_sessions_outrank_anybody_while_others_are_there() -> None:
     """Further ones are LOW: somebody from elsewhere goes before them."""
     admission = gate(max_outranking_per_address=2)
-    many = [replace(arrival(session), address=b"many") for session in range(5)]
-    for one in many:
-        admission.open(one, full(), 0.0)
+
+    def highest(address: bytes) -> Priority:
+        return admission.grant(replace(arrival(99, HIGH), address=address), 2.0)
+
     admission.open(replace(arrival(9), address=b"one"), full(), 0.0)
+    for session in range(5):
+        admission.open(replace(arrival(session), address=b"many"), full(), 0.0)
     assert admission.waiting() == {LOW: 3, MEDIUM: 3, HIGH: 0}
     assert 9 in woken(admission, FakeScout(), 1.0, count=2)
     assert woken(admission, FakeScout(), 1.0)[-3:] == [2, 3, 4]
-    assert admission.grant("", HIGH, 10, b"many") is LOW
+    assert highest(b"many") is LOW
     admission.leave(2, 10, 2.0)
-    assert admission.grant("", HIGH, 10, b"many") is LOW, "one that was LOW has left"
+    assert highest(b"many") is LOW, "one that was LOW has left"
     admission.leave(0, 10, 2.0)
-    assert admission.grant("", HIGH, 10, b"many") is HIGH
-    assert admission.grant("", HIGH, 10) is HIGH, "who has a key has no address"
+    assert highest(b"many") is HIGH
+    assert highest(b"") is HIGH, "who has a key has no address"
 
 
 def test_a_session_that_leaves_the_queue_is_never_woken() -> None:

@@ -16,8 +16,8 @@ from services.inference.scheduling.policy.chunks import LEAST_CHUNK
 from services.inference.scheduling.policy.overload import Level
 from services.inference.scheduling.session import Session, State
 
-_HIGH_MEMORY_S = 60.0
-"""After a HIGH session another one is expected for so long."""
+_OUTRANKING_MEMORY_S = 60.0
+"""After a session above LOW another one is expected for so long."""
 _LEAST_STRETCH = 1.25
 """Where sessions decode more slowly than the latency budget, prompts still get this much."""
 _SMALL_STRETCH = 1.3
@@ -36,22 +36,22 @@ class Pace:
         self._limits = limits
         self._cost = cost
         self._min_rows = min_rows
-        self._high_at = -math.inf
+        self._outranking_at = -math.inf
         self._draft_rows = 0.0
 
     def opened(self, priority: Priority, now: float) -> None:
         """A session came."""
-        if priority is Priority.HIGH:
-            self._high_at = now
+        if priority > Priority.LOW:
+            self._outranking_at = now
 
     def drafted(self, num_rows: int) -> None:
         """A call had so many rows for drafts: the next one is expected to."""
         self._draft_rows += _SMOOTHING * (num_rows - self._draft_rows)
 
     def is_bounded(self, takers: Sequence[Session], now: float) -> bool:
-        """Whether LOW sessions take part, and all prompts are theirs, while HIGH sessions keep
+        """Whether LOW sessions take part, and all prompts are theirs, while sessions above LOW keep
         coming."""
-        if now - self._high_at > _HIGH_MEMORY_S:
+        if now - self._outranking_at > _OUTRANKING_MEMORY_S:
             return False
         others = [session for session in takers if session.priority is not Priority.LOW]
         prompts = any(session.state is State.PREFILLING for session in others)

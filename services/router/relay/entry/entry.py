@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
@@ -95,7 +96,7 @@ class Entry:
         """A session whose prompt is ids goes to a replica, or into the queue, where it may take
         another's place."""
         try:
-            arrival = self._arrival(session)
+            arrival = self._arrival(session, now)
             route = self._admission.open(arrival, self._scout, now)
             if route is not None:
                 self._go(session, route, now)
@@ -145,29 +146,30 @@ class Entry:
         was_taken = session.is_announced or session.began_at is not None
         self._admission.leave(session.relayed, session.upto, now, was_taken=was_taken)
 
-    def _arrival(self, session: Session[Up]) -> Arrival:
+    def _arrival(self, session: Session[Up], now: float) -> Arrival:
         """Raises EmptyPromptError, PromptTooLongError."""
         assert session.open is not None, "a session that is placed has its open"
         frame = session.open.frame.open
         asked = _PRIORITIES.get(frame.priority)
         num_prompt = frame.ids.prefix_tokens + frame.ids.tail.count
         self._check_window(frame.model, num_prompt)
-        granted = self._admission.grant(frame.tenant, asked, num_prompt, frame.address_hash)
-        frame.priority = common_pb2.Priority.ValueType(granted)
-        request = self._dispatch.request_of(session)
-        return Arrival(
+        asking = Arrival(
             session=session.relayed,
-            request=request,
+            request=self._dispatch.request_of(session),
             max_tokens=frame.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             tenant=frame.tenant,
             address=frame.address_hash,
             group=frame.cache_salt,
-            priority=granted,
+            priority=asked,
             deadline_at=session.deadline_at,
             has_started=session.is_under_way,
             num_resumed=session.upto,
             chat=assignment.chat_of(frame),
         )
+        granted = self._admission.grant(asking, now)
+        frame.priority = common_pb2.Priority.ValueType(granted)
+        request = replace(asking.request, priority=granted)
+        return replace(asking, priority=granted, request=request)
 
     def _check_window(self, model: str, num_prompt: int) -> None:
         """Raises PromptTooLongError for a prompt that leaves no replica room for a reply."""

@@ -1,4 +1,4 @@
-"""HIGH sessions under a load of LOW ones, in virtual time."""
+"""HIGH and MEDIUM sessions under a load of LOW ones, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ LOW_PER_S = 6.2
 """What 16 places of LOW sessions alone can serve: 100 of them at once are done in 16 seconds."""
 
 
-def test_high_hardly_notices_95_percent_of_low_load_and_low_is_served_exactly() -> None:
-    highs = poisson(Random(2), 1.0, 20.0, HIGH)
+@pytest.mark.parametrize("priority", [Priority.MEDIUM, Priority.HIGH])
+def test_others_hardly_notice_95_percent_of_low_load_and_low_is_served_exactly(
+    priority: Priority,
+) -> None:
+    highs = poisson(Random(2), 1.0, 20.0, replace(HIGH, priority=priority))
     lows = poisson(Random(3), 0.95 * LOW_PER_S, 20.0, LOW)
     alone, loaded = Arrivals(OPTIONS, LIMITS), Arrivals(OPTIONS, LIMITS)
     alone.play(highs)
@@ -57,12 +60,15 @@ def decoding(driver: Driver, request: OpenRequest, num_tokens: int = 3) -> None:
         driver.tick()
 
 
-def test_a_high_prompt_pauses_low_replies_which_keep_their_kv_and_go_on_exactly() -> None:
+@pytest.mark.parametrize("priority", [Priority.MEDIUM, Priority.HIGH])
+def test_a_prompt_above_low_pauses_low_replies_which_keep_their_kv_and_go_on_exactly(
+    priority: Priority,
+) -> None:
     driver = Driver(OPTIONS, LIMITS)
     low = replace(LOW, sampling=SamplingParams(max_tokens=60, temperature=0.9, seed=5))
     decoding(driver, low)
     begun = list(driver.peers[1000].reply)
-    high = driver.open(replace(HIGH, prompt=(9, *PROMPT)))
+    high = driver.open(replace(HIGH, prompt=(9, *PROMPT), priority=priority))
     plan = driver.decide()
     assert plan is not None
     assert [part.session.number for part in plan.parts] == [1]
