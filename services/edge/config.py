@@ -152,9 +152,9 @@ class EdgeConfig:
     handshakes_per_s: float = 100.0
     """From one address on average, five times as many at once."""
     loop_share_per_address: float = 0.25
-    """Of the event loop's time, what datagrams of one address may take on average: some 1,700 a
-    second, 2 s worth at once. Further ones wait, or are dropped where too many do. Raise it where
-    many clients come through one address (a NAT, a load balancer)."""
+    """Of the event loop's time, what datagrams of one address may take on average while others are
+    there: some 1,700 a second, 2 s worth at once. Further ones wait, or are dropped where too many
+    do. Raise it where many clients come through one address (a NAT, a load balancer)."""
     typed_bytes_per_s: float = 64 << 10
     """Text being typed from one address, and by one client, on average, 20 s worth at once; who
     types more gets no head start."""

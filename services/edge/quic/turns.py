@@ -1,6 +1,6 @@
 """Whose datagram is next: every address in turn and of one address every sender, so that who sends
-a book does not hold up those who ask a question; and nobody takes more than a share of the event
-loop's time (pure).
+a book does not hold up those who ask a question; and while others are there, nobody takes more than
+a share of the event loop's time (pure).
 
 What an address has used is one number, the time at which its share has paid for it: an address that
 is more than a burst ahead of its share rests until it is not (the virtual scheduling form of the
@@ -10,13 +10,16 @@ generic cell rate algorithm, ITU-T I.371, annex A).
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 SourceT = TypeVar("SourceT", bound=Hashable)
 
+MEMORY_S: Final = 10.0
+"""Others are there for so long after their last datagram."""
 MAX_ADDRESSES: Final = 4096
 """Whose use is remembered; of more, those that have used nothing for longest are forgotten."""
 _ENTRY_BYTES: Final = 128
@@ -25,12 +28,23 @@ _ENTRY_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of the event loop's time, for the datagrams of one address."""
+    """Of the event loop's time, for the datagrams of one address while others are there."""
 
     of_second: float = 0.25
     """Seconds per second on average..."""
     burst_s: float = 0.5
     """...and so many at once after a pause."""
+
+
+class _Use(NamedTuple):
+    """Of one address."""
+
+    paid_at: float
+    """When its share will have paid for all that it used."""
+    last_at: float
+
+
+_NO_USE: Final = _Use(-math.inf, -math.inf)
 
 
 class Turns(Generic[SourceT]):
@@ -47,8 +61,8 @@ class Turns(Generic[SourceT]):
         self._resting: dict[str, OrderedDict[SourceT, deque[bytes]]] = {}
         self._rests: list[tuple[float, str]] = []
         """When each of those that rest has its turn again: a heap."""
-        self._paid_at: OrderedDict[str, float] = OrderedDict()
-        """When its share has paid for what an address has used, the longest unused first."""
+        self._uses: OrderedDict[str, _Use] = OrderedDict()
+        """Of each address, the longest unused first."""
         self._bytes_each: dict[SourceT, int] = {}
         self.num_bytes = 0
         """Memory of all that wait."""
@@ -71,7 +85,7 @@ class Turns(Generic[SourceT]):
         """Whether a datagram from there need not wait: none does before it, and it has time
         left."""
         waits = address in self._resting or address in self._ready
-        return not waits and self._free_at(address) <= now
+        return not waits and (self._free_at(address) <= now or self._is_alone(address, now))
 
     def take(self, now: float) -> tuple[str, SourceT, bytes] | None:
         """The next datagram, its address and its sender, who are the last to be asked again; None
@@ -82,7 +96,7 @@ class Turns(Generic[SourceT]):
         while self._ready:
             address, queues = self._ready.popitem(last=False)
             free_at = self._free_at(address)
-            if free_at > now:
+            if free_at > now and not self._is_alone(address, now):
                 self._resting[address] = queues
                 heapq.heappush(self._rests, (free_at, address))
                 continue
@@ -94,17 +108,23 @@ class Turns(Generic[SourceT]):
 
     def spend(self, address: str, seconds: float, now: float) -> None:
         """Its datagrams took so much of the loop's time."""
-        paid_at = max(self._paid_at.pop(address, now), now)
-        self._paid_at[address] = paid_at + seconds / self._share.of_second
-        if len(self._paid_at) > MAX_ADDRESSES:
-            self._paid_at.popitem(last=False)
+        use = self._uses.pop(address, _NO_USE)
+        # Whoever was alone took what he liked, and owes no more than anybody may.
+        paid_at = min(max(use.paid_at, now), now + self._ahead_s)
+        self._uses[address] = _Use(paid_at + seconds / self._share.of_second, now)
+        if len(self._uses) > MAX_ADDRESSES:
+            self._uses.popitem(last=False)
 
     def next_at(self) -> float | None:
         """When the first of those that rest has its turn; None if none does."""
         return self._rests[0][0] if self._rests else None
 
     def _free_at(self, address: str) -> float:
-        return self._paid_at.get(address, 0.0) - self._ahead_s
+        return self._uses.get(address, _NO_USE).paid_at - self._ahead_s
+
+    def _is_alone(self, address: str, now: float) -> bool:
+        others = (use.last_at for other, use in reversed(self._uses.items()) if other != address)
+        return now - next(others, -math.inf) > MEMORY_S
 
     def _first(self, queues: OrderedDict[SourceT, deque[bytes]]) -> tuple[SourceT, bytes]:
         source, queue = next(iter(queues.items()))

@@ -109,6 +109,7 @@ async def _resting(*, is_proven: bool) -> tuple[list[bytes], float]:
         socket.socket(type=socket.SOCK_DGRAM) as chat,
     ):
         chat.bind(("127.0.0.2", 0))
+        server._turns.spend("127.0.0.2", 0.0, time.perf_counter())
         for number in range(10):
             bulk.sendto(b"%d" % number, transport.get_extra_info("sockname"))
         chat.sendto(b"hello", transport.get_extra_info("sockname"))

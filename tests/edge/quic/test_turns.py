@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.edge.quic.turns import MAX_ADDRESSES, Share, Turns
+from services.edge.quic.turns import MAX_ADDRESSES, MEMORY_S, Share, Turns
 
 PUTS = st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=30)), max_size=60)
 
@@ -64,6 +64,7 @@ def test_one_address_with_many_senders_is_one_among_two() -> None:
 
 def test_who_has_used_its_share_up_rests_until_it_has_time_again() -> None:
     turns = Turns[int](1 << 20, 1 << 20, SHARE)
+    turns.spend("b", 0.0, 10.0)
     assert turns.may_pass("a", 10.0)
     turns.spend("a", 1.0, 10.0)
     assert turns.may_pass("a", 10.0), "a burst"
@@ -85,8 +86,10 @@ def test_over_any_time_nobody_takes_more_than_its_share_and_a_burst(
 ) -> None:
     turns = Turns[int](1 << 20, 1 << 20, SHARE)
     now, used = 0.0, list[tuple[float, float]]()
+    turns.spend("b", 0.0, now)
     for cost_s, pause_s in steps:
         now += pause_s
+        turns.spend("b", 0.0, now)
         turns.put("a", 1, b"x")
         while turns.take(now) is not None:
             turns.spend("a", cost_s, now)
@@ -96,9 +99,24 @@ def test_over_any_time_nobody_takes_more_than_its_share_and_a_burst(
             assert total_s <= SHARE.burst_s + SHARE.of_second * (now - began) + 0.3 + 1e-6
 
 
+def test_who_is_alone_takes_what_he_likes_and_owes_no_more_than_anybody_may() -> None:
+    turns = Turns[int](1 << 20, 1 << 20, SHARE)
+    for now in range(100):
+        assert turns.may_pass("a", float(now))
+        turns.spend("a", 1.0, float(now))
+    turns.spend("b", 0.0, 99.0)
+    assert not turns.may_pass("a", 99.0)
+    assert turns.put("a", 1, b"x")
+    assert turns.take(99.0) is None and turns.next_at() == 101.0
+    assert turns.take(101.0) == ("a", 1, b"x")
+    turns.spend("a", 5.0, 101.0)
+    assert not turns.may_pass("a", 99.0 + MEMORY_S), "b may be back"
+    assert turns.may_pass("a", 99.1 + MEMORY_S)
+
+
 def test_use_of_a_bounded_number_of_addresses_is_remembered() -> None:
     turns = Turns[int](1 << 20, 1 << 20, SHARE)
     for number in range(MAX_ADDRESSES + 50):
         turns.spend(str(number), 9.0, 0.0)
     assert turns.may_pass("0", 0.0) and not turns.may_pass(str(MAX_ADDRESSES + 49), 0.0)
-    assert len(turns._paid_at) == MAX_ADDRESSES
+    assert len(turns._uses) == MAX_ADDRESSES
