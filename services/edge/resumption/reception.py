@@ -86,6 +86,7 @@ class Reception:
         self._held = HeldChats[ServedChat](limits)
         self._telemetry = telemetry
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_at: float | None = None
         self._is_closed = False
         self.window_s = limits.window_s
 
@@ -159,9 +160,11 @@ class Reception:
     def _arm(self) -> None:
         at = self._held.next_expiry
         if self._timer is not None:
-            if self._timer.when() == at:
+            if self._armed_at == at:
                 return
             self._timer.cancel()
+        # Not asked of the timer: one for a time that is past is none to uvloop, and does not know.
+        self._armed_at = at
         self._timer = None if at is None else self._loop.call_at(at, self._expire)
 
     def _expire(self) -> None:
