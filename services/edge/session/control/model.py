@@ -134,7 +134,7 @@ def _arrived(conditions: Conditions, committed: Sequence[float], call: int) -> f
     most = floor(known) + conditions.max_lead
     if conditions.draft_s <= 0:
         return most
-    return min(most, floor(elapsed_s / conditions.draft_s))
+    return floor(min(most, elapsed_s / conditions.draft_s))
 
 
 def _at(survival: Sequence[float], tokens: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.edge.session.control.model import (
@@ -93,6 +93,7 @@ def test_the_lead_is_what_is_on_its_way_and_one_calls_worth() -> None:
     max_drafts=st.integers(1, 16),
     rates=st.lists(st.floats(0, 1), min_size=1, max_size=30),
 )
+@example(0.0, 2.225e-311, 0.125, 0.0, 1.0, 1, [1.0]).via("drafts in no time at all")
 def test_nobody_is_promised_to_wait_longer(
     rtt_s: float,
     draft_s: float,
