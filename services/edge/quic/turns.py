@@ -22,6 +22,9 @@ MEMORY_S: Final = 10.0
 """Others are there for so long after their last datagram."""
 MAX_ADDRESSES: Final = 4096
 """Whose use is remembered; of more, those that have used nothing for longest are forgotten."""
+_ADDRESS_PART: Final = 16
+"""An address may hold a sixteenth of all the room, whatever number of senders it has: one that
+rests would otherwise leave others none."""
 _ENTRY_BYTES: Final = 128
 """Of one datagram, besides its data."""
 
@@ -52,7 +55,8 @@ class Turns(Generic[SourceT]):
     socket would: QUIC sends it again, and less (RFC 9002, section 7). Times in seconds."""
 
     def __init__(self, max_bytes_each: int, max_bytes: int, share: Share) -> None:
-        """Bounds of one sender's datagrams, and of all together."""
+        """Bounds of one sender's datagrams, and of all together; of one address a sixteenth of all,
+        or as much as of one sender."""
         self._max_bytes_each = max_bytes_each
         self._max_bytes = max_bytes
         self._share = share
@@ -64,6 +68,8 @@ class Turns(Generic[SourceT]):
         self._uses: OrderedDict[str, _Use] = OrderedDict()
         """Of each address, the longest unused first."""
         self._bytes_each: dict[SourceT, int] = {}
+        self._bytes_of: dict[str, int] = {}
+        """By address."""
         self.num_bytes = 0
         """Memory of all that wait."""
 
@@ -71,8 +77,14 @@ class Turns(Generic[SourceT]):
         """Have a datagram of this sender wait; False if it was dropped."""
         size = len(data) + _ENTRY_BYTES
         held = self._bytes_each.get(source, 0) + size
-        if held > self._max_bytes_each or self.num_bytes + size > self._max_bytes:
+        of_address = self._bytes_of.get(address, 0) + size
+        if (
+            held > self._max_bytes_each
+            or of_address > max(self._max_bytes_each, self._max_bytes // _ADDRESS_PART)
+            or self.num_bytes + size > self._max_bytes
+        ):
             return False
+        self._bytes_of[address] = of_address
         queues = self._resting.get(address)
         if queues is None:
             queues = self._ready.setdefault(address, OrderedDict())
@@ -100,7 +112,7 @@ class Turns(Generic[SourceT]):
                 self._resting[address] = queues
                 heapq.heappush(self._rests, (free_at, address))
                 continue
-            source, data = self._first(queues)
+            source, data = self._first(address, queues)
             if queues:
                 self._ready[address] = queues
             return address, source, data
@@ -126,12 +138,17 @@ class Turns(Generic[SourceT]):
         others = (use.last_at for other, use in reversed(self._uses.items()) if other != address)
         return now - next(others, -math.inf) > MEMORY_S
 
-    def _first(self, queues: OrderedDict[SourceT, deque[bytes]]) -> tuple[SourceT, bytes]:
+    def _first(
+        self, address: str, queues: OrderedDict[SourceT, deque[bytes]]
+    ) -> tuple[SourceT, bytes]:
         source, queue = next(iter(queues.items()))
         data = queue.popleft()
         size = len(data) + _ENTRY_BYTES
         self.num_bytes -= size
         self._bytes_each[source] -= size
+        self._bytes_of[address] -= size
+        if not self._bytes_of[address]:
+            del self._bytes_of[address]
         if queue:
             queues.move_to_end(source)
         else:

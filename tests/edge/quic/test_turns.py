@@ -99,6 +99,18 @@ def test_over_any_time_nobody_takes_more_than_its_share_and_a_burst(
             assert total_s <= SHARE.burst_s + SHARE.of_second * (now - began) + 0.3 + 1e-6
 
 
+def test_one_address_that_rests_leaves_others_room_however_many_senders_it_has() -> None:
+    turns = Turns[int](1000, 32_000, SHARE)
+    turns.spend("b", 0.0, 0.0)
+    turns.spend("a", 9.0, 0.0)
+    kept = sum(turns.put("a", source, bytes(372)) for source in range(1000))
+    assert turns.take(0.0) is None, "it rests"
+    assert kept == 4 and turns.num_bytes == 2000
+    assert turns.put("b", 1000, b"x") and turns.take(0.0) == ("b", 1000, b"x")
+    assert len(all_of(turns, 100.0)) == kept
+    assert not turns._bytes_of and not turns._bytes_each
+
+
 def test_who_is_alone_takes_what_he_likes_and_owes_no_more_than_anybody_may() -> None:
     turns = Turns[int](1 << 20, 1 << 20, SHARE)
     for now in range(100):
