@@ -22,8 +22,8 @@ MEMORY_S: Final = 10.0
 """Others are there for so long after their last datagram."""
 MAX_ADDRESSES: Final = 4096
 """Whose use is remembered; of more, those that have used nothing for longest are forgotten."""
-_ADDRESS_PART: Final = 16
-"""An address may hold a sixteenth of all the room, whatever number of senders it has: one that
+_ADDRESS_PART: Final = 4
+"""An address may hold a quarter of all the room, whatever number of senders it has: one that
 rests would otherwise leave others none."""
 _ENTRY_BYTES: Final = 128
 """Of one datagram, besides its data."""
@@ -55,8 +55,8 @@ class Turns(Generic[SourceT]):
     socket would: QUIC sends it again, and less (RFC 9002, section 7). Times in seconds."""
 
     def __init__(self, max_bytes_each: int, max_bytes: int, share: Share) -> None:
-        """Bounds of one sender's datagrams, and of all together; of one address a sixteenth of all,
-        or as much as of one sender."""
+        """Bounds of one sender's datagrams, and of all together; of one address a quarter of all, or
+        as much as of one sender."""
         self._max_bytes_each = max_bytes_each
         self._max_bytes = max_bytes
         self._share = share

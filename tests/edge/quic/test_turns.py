@@ -105,7 +105,7 @@ def test_one_address_that_rests_leaves_others_room_however_many_senders_it_has()
     turns.spend("a", 9.0, 0.0)
     kept = sum(turns.put("a", source, bytes(372)) for source in range(1000))
     assert turns.take(0.0) is None, "it rests"
-    assert kept == 4 and turns.num_bytes == 2000
+    assert kept == 16 and turns.num_bytes == 8000
     assert turns.put("b", 1000, b"x") and turns.take(0.0) == ("b", 1000, b"x")
     assert len(all_of(turns, 100.0)) == kept
     assert not turns._bytes_of and not turns._bytes_each
