@@ -55,8 +55,8 @@ class Turns(Generic[SourceT]):
     socket would: QUIC sends it again, and less (RFC 9002, section 7). Times in seconds."""
 
     def __init__(self, max_bytes_each: int, max_bytes: int, share: Share) -> None:
-        """Bounds of one sender's datagrams, and of all together; of one address a quarter of all, or
-        as much as of one sender."""
+        """Bounds of one sender's datagrams, and of all together; of one address a quarter of all,
+        or as much as of one sender."""
         self._max_bytes_each = max_bytes_each
         self._max_bytes = max_bytes
         self._share = share
