@@ -21,7 +21,7 @@ from outrider.peers.awake import AwakeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.platt import shipped_calibrations
+from outrider.speculation.shipped import shipped_calibrations
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics

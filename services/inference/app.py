@@ -21,7 +21,7 @@ from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, reply_end
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.errors import ArtifactCorruptError
 from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.ngrams import keys, pack, unpack
-from outrider.speculation.prior import NUM_ORDERS, from_bytes, shipped_prior, to_bytes
+from outrider.speculation.shipped import NUM_ORDERS, prior_from_bytes, prior_to_bytes, shipped_prior
 
 DIGEST = bytes(range(32))
 TABLE = st.dictionaries(st.integers(0, 2**60 - 1), st.integers(1, 2**24 - 1), max_size=20)
@@ -18,7 +18,7 @@ TABLES = st.lists(TABLE, min_size=NUM_ORDERS, max_size=NUM_ORDERS)
 
 @given(TABLES)
 def test_round_trip(tables: list[dict[int, int]]) -> None:
-    digest, prior = from_bytes(to_bytes(DIGEST, tables))
+    digest, prior = prior_from_bytes(prior_to_bytes(DIGEST, tables))
     assert digest == DIGEST
     assert list(prior.tables) == tables
 
@@ -26,12 +26,12 @@ def test_round_trip(tables: list[dict[int, int]]) -> None:
 @pytest.mark.parametrize("at", [0, 4, 45, 60, -1])
 def test_damage_is_found(at: int) -> None:
     tables = [{order: pack(order, 1)} for order in range(1, NUM_ORDERS + 1)]
-    data = bytearray(to_bytes(DIGEST, tables))
+    data = bytearray(prior_to_bytes(DIGEST, tables))
     data[at] ^= 1
     with pytest.raises(ArtifactCorruptError, match="install the package again"):
-        from_bytes(bytes(data))
+        prior_from_bytes(bytes(data))
     with pytest.raises(ArtifactCorruptError):
-        from_bytes(bytes(data[:30]))
+        prior_from_bytes(bytes(data[:30]))
 
 
 def test_the_default_models_prior_speaks_its_language(vocabulary: Vocabulary) -> None:

@@ -1,5 +1,7 @@
 """Verification: any drafts, the same text."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from outrider.speculation.verify import Verdict, verify
+from outrider.speculation.verification import Verification, common_prefix_length, verify
 
 VOCABULARY = 9
 PROMPT = [1, 2, 3]
@@ -90,15 +92,17 @@ def greedy(**extra: Any) -> Sampler:
 @pytest.mark.parametrize(
     ("drafts", "winners", "expected"),
     [
-        ([], [4], Verdict((4,), 0, ())),
-        ([4], [4, 5], Verdict((4, 5), 1, ())),
-        ([4], [5, 6], Verdict((5,), 0, ())),
-        ([4, 5, 6], [4, 5, 6, 7], Verdict((4, 5, 6, 7), 3, ())),
-        ([4, 5, 6], [4, 8, 6, 7], Verdict((4, 8), 1, ())),
-        ([4, 5, 99], [4, 5, 6, 7], Verdict((4, 5, 6), 2, ())),
+        ([], [4], Verification((4,), 0, ())),
+        ([4], [4, 5], Verification((4, 5), 1, ())),
+        ([4], [5, 6], Verification((5,), 0, ())),
+        ([4, 5, 6], [4, 5, 6, 7], Verification((4, 5, 6, 7), 3, ())),
+        ([4, 5, 6], [4, 8, 6, 7], Verification((4, 8), 1, ())),
+        ([4, 5, 99], [4, 5, 6, 7], Verification((4, 5, 6), 2, ())),
     ],
 )
-def test_equality_down_the_rows(drafts: list[int], winners: list[int], expected: Verdict) -> None:
+def test_equality_down_the_rows(
+    drafts: list[int], winners: list[int], expected: Verification
+) -> None:
     assert verify(greedy(), one_hot(*winners), None, drafts, 3, never) == expected
 
 
@@ -118,7 +122,7 @@ def test_a_reply_that_ends_inside_the_drafts(ending: int) -> None:
 def test_candidate_lists_name_the_columns() -> None:
     ids = np.array([[8, 2], [5, 1]], dtype=np.int32)
     rows = np.array([[1.0, 3.0], [4.0, 0.0]], dtype=np.float32)
-    assert verify(greedy(), rows, ids, [2], 3, never) == Verdict((2, 5), 1, ())
+    assert verify(greedy(), rows, ids, [2], 3, never) == Verification((2, 5), 1, ())
 
 
 def test_penalties_see_the_drafts_before_them() -> None:
@@ -126,48 +130,50 @@ def test_penalties_see_the_drafts_before_them() -> None:
     rows = np.zeros((3, VOCABULARY), dtype=np.float32)
     rows[:, 4], rows[:, 5] = 1.0, 0.5
     sampler = greedy(frequency_penalty=0.8)
-    assert verify(sampler, rows, None, [4, 4], 3, never) == Verdict((4, 5), 1, ())
+    assert verify(sampler, rows, None, [4, 4], 3, never) == Verification((4, 5), 1, ())
 
 
 def test_lossy_mode_lets_likely_drafts_through_and_marks_them() -> None:
     rows = np.zeros((3, VOCABULARY), dtype=np.float32)
     rows[:, 4], rows[:, 5] = 10.0, 9.9
     verdict = verify(greedy(acceptance_threshold=0.4), rows, None, [5, 4], 3, never)
-    assert verdict == Verdict((5, 4, 4), 2, (0,))
+    assert verdict == Verification((5, 4, 4), 2, (0,))
     exact = verify(greedy(), rows, None, [5, 4], 3, never)
-    assert exact == Verdict((4,), 0, ())
+    assert exact == Verification((4,), 0, ())
     strict = verify(greedy(acceptance_threshold=0.6), rows, None, [5, 4], 3, never)
-    assert strict == Verdict((4,), 0, ())
+    assert strict == Verification((4,), 0, ())
 
 
 def test_lossy_mode_takes_a_draft_exactly_as_likely_as_the_threshold() -> None:
     rows = np.full((2, VOCABULARY), -np.inf, dtype=np.float32)
     rows[:, 4] = rows[:, 5] = 1.0  # one half each, exactly
     verdict = verify(greedy(acceptance_threshold=0.5), rows, None, [5], 3, never)
-    assert verdict == Verdict((5, 4), 1, (0,))
+    assert verdict == Verification((5, 4), 1, (0,))
     above = np.nextafter(0.5, 1.0)
     strict = verify(greedy(acceptance_threshold=float(above)), rows, None, [5], 3, never)
-    assert strict == Verdict((4,), 0, ())
+    assert strict == Verification((4,), 0, ())
 
 
 def test_lossy_mode_refuses_what_the_filters_drop() -> None:
     rows = np.zeros((2, VOCABULARY), dtype=np.float32)
     rows[:, 4], rows[:, 5] = 10.0, 9.9
     sampler = greedy(acceptance_threshold=0.1, top_k=1)
-    assert verify(sampler, rows, None, [5], 3, never) == Verdict((4,), 0, ())
+    assert verify(sampler, rows, None, [5], 3, never) == Verification((4,), 0, ())
     assert verify(greedy(acceptance_threshold=0.1), rows, None, [99], 3, never).accepted == 0
 
 
 @pytest.mark.parametrize(
     ("winners", "expected"),
     [
-        ([1], Verdict((1,), 1, ())),
-        ([3], Verdict((3,), 0, ())),
-        ([1, 2], Verdict((1, 2), 2, ())),
-        ([1, 2, 3], Verdict((1, 2, 3), 3, ())),
+        ([1], Verification((1,), 1, ())),
+        ([3], Verification((3,), 0, ())),
+        ([1, 2], Verification((1, 2), 2, ())),
+        ([1, 2, 3], Verification((1, 2, 3), 3, ())),
     ],
 )
-def test_the_first_rows_alone_void_the_drafts_behind(winners: list[int], expected: Verdict) -> None:
+def test_the_first_rows_alone_void_the_drafts_behind(
+    winners: list[int], expected: Verification
+) -> None:
     assert verify(greedy(), one_hot(*winners), None, [1, 2, 3], 3, never) == expected
 
 
@@ -175,3 +181,17 @@ def test_the_first_rows_alone_void_the_drafts_behind(winners: list[int], expecte
 def test_rows_must_match_the_drafts(num_rows: int) -> None:
     with pytest.raises(EngineError, match="1 to 2 rows"):
         verify(greedy(), one_hot(*[1] * num_rows), None, [1], 3, never)
+
+
+IDS = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(IDS, IDS)
+def test_the_common_beginning_is_as_long_as_can_be(left: list[int], right: list[int]) -> None:
+    count = common_prefix_length(left, right)
+    assert left[:count] == right[:count]
+    assert left[: count + 1] != right[: count + 1] or count == min(len(left), len(right))
+
+
+def test_characters_agree_like_ids() -> None:
+    assert common_prefix_length("the cat", "the cap") == 6

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.speculation.automaton import SuffixAutomaton
-from outrider.speculation.suffix import Guess, SuffixDrafter
+from outrider.speculation.suffix_automaton import SuffixAutomaton
+from outrider.speculation.suffix_drafter import DraftTokens, SuffixDrafter
 
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
 LARGER_TEXTS = st.lists(st.integers(0, 9), max_size=120)
@@ -67,7 +67,7 @@ def test_a_draft_copies_what_followed_an_earlier_occurrence(text: list[int], cou
     guess = drafter.draft_after((), count)
     length, ends = earlier_match(text)
     if not length:
-        assert guess == Guess()
+        assert guess == DraftTokens()
     else:
         assert guess.ids in {copied(text, end, count) for end in ends}
 
@@ -87,7 +87,7 @@ def test_a_draft_after_tentative_ids_copies_and_keeps_nothing(
     guess = drafter.draft_after(tentative, count)
     length, ends = match_after(text, tentative) if tentative else earlier_match(text)
     if not length:
-        assert guess == Guess()
+        assert guess == DraftTokens()
     else:
         assert guess.ids in {copied(text + tentative, end, count) for end in ends}
     assert drafter.draft_after((), 8) == before
@@ -109,8 +109,8 @@ def test_how_ids_are_split_over_calls_does_not_matter(text: list[int], cut: int)
     whole.extend(text)
     parts.extend(text[:cut])
     parts.extend(text[cut:])
-    whole.study()
-    parts.study()
+    whole.update_statistics()
+    parts.update_statistics()
     assert whole.draft_after((), 10) == parts.draft_after((), 10)
 
 
@@ -119,10 +119,10 @@ def test_studying_early_or_late_comes_to_the_same(text: list[int]) -> None:
     early, late = SuffixDrafter(), SuffixDrafter()
     for token in text:
         early.extend([token])
-        early.study()
-        early.study()
+        early.update_statistics()
+        early.update_statistics()
         late.extend([token])
-    late.study()
+    late.update_statistics()
     assert early.draft_after((), 10) == late.draft_after((), 10)
 
 
@@ -162,9 +162,9 @@ def test_survival_follows_what_was_observed() -> None:
 def test_an_unknown_token_gives_no_draft() -> None:
     drafter = SuffixDrafter()
     drafter.extend([1, 2, 3])
-    assert drafter.draft_after((), 4) == Guess()
-    assert drafter.draft_after([9], 4) == Guess()
-    assert SuffixDrafter().draft_after((), 4) == Guess()
+    assert drafter.draft_after((), 4) == DraftTokens()
+    assert drafter.draft_after([9], 4) == DraftTokens()
+    assert SuffixDrafter().draft_after((), 4) == DraftTokens()
 
 
 def test_a_context_too_small_is_refused() -> None:

@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 
 from outrider.errors import ArtifactCorruptError
 from outrider.models.vocabulary import Vocabulary
-from outrider.speculation.platt import (
+from outrider.speculation.calibration import (
+    POSITION_BEGINS,
     Platt,
     SourceCalibrations,
-    from_json,
-    shipped_calibrations,
-    to_json,
+    position_bucket,
 )
-from outrider.speculation.positions import POSITION_BEGINS, position_bucket
+from outrider.speculation.shipped import (
+    calibrations_from_json,
+    calibrations_to_json,
+    shipped_calibrations,
+)
 
 LINES = tuple(Platt(-1.0 - at, 0.5) for at in range(len(POSITION_BEGINS)))
 SOME = SourceCalibrations(greedy={"copy": LINES, "both": LINES[::-1]}, sampled={"copy": LINES})
@@ -27,8 +30,11 @@ def test_places_have_buckets() -> None:
 
 
 def test_a_file_gives_back_what_was_written() -> None:
-    assert from_json(to_json(DIGEST, SOME)) == (DIGEST, SOME)
-    assert from_json(to_json(DIGEST, SourceCalibrations())) == (DIGEST, SourceCalibrations())
+    assert calibrations_from_json(calibrations_to_json(DIGEST, SOME)) == (DIGEST, SOME)
+    assert calibrations_from_json(calibrations_to_json(DIGEST, SourceCalibrations())) == (
+        DIGEST,
+        SourceCalibrations(),
+    )
 
 
 def test_a_source_nobody_knows_is_taken_at_its_word() -> None:
@@ -51,10 +57,10 @@ def test_a_source_nobody_knows_is_taken_at_its_word() -> None:
     ],
 )
 def test_a_damaged_file_is_refused(right: str, wrong: str) -> None:
-    text = to_json(DIGEST, SOME)
+    text = calibrations_to_json(DIGEST, SOME)
     assert right in text
     with pytest.raises(ArtifactCorruptError, match="damaged"):
-        from_json(text.replace(right, wrong))
+        calibrations_from_json(text.replace(right, wrong))
 
 
 @given(st.floats(-4, 4), st.floats(0.2, 2), st.lists(st.floats(0, 1), min_size=2))

@@ -1,4 +1,4 @@
-"""The acceptance rule: a draft stands if it is the token the sampler chooses there."""
+"""The acceptance rule: a draft is accepted if it is the token that the sampler chooses there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from outrider.errors import EngineError
 from outrider.sampling.sampler import Sampler
 
 
-class Verdict(NamedTuple):
-    """What one round commits."""
+class Verification(NamedTuple):
+    """What verifying the drafts of one call commits."""
 
     ids: tuple[int, ...]
     """Committed tokens in order: the accepted drafts, then at most one more."""
@@ -30,7 +30,7 @@ def verify(
     drafts: Sequence[int],
     position: int,
     reply_push: Callable[[int], bool],
-) -> Verdict:
+) -> Verification:
     """Go down the rows [r, c]; row i is for absolute position `position + i`.
 
     At each row the sampler chooses. A draft equal to the choice is accepted and the next row
@@ -59,7 +59,7 @@ def verify(
         sampler.observe(chosen)
         if reply_push(chosen) or chosen != draft:
             break
-    return Verdict(tuple(ids), accepted, tuple(lossy))
+    return Verification(tuple(ids), accepted, tuple(lossy))
 
 
 def _check_rows(num_rows: int, num_drafts: int) -> None:
@@ -75,3 +75,11 @@ def _tolerable(
 ) -> bool:
     threshold = sampler.params.acceptance_threshold
     return threshold > 0.0 and sampler.probability(row, draft, columns) >= threshold
+
+
+def common_prefix_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """Number of leading items (ids or characters) that are equal."""
+    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return at
+    return min(len(left), len(right))

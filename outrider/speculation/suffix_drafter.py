@@ -1,5 +1,6 @@
-"""Drafts copied from what followed the longest repeated suffix (arXiv 2411.04975), and from what
-followed the last few words in other replies."""
+"""Drafts copied from what followed the longest repeated suffix (SuffixDecoding, arXiv 2411.04975),
+and from what followed the last few tokens in other replies.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
-from outrider.speculation.automaton import SuffixAutomaton
+from outrider.speculation.calibration import HitRates, Outcome, copy_bin
+from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.ngrams import MAX_ORDER, extended, keys
-from outrider.speculation.phrases import Phrases
-from outrider.speculation.survival import HitRates, Outcome, copy_bin
+from outrider.speculation.suffix_automaton import SuffixAutomaton
 
 _SURE = 0.9
-"""A copy this likely is not compared with other guesses."""
+"""A copy with at least this hit rate is not compared with n-grams."""
 LEAST_SURVIVAL = 0.01
 """A chain ends where it is less likely than this to be right so far."""
 
 
-class Guess(NamedTuple):
+class DraftTokens(NamedTuple):
     """A chain of drafts; empty when nothing is known."""
 
     ids: tuple[int, ...] = ()
@@ -29,52 +30,53 @@ class Guess(NamedTuple):
 class SuffixDrafter:
     """Drafts for one sequence: extend it by every token of prompt and reply, in order.
 
-    At each place the copy and what `phrases` knows compete by their hit rates, measured on this
-    reply and on those before it; without `phrases` there are copies alone. Memory is bounded: at
-    least the last half of `max_context` tokens is known, at most all of it. A second automaton
-    starts at the half and takes over at the end, so no single token pays for a rebuild.
+    At each position the copy competes with the successors in `statistics` by hit rate, measured on
+    this reply and on those before it; without `statistics` all drafts are copies. Memory is
+    bounded: at least the last half of `max_context` tokens is known, at most all of it. A second
+    automaton starts at the half and takes over at the end, so no single token pays for a rebuild.
     Deterministic.
     """
 
     def __init__(
         self,
         max_context: int = 8192,
-        phrases: Phrases | None = None,
+        statistics: NgramStatistics | None = None,
         *,
         num_prompt: int = 0,
         sampled: bool = False,
     ) -> None:
-        """The first num_prompt tokens are the prompt: nothing but copies is learned from them.
-        `sampled`: whether the reply is, rather than greedy."""
+        """The first num_prompt tokens are the prompt: they are copied from, and not learned into
+        `statistics`. `sampled`: whether the reply is sampled rather than greedy."""
         if max_context < 2:
             raise ConfigError(f"max_context must be at least 2 tokens, not {max_context}")
         self._max_context = max_context
         self._automaton = SuffixAutomaton()
         self._successor: SuffixAutomaton | None = None
-        self._phrases = phrases
-        learned = phrases or Phrases()
+        self._statistics = statistics
+        learned = statistics or NgramStatistics()
         self._average = learned.average(sampled=sampled)
         self._calibration = learned.calibration(sampled=sampled)
         self._rates = HitRates(self._average.rates)
         self._num_prompt_left = num_prompt
         self._promised: list[float] = []
         self._contexts: list[int] = []
-        """Keys of the sequence's last tokens, if there are phrases to look up."""
+        """Keys of the sequence's last tokens; empty without `statistics`."""
         self._first: list[int] = []
-        """The contexts of the last chain's first token..."""
-        self._guesses: list[tuple[int, int]] | None = None
-        """...and what `phrases` knows of it, once it was asked."""
-        self._notes: list[tuple[list[int], int, bool]] = []
-        """Of the last extend(): contexts, what followed, whether `phrases` was asked for it."""
+        """Contexts of the last chain's first token."""
+        self._first_successors: list[tuple[int, int]] | None = None
+        """Their successors in `statistics`; None: not looked up yet."""
+        self._pending: list[tuple[list[int], int, bool]] = []
+        """Of the last extend(): contexts, the token that followed, whether the successors of these
+        contexts were looked up (their outcome is then counted already)."""
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Add tokens that are final, and learn from them how good the guesses made were."""
-        self.study()
+        """Append committed tokens and count which of the drafts for them were right."""
+        self.update_statistics()
         num_prompt = min(self._num_prompt_left, len(ids))
         self._num_prompt_left -= num_prompt
         for token in ids[:num_prompt]:
             self._append(token)
-        if num_prompt and self._phrases is not None:
+        if num_prompt and self._statistics is not None:
             self._contexts = keys(self._automaton.text[-MAX_ORDER:])
         outcomes: list[Outcome] = []
         for token in ids[num_prompt:]:
@@ -82,30 +84,30 @@ class SuffixDrafter:
             self._append(token)
         self._observe(outcomes)
 
-    def study(self) -> None:
-        """Learn from the tokens of the last extend() what follows what. Changes later guesses
-        only, so it may be done whenever there is time; the next extend() sees to it otherwise."""
-        if self._phrases is None:
+    def update_statistics(self) -> None:
+        """Learn the tokens of the last extend() into `statistics`. It changes later drafts only, so
+        it can overlap with an engine call; the next extend() does it otherwise."""
+        if self._statistics is None:
             return
-        notes, self._notes = self._notes, []
+        pending, self._pending = self._pending, []
         outcomes: list[Outcome] = []
-        for contexts, token, asked in notes:
-            if not asked:
-                outcomes += _hits(self._phrases.guesses(contexts), token)
-            self._phrases.learn(contexts, token)
-        if notes:
-            self._phrases.count()
+        for contexts, token, was_looked_up in pending:
+            if not was_looked_up:
+                outcomes += _hits(self._statistics.successors(contexts), token)
+            self._statistics.learn(contexts, token)
+        if pending:
+            self._statistics.count()
         self._observe(outcomes)
 
     def draft_after(
         self, tentative_ids: Sequence[int], max_tokens: int, least: float = LEAST_SURVIVAL
-    ) -> Guess:
-        """Up to `max_tokens` guesses for the tokens after the sequence and these ids, which are not
-        kept, as long as they are this likely to be right so far."""
+    ) -> DraftTokens:
+        """Up to `max_tokens` drafts after the sequence and `tentative_ids`, which are not kept. The
+        chain ends where its survival falls below `least`."""
         chain = list(tentative_ids)
         end, length = self._match(chain)
         contexts = self._contexts_after(chain)
-        self._first, self._guesses = contexts, None
+        self._first, self._first_successors = contexts, None
         promised, chance = list[float](), 1.0
         while len(promised) < max_tokens:
             copied = self._copied(chain, end) if length else -1
@@ -118,11 +120,11 @@ class SuffixDrafter:
             contexts = extended(contexts, token)
             end, length = (end + 1, length + 1) if token == copied else self._match(chain)
         self._promised = promised
-        return Guess(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
+        return DraftTokens(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
 
     def observe(self, num_verified: int, num_accepted: int) -> None:
-        """The first num_verified drafts of the last guess were verified, and the first
-        num_accepted of them were right."""
+        """Of the last chain the first num_verified drafts were verified, and the first num_accepted
+        of them were right."""
         self._calibration.observe(self._promised[:num_verified], num_accepted)
 
     def _copied(self, chain: Sequence[int], end: int) -> int:
@@ -134,20 +136,20 @@ class SuffixDrafter:
         """The likeliest next token and its hit rate; rate 0 if there is none."""
         rates = self._rates.rates
         token, rate = copied, rates[copy_bin(length)] if length else 0.0
-        if self._phrases is not None and rate < _SURE:
-            for other, which in self._guesses_of(contexts):
+        if self._statistics is not None and rate < _SURE:
+            for other, which in self._successors_of(contexts):
                 if rates[which] > rate:
                     token, rate = other, rates[which]
         return token, rate
 
-    def _guesses_of(self, contexts: list[int]) -> list[tuple[int, int]]:
-        """What `phrases` knows; of a chain's first token it is asked once."""
-        assert self._phrases is not None
+    def _successors_of(self, contexts: list[int]) -> list[tuple[int, int]]:
+        """From `statistics`; those of a chain's first token are looked up once."""
+        assert self._statistics is not None
         if contexts is not self._first:
-            return self._phrases.guesses(contexts)
-        if self._guesses is None:
-            self._guesses = self._phrases.guesses(contexts)
-        return self._guesses
+            return self._statistics.successors(contexts)
+        if self._first_successors is None:
+            self._first_successors = self._statistics.successors(contexts)
+        return self._first_successors
 
     def _contexts_after(self, chain: Sequence[int]) -> list[int]:
         contexts = self._contexts
@@ -165,15 +167,15 @@ class SuffixDrafter:
         return end, length
 
     def _outcomes(self, token: int) -> list[Outcome]:
-        """Of the guesses for the token that is about to be appended."""
+        """Outcomes of the drafts for the token that is about to be appended."""
         automaton, outcomes = self._automaton, list[Outcome]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))
-        if self._phrases is not None:
-            guesses = self._guesses if self._contexts == self._first else None
-            self._notes.append((self._contexts, token, guesses is not None))
-            outcomes += _hits(guesses or (), token)
+        if self._statistics is not None:
+            successors = self._first_successors if self._contexts == self._first else None
+            self._pending.append((self._contexts, token, successors is not None))
+            outcomes += _hits(successors or (), token)
             self._contexts = extended(self._contexts, token)
         return outcomes
 
@@ -191,5 +193,5 @@ class SuffixDrafter:
             self._successor = SuffixAutomaton()
 
 
-def _hits(guesses: Iterable[tuple[int, int]], token: int) -> list[Outcome]:
-    return [(which, guess == token) for guess, which in guesses]
+def _hits(successors: Iterable[tuple[int, int]], token: int) -> list[Outcome]:
+    return [(which, successor == token) for successor, which in successors]
