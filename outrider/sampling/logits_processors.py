@@ -1,4 +1,7 @@
-"""min_p, top_k and top_p, in this order, each over what the one before kept.
+"""What changes or drops scores before a choice: penalties (`History`), and the filters min_p, top_k
+and top_p.
+
+The filters run in this order, each over what the one before kept.
 
 "Likelier" is by score, then by lowest id, so each keeps an exact set, never without the best.
 min_p compares with the best of the whole row, top_k bounds the set, and top_p cuts the tail of
@@ -9,19 +12,19 @@ first ids of one order, top_k may run first on the raw row, which spares the res
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.sampling.noise import Floats
+from outrider.sampling.gumbel import Floats, Ids, Scores, scaled, score_cut
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.race import Scores, scaled, score_cut
 
 Columns: TypeAlias = npt.NDArray[np.intp]
 
 _NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)
-"""How far below the best (in scaled score) a nucleus is looked for before more is sorted."""
+"""Depths below the best scaled score that are sorted, one after the other, to find a nucleus."""
 _MAX_FACTOR = 1e30
 
 
@@ -99,3 +102,54 @@ def _mass(scores: Scores, top: float, temperature: float) -> float:
         # Not infinite: the best score's difference is 0, and has to stay it.
         values *= np.float32(min(1.0 / temperature, _MAX_FACTOR))
     return float(np.exp(values, out=values).sum(dtype=np.float64))
+
+
+class History:
+    """Distinct ids of prompt and reply, each with its count in the reply.
+
+    Adding an id is O(1); nothing is recounted when a penalty is applied.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._slots: dict[int, int] = {}
+        self._ids: Ids = np.empty(64, dtype=np.int32)
+        self._counts: Floats = np.empty(64, dtype=np.float64)
+        for token in prompt:
+            self._slot(token)
+
+    def add(self, token: int) -> None:
+        """Count one more token of the reply."""
+        # First the slot: making one may move the counts.
+        slot = self._slot(token)
+        self._counts[slot] += 1.0
+
+    def penalize(self, scores: Floats, params: SamplingParams, ids: Ids | None) -> None:
+        """Apply repetition, presence and frequency penalties to `scores` [c] in place.
+
+        Columns stand for the ascending `ids`, or for themselves.
+        """
+        columns, counts = self._columns(ids)
+        seen = scores[columns]
+        factor = params.repetition_penalty
+        seen = np.where(seen > 0, seen / factor, seen * factor)
+        seen -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+        scores[columns] = seen
+
+    def _columns(self, ids: Ids | None) -> tuple[npt.NDArray[np.intp], Floats]:
+        size = len(self._slots)
+        seen, counts = self._ids[:size].astype(np.intp), self._counts[:size]
+        if ids is None:
+            return seen, counts
+        at = np.minimum(np.searchsorted(ids, seen), len(ids) - 1)
+        present = ids[at] == seen
+        return at[present], counts[present]
+
+    def _slot(self, token: int) -> int:
+        slot = self._slots.get(token)
+        if slot is None:
+            slot = self._slots[token] = len(self._slots)
+            if slot == len(self._ids):
+                self._ids = np.resize(self._ids, 2 * slot)
+                self._counts = np.resize(self._counts, 2 * slot)
+            self._ids[slot], self._counts[slot] = token, 0.0
+        return slot

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.sampling.history import History
+from outrider.sampling.logits_processors import History
 from outrider.sampling.params import SamplingParams
 from tests.sampling import naive
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidSamplingError
-from outrider.sampling.noise import (
+from outrider.sampling.gumbel import (
     NOISE_DOMAIN,
     NUM_GROUPS,
     Noise,
+    group_size_of,
     gumbel,
-    members_of,
     split_mix,
-    truncated,
+    truncated_gumbel,
 )
 
 MASK = (1 << 64) - 1
@@ -57,11 +57,11 @@ def uniform(word: int) -> float:
 def noise_of(seed: int, position: int, members: int, token: int) -> float:
     """The definition, for one id."""
     of_group = word(seed, position, token % NUM_GROUPS)
-    peak = math.log(members) - math.log(-math.log(uniform(of_group)))
+    maximum = math.log(members) - math.log(-math.log(uniform(of_group)))
     if of_group % members == token // NUM_GROUPS:
-        return peak
+        return maximum
     own = split_mix_output(word(seed, position, NUM_GROUPS), token)
-    return -math.log(math.exp(-peak) - math.log(uniform(own)))
+    return -math.log(math.exp(-maximum) - math.log(uniform(own)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_split_mix_gives_the_published_outputs() -> None:
     assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@given(seed=U64, position=U64, token=st.integers(0, 300_000), members=MEMBERS)
+@given(seed=U64, position=U64, token=st.integers(0, 300_000), group_size=MEMBERS)
 def test_the_noise_of_an_id_is_the_definition_s(
     seed: int, position: int, token: int, members: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_split_mix_is_the_reference_s(seed: int, position: int, numbers: list[in
 @given(
     seed=U64,
     position=st.integers(0, 10_000),
-    members=MEMBERS,
+    group_size=MEMBERS,
     ids=st.sets(st.integers(0, 9999), min_size=1, max_size=120),
 )
 def test_an_id_s_noise_does_not_depend_on_who_is_asked_with_it(
@@ -121,17 +121,17 @@ def test_an_id_s_noise_does_not_depend_on_who_is_asked_with_it(
 
 
 @given(seed=U64, position=st.integers(0, 10_000))
-def test_a_group_s_noise_peaks_at_its_holder(seed: int, position: int) -> None:
+def test_a_groups_largest_noise_is_at_its_argmax(seed: int, position: int) -> None:
     noise = Noise(seed, position, 8)
     rows = noise.of(np.arange(8 * NUM_GROUPS, dtype=np.int32)).reshape(8, NUM_GROUPS)
-    assert (rows <= noise.peaks + 1e-12).all()
-    held = rows.ravel()[noise.holders]
-    assert held.tolist() == noise.peaks.tolist()
+    assert (rows <= noise.group_maxima + 1e-12).all()
+    held = rows.ravel()[noise.group_argmaxes]
+    assert held.tolist() == noise.group_maxima.tolist()
 
 
 def test_the_noise_is_pinned_forever() -> None:
-    noise = Noise(seed=42, position=7, members=64)
-    assert noise.holders[:3].tolist() == [22_528, 12_289, 11_266]
+    noise = Noise(seed=42, position=7, group_size=64)
+    assert noise.group_argmaxes[:3].tolist() == [22_528, 12_289, 11_266]
     ids = np.array([0, 1, 49_151], dtype=np.int32)
     expected = [-0.875725525025965, 0.1373897047478687, 0.692503533260159]
     assert noise.of(ids).tolist() == pytest.approx(expected, abs=1e-12)
@@ -155,12 +155,12 @@ def test_all_ids_together_have_independent_gumbel_noise(members: int) -> None:
     ("size", "members"), [(1, 1), (1024, 1), (1025, 2), (49_152, 64), (151_936, 256), (2**21, 2048)]
 )
 def test_groups_have_room_for_the_vocabulary(size: int, members: int) -> None:
-    assert members_of(size) == members
+    assert group_size_of(size) == members
 
 
-def test_a_vocabulary_without_bits_for_its_holders_is_refused() -> None:
+def test_a_vocabulary_without_bits_for_its_argmaxes_is_refused() -> None:
     with pytest.raises(InvalidSamplingError, match="at most 2097152"):
-        members_of(2**21 + 1)
+        group_size_of(2**21 + 1)
 
 
 def test_gumbel_is_finite_at_both_ends() -> None:
@@ -176,9 +176,9 @@ def test_gumbel_is_elementwise(words: list[int]) -> None:
     assert together == alone
 
 
-def test_noise_cut_off_at_a_peak_stays_below_it() -> None:
+def test_truncated_noise_stays_below_the_maximum() -> None:
     words = np.array([0, 1 << 63, MASK], dtype=np.uint64)
-    for peak in (-3.6, 0.0, 36.7):
-        noise = truncated(np.full(3, peak), words)
+    for maximum in (-3.6, 0.0, 36.7):
+        noise = truncated_gumbel(np.full(3, maximum), words)
         assert np.isfinite(noise).all()
-        assert (noise <= peak + 1e-12).all()
+        assert (noise <= maximum + 1e-12).all()
