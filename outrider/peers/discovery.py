@@ -10,8 +10,7 @@ from typing import Protocol
 import structlog
 
 from outrider.errors import UnavailableError
-from outrider.peers.membership import DiscoveryPolicy, Membership, Moves
-from outrider.peers.targets import Lookup, Target
+from outrider.peers.membership import DiscoveryPolicy, Lookup, Membership, MembershipChange, Target
 
 log = structlog.get_logger()
 
@@ -119,7 +118,7 @@ class Discovery:
             self._silent.discard(target.text)
         self._apply(self._membership.answered(target.text, found, self._clock()), target.text)
 
-    def _apply(self, moves: Moves, source: str) -> None:
+    def _apply(self, moves: MembershipChange, source: str) -> None:
         for address in moves.joined:
             self._follower.joined(address, source)
         for address in moves.returned:

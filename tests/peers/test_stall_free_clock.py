@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from outrider.peers.awake import AwakeClock
-from outrider.peers.lateness import LatenessPolicy
+from outrider.peers.stall_free_clock import StallFreeClock
+from outrider.peers.stalls import StallPolicy
 
-POLICY = LatenessPolicy(interval_s=0.01, max_gap_s=0.05, stop_s=0.1, settle_s=0.05, blame_s=0.1)
+POLICY = StallPolicy(interval_s=0.01, max_gap_s=0.05, stop_s=0.1, settle_s=0.05, blame_s=0.1)
 
 
 def hold(seconds: float) -> None:
@@ -22,21 +22,21 @@ def hold(seconds: float) -> None:
 
 
 async def test_a_loop_that_is_held_holds_its_clock() -> None:
-    clock = AwakeClock(POLICY)
+    clock = StallFreeClock(POLICY)
     clock.start()
     try:
         before = clock()
         hold(0.3)
         assert clock() == before
-        assert clock.was_late
-        assert clock.late_s >= 0.3
+        assert clock.stalled_recently
+        assert clock.stalled_s >= 0.3
     finally:
         clock.stop()
     assert clock() <= time.monotonic() - 0.3, "what was lost stays lost"
 
 
 async def test_an_answer_that_came_while_the_loop_was_held_is_in_time() -> None:
-    clock, loop = AwakeClock(POLICY), asyncio.get_running_loop()
+    clock, loop = StallFreeClock(POLICY), asyncio.get_running_loop()
     clock.start()
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -49,7 +49,7 @@ async def test_an_answer_that_came_while_the_loop_was_held_is_in_time() -> None:
 
 
 async def test_what_gets_no_answer_ends() -> None:
-    clock = AwakeClock(POLICY)
+    clock = StallFreeClock(POLICY)
     clock.start()
     try:
         with pytest.raises(TimeoutError):
