@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from outrider.words import first_word_end
+from outrider.word_boundaries import first_word_end
 
 _HEAD_CHARS = 200
 """A longer first word is judged by so many characters."""
@@ -24,7 +24,7 @@ class _Look:
 
 
 class FirstWord:
-    """The first word of one reply, as `outrider.words` defines it; times are those given to `see`.
+    """The first word of one reply (`outrider.word_boundaries`); times are those given to `see`.
 
     A word is on screen when its last letter is, provisional or committed. Which word is the
     reply's is known only once it is final, so all times are None before.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from outrider.telemetry.occurrences import Occurrences
+from outrider.telemetry.log_aggregation import EventAggregator
 
 log = structlog.get_logger()
 
@@ -25,13 +25,13 @@ class RefusalLog:
     ) -> None:
         self._what = what
         self._clock = clock
-        self._occurrences = Occurrences(interval_s)
+        self._aggregator = EventAggregator(interval_s)
         self._details: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, reason: str, **details: str) -> None:
         """One was refused for this reason; of `details` those of the last one are said."""
-        self._occurrences.add(reason)
+        self._aggregator.add(reason)
         self._details = details or self._details
         if self._timer is None:
             self._say()
@@ -45,10 +45,10 @@ class RefusalLog:
     def _say(self) -> None:
         """What is due; then again when more may be, until nothing was."""
         now, self._timer = self._clock(), None
-        counts = self._occurrences.due(now)
+        counts = self._aggregator.due(now)
         if counts is not None:
             details, self._details = self._details, {}
             log.warning("refused", what=self._what, num_by_reason=counts, **details)
-        wait_s = self._occurrences.next_at() - now
+        wait_s = self._aggregator.next_at() - now
         if wait_s > 0.0:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._say)

@@ -11,8 +11,7 @@ import structlog
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
-from outrider.engines.factory import create_engine
-from outrider.engines.warmup import warm_up
+from outrider.engines.factory import create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary

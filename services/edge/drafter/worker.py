@@ -20,8 +20,8 @@ import structlog
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.loading import DraftModel, load_draft
-from outrider.engines.warmup import warm_up
+from outrider.engines.draft_loading import DraftModel, load_draft
+from outrider.engines.factory import warm_up
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.speculation.verification import common_prefix_length
-from outrider.words import JOINERS, first_word_end, in_word, is_joined
+from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
 from services.edge.session.actions import Provisional, Retract
 
 

@@ -20,7 +20,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.drafter.metrics import DrafterState
 from tests.edge.live.running import Running, running
-from tests.engines.draft.making import make_draft
+from tests.engines.draft_making import make_draft
 
 REPLY = (
     "The sea is wide and the wind is cold. A ship went out at dawn, and nobody saw it again "

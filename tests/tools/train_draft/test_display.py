@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.calibration import SourceCalibrations

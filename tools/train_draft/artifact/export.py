@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.loading import load_draft
+from outrider.engines.draft_loading import load_draft
 from outrider.models.catalog import ModelSpec
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from outrider.engines.draft.card import read_card
+from outrider.engines.draft_file import read_card
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root

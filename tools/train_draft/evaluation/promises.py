@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
 from outrider.speculation.calibration import (
     LEAST_SLOPE,

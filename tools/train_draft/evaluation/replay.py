@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation
 from outrider.speculation.calibration import SourceCalibrations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from outrider.engines.base import Engine, Ids, Round, Rows
-from outrider.engines.draft.calibration import sampled_confidence
+from outrider.engines.draft_calibration import sampled_confidence
 from outrider.sampling.gumbel import Noise, group_size_of, scaled
 from tools.train_draft.artifact.target import Floats
 from tools.train_draft.corpus.records import Reply

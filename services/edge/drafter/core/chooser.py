@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.candidates import rescores
-from outrider.engines.draft.calibration import DraftCalibration, sampled_confidence
+from outrider.engines.draft_calibration import DraftCalibration, sampled_confidence
 from outrider.errors import EngineError
 from outrider.sampling.gumbel import Ids, Noise, group_size_of
 from outrider.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import EngineError
 from outrider.sampling.gumbel import group_size_of
 from outrider.sampling.params import SamplingParams

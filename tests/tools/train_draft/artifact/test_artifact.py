@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from outrider.engines.draft.loading import shipped_draft
+from outrider.engines.draft_loading import shipped_draft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.calibration import POSITION_BEGINS
