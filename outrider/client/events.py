@@ -69,13 +69,13 @@ class RidingAhead:
     sent_tokens: int = 0
     """Of those drafted: sent to the region."""
     checked_tokens: int = 0
-    """Of those drafted: compared with a final token..."""
+    """Of those drafted: compared with a final token."""
     right_tokens: int = 0
-    """...and found right."""
+    """Of those checked: equal to the final token."""
     sending_rounds: int = 0
-    """Commits while drafts were sent..."""
+    """Commits while drafts were sent."""
     holding_rounds: int = 0
-    """...and while they were not."""
+    """Commits while drafts were not sent."""
     switches: int = 0
     """How often the edge changed from one to the other."""
     rtt_ms: float = 0.0

@@ -18,9 +18,9 @@ class RestartPolicy:
     well_s: float = 60.0
     """A process that ran for so long was well."""
     early_s: float = 10.0
-    """One that ends sooner than this after its start, or is never ready, does not start..."""
+    """A process that ends sooner than this after its start, or before it is ready, ended early."""
     max_early: int = 3
-    """...and after so many times in a row it is said where its log is, and again each time."""
+    """Early ends in a row from which on each is reported with the path of the log."""
 
 
 class Restarts:
