@@ -1,9 +1,9 @@
-"""How far a draft model's own confidence is to be believed, by place in the reply.
+"""From a draft model's confidence to the chance that the target agrees, by position in the reply.
 
-Its confidence in a greedy choice is the largest probability of the row (softmax over the head,
-temperature 1). In a sampled one, where draft and target have the same noise, it is by how much the
-chosen token won: the target's scores are about the draft's, so a choice that won by more than they
-differ is the target's too, however flat the distribution is.
+The confidence in a greedy choice is the largest probability of the row (softmax over the head,
+temperature 1). In a sampled choice draft and target have the same noise, and the confidence grows
+with the lead of the chosen token over the next: if it exceeds the difference between the scores of
+draft and target, the target chooses the same token, however flat the distribution is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def sampled_confidence(lead: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DraftCalibration:
-    """From the draft's confidence to the chance that the target chooses its token: one piecewise
-    linear curve per range of the reply's tokens, greedy and sampled apart. The default takes the
-    model at its word."""
+    """One piecewise linear curve per range of the reply's tokens, greedy and sampled apart. The
+    default is the identity."""
 
     begins: tuple[int, ...] = (0,)
     """[b] the first reply token of each range, ascending from 0."""

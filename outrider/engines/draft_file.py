@@ -22,6 +22,8 @@ from outrider.models.gguf_file import content_of, open_gguf
 
 PREFIX: Final = "outrider.draft."
 _HEAD: Final = "output.weight"
+_EMBEDDING: Final = "token_embd.weight"
+_FILE_TYPE: Final = "general.file_type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,6 @@ def _curves(values: list[float], count: int) -> tuple[Curve, ...]:
         raise ValueError(f"{len(values)} calibration values for {count} ranges")
     chances = [float(value) for value in values]
     return tuple(tuple(chances[at * length : (at + 1) * length]) for at in range(count))
-
-
-_EMBEDDING: Final = "token_embd.weight"
-_FILE_TYPE: Final = "general.file_type"
 
 
 def compose(draft: Path, target: Path, head_order: Ids, out: Path) -> None:

@@ -155,9 +155,9 @@ class Platt:
         if not (isfinite(self.shift) and isfinite(self.slope) and self.slope > 0):
             raise ValueError(f"shift {self.shift} and slope {self.slope} are no Platt scaling")
 
-    def chance(self, promise: float) -> float:
-        """The chance that a draft is right, given all before it are; from what was predicted."""
-        return sigmoid(self.shift + self.slope * logit(promise))
+    def chance(self, claimed: float) -> float:
+        """The chance that a draft is right given all before it are, from what its source claimed."""
+        return sigmoid(self.shift + self.slope * logit(claimed))
 
 
 Lines: TypeAlias = tuple[Platt, ...]
