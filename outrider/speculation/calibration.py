@@ -156,7 +156,7 @@ class Platt:
             raise ValueError(f"shift {self.shift} and slope {self.slope} are no Platt scaling")
 
     def chance(self, claimed: float) -> float:
-        """The chance that a draft is right given all before it are, from what its source claimed."""
+        """The chance that a draft is right given all before it are, from the claimed one."""
         return sigmoid(self.shift + self.slope * logit(claimed))
 
 
