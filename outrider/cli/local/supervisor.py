@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.cli.local import certificates, mesh
+from outrider.cli.local import certificates, mesh, settings
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.restarts import RestartPolicy, Restarts
@@ -131,7 +131,7 @@ class Supervisor:
         if self._certificates is not None:
             tls = self._certificates.issue(role, region, name=spec.name)
         told = dict(self.options.tables.get(spec.role, {}))
-        told |= mesh.typed_settings(spec.role, self.options.settings_of(spec.role))
+        told |= settings.typed(spec.role, self.options.settings_of(spec.role))
         if role is Role.EDGE:
             told.setdefault("cache_salt_key", self._salt_key)
         kept = () if is_first else _PORTS

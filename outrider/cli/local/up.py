@@ -19,13 +19,8 @@ from rich.console import Console
 
 from outrider.cli import models
 from outrider.cli.local import detached
-from outrider.cli.local.mesh import (
-    DEFAULT_REGIONS,
-    ROLES,
-    MeshOptions,
-    read_settings,
-    typed_settings,
-)
+from outrider.cli.local import settings as told
+from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
 from outrider.cli.local.state import (
     StateDir,
     already_up,
@@ -105,11 +100,11 @@ def up(
         port=port,
         draft_model=draft_model,
         settings=tuple(settings or ()),
-        tables={} if config is None else read_settings(config, ROLES),
+        tables={} if config is None else told.read(config, ROLES),
         plaintext=plaintext,
     )
     for role in ROLES:
-        typed_settings(role, options.settings_of(role))
+        told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
         # Here, where it is seen and may take its time; the services would fetch it unseen.
         models.have(model)

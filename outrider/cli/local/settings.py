@@ -1,0 +1,55 @@
+"""What `outrider up` is told of its services' settings, in the types that their files have."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.config import from_text
+from outrider.errors import ConfigError
+
+_SECRET: Final = re.compile(r"(.*_)?(key|secret|password|token)")
+_PATHS: Final = frozenset({"private_key"})
+
+
+def refuse_secret(key: str, instead: str) -> None:
+    """Raises ConfigError for a key whose value is a secret: command lines are for all to see who
+    have an account on the machine (proc(5), /proc/PID/cmdline)."""
+    if _SECRET.fullmatch(key) and key not in _PATHS:
+        raise ConfigError(f"{key} is a secret, and command lines are not: give it {instead}.")
+
+
+def typed(role: str, texts: Iterable[str]) -> dict[str, object]:
+    """KEY=VALUE texts of one role as values for its file. Raises ConfigError."""
+    found: dict[str, object] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        key = key.strip().replace("-", "_")
+        refuse_secret(key, f"in a file, as {key} of its table [{role}], with --config")
+        found[key] = from_text(config_class(role), key, value, f"--set {role}.{key}")
+    return found
+
+
+def read(file: Path, roles: Iterable[str]) -> dict[str, dict[str, object]]:
+    """The tables of a TOML file by role. Raises ConfigError for other tables."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    known = tuple(roles)
+    for name, table in document.items():
+        if name not in known or not isinstance(table, Mapping):
+            raise ConfigError(f"{file}: tables are {', '.join(known)}, not {name}")
+    return document
+
+
+def config_class(role: str) -> Any:
+    """The settings of a service, as a class."""
+    module = importlib.import_module(f"services.{role}.config")
+    return getattr(module, f"{role.capitalize()}Config")
