@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from outrider import process
-from outrider.cli.local.mesh import refuse_secret
+from outrider.cli.local.settings import refuse_secret
 from outrider.config import load
 from outrider.errors import ConfigError
 

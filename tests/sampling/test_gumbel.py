@@ -20,7 +20,7 @@ from outrider.sampling.gumbel import (
 
 MASK = (1 << 64) - 1
 U64 = st.integers(0, MASK)
-MEMBERS = st.sampled_from([1, 2, 64, 2048])
+GROUP_SIZES = st.sampled_from([1, 2, 64, 2048])
 
 
 def philox4x64_10(counter: list[int], key: list[int]) -> list[int]:
@@ -54,11 +54,11 @@ def uniform(word: int) -> float:
     return ((word >> 11) | 1) * 2.0**-53
 
 
-def noise_of(seed: int, position: int, members: int, token: int) -> float:
+def noise_of(seed: int, position: int, group_size: int, token: int) -> float:
     """The definition, for one id."""
     of_group = word(seed, position, token % NUM_GROUPS)
-    maximum = math.log(members) - math.log(-math.log(uniform(of_group)))
-    if of_group % members == token // NUM_GROUPS:
+    maximum = math.log(group_size) - math.log(-math.log(uniform(of_group)))
+    if of_group % group_size == token // NUM_GROUPS:
         return maximum
     own = split_mix_output(word(seed, position, NUM_GROUPS), token)
     return -math.log(math.exp(-maximum) - math.log(uniform(own)))
@@ -92,12 +92,12 @@ def test_split_mix_gives_the_published_outputs() -> None:
     assert words == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@given(seed=U64, position=U64, token=st.integers(0, 300_000), group_size=MEMBERS)
+@given(seed=U64, position=U64, token=st.integers(0, 300_000), group_size=GROUP_SIZES)
 def test_the_noise_of_an_id_is_the_definition_s(
-    seed: int, position: int, token: int, members: int
+    seed: int, position: int, token: int, group_size: int
 ) -> None:
-    noise = Noise(seed, position, members).of(np.array([token], dtype=np.int32))
-    assert noise.tolist() == pytest.approx([noise_of(seed, position, members, token)], abs=1e-12)
+    noise = Noise(seed, position, group_size).of(np.array([token], dtype=np.int32))
+    assert noise.tolist() == pytest.approx([noise_of(seed, position, group_size, token)], abs=1e-12)
 
 
 @given(seed=U64, position=U64, numbers=st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
@@ -109,13 +109,13 @@ def test_split_mix_is_the_reference_s(seed: int, position: int, numbers: list[in
 @given(
     seed=U64,
     position=st.integers(0, 10_000),
-    group_size=MEMBERS,
+    group_size=GROUP_SIZES,
     ids=st.sets(st.integers(0, 9999), min_size=1, max_size=120),
 )
 def test_an_id_s_noise_does_not_depend_on_who_is_asked_with_it(
-    seed: int, position: int, members: int, ids: set[int]
+    seed: int, position: int, group_size: int, ids: set[int]
 ) -> None:
-    noise, chosen = Noise(seed, position, members), np.array(sorted(ids), dtype=np.int32)
+    noise, chosen = Noise(seed, position, group_size), np.array(sorted(ids), dtype=np.int32)
     row = noise.of(np.arange(10_000, dtype=np.int32))
     assert noise.of(chosen).tolist() == row[chosen].tolist()
 
@@ -137,25 +137,28 @@ def test_the_noise_is_pinned_forever() -> None:
     assert noise.of(ids).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("members", [1, 2, 64])
-def test_all_ids_together_have_independent_gumbel_noise(members: int) -> None:
+@pytest.mark.parametrize("group_size", [1, 2, 64])
+def test_all_ids_together_have_independent_gumbel_noise(group_size: int) -> None:
     """The empirical distribution of each member, and of sums over a group, which a wrong joint
     distribution would change: the sum of k has mean k*gamma and variance k*pi^2/6."""
-    size = members * NUM_GROUPS
-    rows = np.array([Noise(5, at, members).of(np.arange(size, dtype=np.int32)) for at in range(40)])
+    size = group_size * NUM_GROUPS
+    rows = np.array(
+        [Noise(5, at, group_size).of(np.arange(size, dtype=np.int32)) for at in range(40)]
+    )
     ranks = np.sort(np.exp(-np.exp(-rows)).ravel())  # uniform if the noise is Gumbel's
     steps = np.arange(1, len(ranks) + 1) / len(ranks)
     assert abs(ranks - steps).max() * math.sqrt(len(ranks)) < 1.95  # Kolmogorov, 0.1 %
-    sums = rows.reshape(40, members, NUM_GROUPS).sum(axis=1)
-    assert sums.mean() / members == pytest.approx(np.euler_gamma, abs=0.02)
-    assert sums.var() / members == pytest.approx(math.pi**2 / 6, rel=0.04)
+    sums = rows.reshape(40, group_size, NUM_GROUPS).sum(axis=1)
+    assert sums.mean() / group_size == pytest.approx(np.euler_gamma, abs=0.02)
+    assert sums.var() / group_size == pytest.approx(math.pi**2 / 6, rel=0.04)
 
 
 @pytest.mark.parametrize(
-    ("size", "members"), [(1, 1), (1024, 1), (1025, 2), (49_152, 64), (151_936, 256), (2**21, 2048)]
+    ("size", "group_size"),
+    [(1, 1), (1024, 1), (1025, 2), (49_152, 64), (151_936, 256), (2**21, 2048)],
 )
-def test_groups_have_room_for_the_vocabulary(size: int, members: int) -> None:
-    assert group_size_of(size) == members
+def test_groups_have_room_for_the_vocabulary(size: int, group_size: int) -> None:
+    assert group_size_of(size) == group_size
 
 
 def test_a_vocabulary_without_bits_for_its_argmaxes_is_refused() -> None:
