@@ -11,7 +11,7 @@ from random import Random
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary

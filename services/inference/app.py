@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import create_engine, warm_up

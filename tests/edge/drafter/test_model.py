@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.client import Client, Message, Provisional
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
