@@ -19,9 +19,9 @@ from outrider.telemetry.tracing import current_context
 from outrider.tls import PLAINTEXT, Role, Tls
 
 _HANDSHAKES: Final = 3
-"""A server is distrusted after so many failed handshakes in a row."""
+"""A server is distrusted when so many fail, one after the other..."""
 _BETWEEN_S: Final = 0.3
-"""Time between these handshakes: the server's own files may change a moment later."""
+"""...with this time between: its own files may change a moment later."""
 
 _OPTIONS = (
     # A dead peer is noticed within 10 seconds, idle or not.

@@ -1,4 +1,4 @@
-"""Who may call what, by certificate and method; ends calls whose certificate expires."""
+"""Who calls a server, what they may call, and the end of calls whose caller is no longer known."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from outrider.tls.certificates import Tls, subject_alternative_names, utc_now
 from outrider.tls.identity import PeerIdentity, identify
 from outrider.tls.verification import verify
 
-MAX_CACHED_CALLERS: Final = 1024
-"""Verified certificates that are cached; verifying one takes some 0.3 ms."""
+MAX_KNOWN: Final = 1024
+"""Certificates whose owners are remembered; verifying one takes some 0.3 ms."""
 
-_LOG_INTERVAL_S: Final = 5.0
+_SAY_EVERY_S: Final = 5.0
 
 _log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ _Chain = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class _VerifiedCaller:
+class _Known:
     identity: PeerIdentity
     expires_at: datetime
     ca_generation: int
@@ -56,28 +56,28 @@ class Call:
             self.task.cancel()
 
 
-class CallAuthorizer:
+class Guard:
     """The calls of one server. Without certificates everybody who can connect may call all of it:
     such a server listens on the loopback, unless its operator wants otherwise."""
 
     def __init__(
-        self, tls: Tls, now: Callable[[], datetime] = utc_now, max_cached: int = MAX_CACHED_CALLERS
+        self, tls: Tls, now: Callable[[], datetime] = utc_now, max_known: int = MAX_KNOWN
     ) -> None:
         self._tls = tls
         self._now = now
-        self._max_cached = max_cached
-        self._cached: OrderedDict[_Chain, _VerifiedCaller] = OrderedDict()
+        self._max_known = max_known
+        self._known: OrderedDict[_Chain, _Known] = OrderedDict()
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._num_refused = 0
-        self._logged_at = -_LOG_INTERVAL_S
+        self._said_at = -_SAY_EVERY_S
         if tls.current is not None:
             tls.subscribe(self.sweep)
 
     @property
-    def num_cached(self) -> int:
-        """Verified certificates in the cache."""
-        return len(self._cached)
+    def num_known(self) -> int:
+        """Certificates whose owners are remembered."""
+        return len(self._known)
 
     @property
     def num_calls(self) -> int:
@@ -94,7 +94,7 @@ class CallAuthorizer:
             try:
                 access.check(self._identity(call.chain), method)
             except OutriderError as error:
-                self._log_refusal(method, context.peer(), error)
+                self._say_refused(method, context.peer(), error)
                 raise
         self._last_number += 1
         number = self._last_number
@@ -118,31 +118,31 @@ class CallAuthorizer:
                 for call in calls:
                     call.end(error)
 
-    def _log_refusal(self, method: str, peer: str, why: OutriderError) -> None:
-        """One line per _LOG_INTERVAL_S: who may not call may well try often."""
+    def _say_refused(self, method: str, peer: str, why: OutriderError) -> None:
+        """One line per interval: who may not call may well try often."""
         self._num_refused += 1
-        if time.monotonic() - self._logged_at < _LOG_INTERVAL_S:
+        if time.monotonic() - self._said_at < _SAY_EVERY_S:
             return
-        self._logged_at, num_calls, self._num_refused = time.monotonic(), self._num_refused, 0
+        self._said_at, num_calls, self._num_refused = time.monotonic(), self._num_refused, 0
         _log.warning("calls_refused", num_calls=num_calls, method=method, peer=peer, why=str(why))
 
     def _identity(self, chain: _Chain) -> PeerIdentity:
-        cached, now = self._cached.get(chain), self._now()
+        known, now = self._known.get(chain), self._now()
         if (
-            cached is not None
-            and cached.ca_generation == self._tls.ca_generation
-            and now < cached.expires_at
+            known is not None
+            and known.ca_generation == self._tls.ca_generation
+            and now < known.expires_at
         ):
-            return cached.identity
-        self._cached.pop(chain, None)
+            return known.identity
+        self._known.pop(chain, None)
         current = self._tls.current
         assert current is not None, "asked with certificates alone"
         expires_at = verify(current.ca, *chain, now)
-        caller = _VerifiedCaller(self._owner(chain[0]), expires_at, self._tls.ca_generation)
-        while len(self._cached) >= self._max_cached:
-            self._cached.popitem(last=False)
-        self._cached[chain] = caller
-        return caller.identity
+        known = _Known(self._owner(chain[0]), expires_at, self._tls.ca_generation)
+        while len(self._known) >= self._max_known:
+            self._known.popitem(last=False)
+        self._known[chain] = known
+        return known.identity
 
     def _owner(self, leaf: bytes) -> PeerIdentity:
         certificate = x509.load_pem_x509_certificate(leaf)
