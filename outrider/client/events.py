@@ -1,4 +1,4 @@
-"""What a chat tells its reader, and what it comes to."""
+"""Events of a chat, and its result."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Interrupted 
 
 @dataclass(frozen=True, slots=True)
 class EdgeInfo:
-    """What an edge is."""
+    """Description of an edge."""
 
     name: str
     region: str

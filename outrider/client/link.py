@@ -32,7 +32,7 @@ class EdgeAddress:
     ca: Path | None = None
     """PEM file of the certificates to trust; None: the usual authorities."""
     insecure: bool = False
-    """Trust whoever answers."""
+    """Accept any certificate."""
     server_name: str | None = None
     """The name in the certificate, if it is not `host`."""
 
@@ -120,7 +120,7 @@ def _configuration(address: EdgeAddress) -> QuicConfiguration:
 
 
 def _check_readable(ca: Path) -> None:
-    """aioquic would find out in the handshake, and never say so."""
+    """Fail early: aioquic fails in the handshake, without a message."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca)
     except OSError as error:
@@ -131,7 +131,7 @@ _LEAST_SPREAD = 0.5
 
 
 def spread() -> float:
-    """How much of a wait is waited, at random: clients lost together do not come together."""
+    """Random factor of a delay: clients that lost one edge do not reconnect at the same time."""
     return random.uniform(_LEAST_SPREAD, 1.0)
 
 
@@ -154,7 +154,7 @@ class Link:
         self._connection = connection
         self._tickets = tickets
         self._left: list[ClientConnection] = []
-        """On which chats may still be under way."""
+        """Earlier connections, on which chats may still run."""
         self._redialling: asyncio.Task[ClientConnection] | None = None
         self.policy = policy
         """None: what is lost stays lost."""
@@ -189,7 +189,7 @@ class Link:
         await self._connection.migrate()
 
     def close(self) -> None:
-        """Give every chat up."""
+        """Close all connections; their chats end."""
         self.is_closed = True
         if self._redialling is not None:
             self._redialling.cancel()

@@ -20,11 +20,11 @@ from outrider.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ReconnectPolicy:
-    """How a client gets over a lost connection. Delays double from the first to the longest."""
+    """How a client reconnects. Delays double from the first to the longest."""
 
     give_up_after_s: float = 30.0
-    """From the loss on. As long as an edge keeps a chat for its client, unless it is set up
-    otherwise; after that the chat is run on from what the client has."""
+    """From the loss on. The default is as long as an edge keeps a chat for its client; after it, the
+    chat would be run again from what the client has."""
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
     attempt_timeout_s: float = 3.0
@@ -32,7 +32,7 @@ class ReconnectPolicy:
 
 
 class Backoff:
-    """The tries after one loss. Times in seconds on the clock of `now`."""
+    """Attempts after one loss. Times in seconds on the clock of `now`."""
 
     def __init__(self, policy: ReconnectPolicy) -> None:
         self._policy = policy
@@ -41,7 +41,7 @@ class Backoff:
 
     @property
     def lost_at(self) -> float | None:
-        """Since when nothing works; None while it does."""
+        """When the connection was lost; None while it works."""
         return self._lost_at
 
     def next_delay(self, now: float, spread: float = 1.0, least_s: float = 0.0) -> float | None:
@@ -57,12 +57,12 @@ class Backoff:
         return wait_s if now + wait_s < self._lost_at + self._policy.give_up_after_s else None
 
     def worked(self) -> None:
-        """It goes on."""
+        """An attempt succeeded."""
         self._lost_at = None
 
 
 class RecoveryState(Enum):
-    """Where a chat stands with its edge."""
+    """Whether a chat runs, is cut off, or is over."""
 
     RUNNING = auto()
     WAITING = auto()

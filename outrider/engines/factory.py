@@ -56,7 +56,7 @@ def warm_up(engine: Engine, max_rows: int) -> None:
 
 
 def _sizes(sizing: SizingRule, least: int, most: int) -> list[int]:
-    """Numbers of rows, each the largest of a size; one if the engine tells no sizes apart."""
+    """The largest number of rows of each size; one number if the engine has no sizes."""
     if sizing == NO_SIZING:
         return [least][: most - least + 1]
     largest = {sizing.padded(rows): rows for rows in range(least, most + 1)}

@@ -91,13 +91,13 @@ class Signal(Enum):
     CONNECTED = "connected"
     LOST = "lost"
     SERVING = "serving"
-    """It says that it serves."""
+    """Its health service reports SERVING."""
     NOT_SERVING = "not_serving"
-    """It says that it stops."""
+    """Its health service reports NOT_SERVING."""
     SILENT = "silent"
     """A probe got no answer, or what it sends at intervals does not come."""
     TIMEOUT = "timeout"
-    """It was in its state for as long as may be."""
+    """The longest time in its state has passed."""
     CONDEMNED = "condemned"
     """It failed too often."""
     CLEARED = "cleared"
@@ -202,7 +202,7 @@ class PeerHealth:
             self.trial = None
 
     def expire(self, now: float) -> Change | None:
-        """What passes with time alone."""
+        """Apply timeouts."""
         return self.signal(Signal.TIMEOUT, now) if self._is_late(now) else None
 
     def _is_late(self, now: float) -> bool:

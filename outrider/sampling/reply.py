@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
 
 
 class Reply(Protocol):
-    """What tells when a reply is over."""
+    """Detects the end of a reply."""
 
     num_tokens: int
     finished: FinishReason | None
@@ -37,7 +37,7 @@ class Reply(Protocol):
 
 
 class ReplyEnd:
-    """Of a reply without stop strings, whose text nobody reads here: an end id or max_tokens."""
+    """For replies without stop strings, whose text is not needed: an end id or max_tokens."""
 
     def __init__(self, params: SamplingParams, stop_ids: Collection[int]) -> None:
         """As of ReplyText."""

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 class RefusalLog:
-    """Of one kind of thing: streams, sessions, what clients ask for. On the running loop."""
+    """Logs refusals of one kind (streams, sessions, clients' requests). On the running loop."""
 
     def __init__(
         self,
@@ -30,20 +30,20 @@ class RefusalLog:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, reason: str, **details: str) -> None:
-        """One was refused for this reason; of `details` those of the last one are said."""
+        """Count one refusal; a line has the `details` of the last one."""
         self._aggregator.add(reason)
         self._details = details or self._details
         if self._timer is None:
-            self._say()
+            self._log_due()
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Log no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _say(self) -> None:
-        """What is due; then again when more may be, until nothing was."""
+    def _log_due(self) -> None:
+        """Log what is due, and call again after the interval until nothing was."""
         now, self._timer = self._clock(), None
         counts = self._aggregator.due(now)
         if counts is not None:
@@ -51,4 +51,4 @@ class RefusalLog:
             log.warning("refused", what=self._what, num_by_reason=counts, **details)
         wait_s = self._aggregator.next_at() - now
         if wait_s > 0.0:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._say)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._log_due)

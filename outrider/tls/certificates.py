@@ -146,7 +146,7 @@ class Tls:
         return server_name(role, self.config.trust_domain, region)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """`listener` is called each time that the files were looked at."""
+        """`listener` is called after each check of the files."""
         self._listeners.append(listener)
 
     async def ca_changes(self, since: int) -> int:

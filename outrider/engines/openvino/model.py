@@ -55,7 +55,7 @@ class PagedModel:
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks, self.pool_reason = size.num_blocks, size.reason
         self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
-        """Blocks beyond the pool, for rows that nobody asked for."""
+        """Blocks beyond the pool, for padding rows."""
         self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))
         self._requests = {_ANY: self._request(free)}
         self._failure = ""
