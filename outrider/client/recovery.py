@@ -23,8 +23,8 @@ class ReconnectPolicy:
     """How a client reconnects. Delays double from the first to the longest."""
 
     give_up_after_s: float = 30.0
-    """From the loss on. The default is as long as an edge keeps a chat for its client; after it, the
-    chat would be run again from what the client has."""
+    """From the loss on. The default is the edge's own limit for keeping a chat without its client;
+    after it, the chat would be run again from what the client has."""
     first_delay_s: float = 0.05
     max_delay_s: float = 2.0
     attempt_timeout_s: float = 3.0
