@@ -22,9 +22,8 @@ from time import perf_counter
 from bench.harness.figures import Run, median, parser, start
 from bench.tokenizer.stalls.probe import client
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.tokenization.backends.base import REFERENCE

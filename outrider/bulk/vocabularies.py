@@ -10,9 +10,8 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, VocabularyFacts
+from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
 from outrider.tokenization.backends.choice import choose, load_backend
 from outrider.tokenization.backends.guarded import Guarded
 

@@ -134,7 +134,7 @@ def _model() -> Finding:
 
 def _tokenizer() -> Finding:
     # Imported here: the libraries take a while. The gate's seconds are spent once per version.
-    from outrider.models.loading import load_vocabulary
+    from outrider.models.vocabulary import load_vocabulary
     from outrider.tokenization.backends.choice import load_backend
 
     store = ModelStore(default_root())

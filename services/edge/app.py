@@ -14,9 +14,8 @@ import structlog
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.peers.awake import AwakeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.packages import Fastokens, Splintr, make
 

@@ -17,9 +17,8 @@ from outrider.bulk.plan.settings import Settings
 from outrider.bulk.vocabularies import of_tokenizer_json
 from outrider.bulk.work.worker import Job, Worker
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Backend, Reference
 from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.packages import PACKAGES, installed_version

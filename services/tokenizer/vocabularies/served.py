@@ -10,9 +10,8 @@ from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.errors import UnknownModelError, VocabularyMismatchError
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.choice import AUTO, choose, load_backend
 from outrider.tokenization.backends.guarded import Guarded

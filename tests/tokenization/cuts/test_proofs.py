@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.tokenization.definition import VocabularyDefinition
-from outrider.models.tokenization.pipeline import build_tokenizer
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer
 from outrider.tokenization.cuts import UnprovenError, prove
 
 GPT2: dict[str, Any] = {

@@ -7,8 +7,8 @@ import json
 
 from outrider.engines.draft.card import read_card
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.platt import from_json, shipped_calibrations, sources_file, to_json
 from outrider.speculation.prior import shipped_prior
 from services.edge.app import reply_tools

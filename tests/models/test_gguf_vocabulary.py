@@ -9,7 +9,7 @@ import pytest
 from gguf import GGUFWriter, TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.tokenization.gguf import read_definition
+from outrider.models.gguf_vocabulary import read_definition
 
 TOKENS = ["<unk>", "<|begin|>", "<|eot_id|>", "a", "b", "ab", "<tool>"]
 TYPES = [

@@ -1,9 +1,9 @@
-"""The bytes of an unfinished fetch, kept so that the next attempt can go on from there.
+"""One fetch of an artifact: a source writes its bytes into a file that a later fetch can resume.
 
-Soundness: a resumed fetch trusts bytes written by an earlier process, perhaps before a power
-loss. So the file is only ever resumed at a checkpoint (bytes fsynced first, then their count and
-the source's validator written atomically), only if the source still shows the same validator,
-and the kept bytes are hashed again.
+A resumed fetch trusts bytes written by an earlier process, perhaps before a power loss. So the
+file is resumed only at a checkpoint (bytes fsynced first, then their count and the source's
+validator written atomically), only if the source still shows the same validator, and the kept
+bytes are hashed again.
 """
 
 from __future__ import annotations
@@ -14,21 +14,61 @@ import io
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Protocol, Self
 
 from outrider.errors import ModelStoreError, SourceError
 from outrider.models.disk.files import write_atomic
-from outrider.models.progress import Progress, Report
 
-CHECKPOINT_BYTES = 32 << 20
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+COPY_BYTES: Final = 1 << 20
+"""Read from a source and written to the file at a time."""
+CHECKPOINT_BYTES: Final = 32 << 20
+"""Fetched between two checkpoints."""
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PullProgress:
+    """One report. Reports come often and in order; show the last."""
+
+    stage: str
+    """`waiting` (another process pulls the same), `fetching`, or `unpacking`."""
+    done_bytes: int
+    """Of this stage."""
+    total_bytes: int | None
+    """Of this stage; None while the source has not said."""
+
+
+ReportProgress = Callable[[PullProgress], None]
+
+
+def ignore_progress(_: PullProgress) -> None:
+    """A report nobody reads."""
+
+
+class ArtifactSource(Protocol):
+    """One artifact's origin."""
+
+    @property
+    def text(self) -> str:
+        """The canonical source text: the key of the store's index."""
+        ...
+
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
+        """Write the artifact's bytes into `partial`; blocking.
+
+        `scratch` is an empty directory on the store's disk, removed afterwards. Returns the
+        sha256 the origin itself claims for the bytes, if it does. Raises SourceError if the
+        origin cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
     """Where a fetch can go on."""
 
     validator: str
@@ -37,14 +77,14 @@ class Position:
     """Bytes already here."""
 
 
-class Partial:
+class PartialFetch:
     """One fetch into one file. A source calls `begin` and `write`; the store does the rest.
 
     Used as a context manager: leaving it on an error keeps a checkpoint if the source gave a
     validator, and removes the file if it did not or if the disk is full (ModelStoreError).
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, report: Report) -> None:
+    def __init__(self, path: Path, *, max_bytes: int, report: ReportProgress) -> None:
         self._path = path
         self._state_path = path.with_suffix(".json")
         self._max_bytes = max_bytes
@@ -85,10 +125,10 @@ class Partial:
         return self._path
 
     @property
-    def position(self) -> Position:
+    def position(self) -> FetchPosition:
         """Where this fetch stands, or where an earlier one was left."""
         if self._file is not None:
-            return Position(self._validator, self._num_bytes)
+            return FetchPosition(self._validator, self._num_bytes)
         return _read_state(self._path, self._state_path)
 
     def begin(
@@ -148,7 +188,7 @@ class Partial:
         """Tell the caller of the store how far it is."""
         if total_bytes is not None:
             self._check_limit(total_bytes)
-        self._report(Progress(stage, done_bytes, total_bytes))
+        self._report(PullProgress(stage, done_bytes, total_bytes))
 
     def _check_limit(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
@@ -213,13 +253,13 @@ def _is_disk_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
-def _read_state(path: Path, state_path: Path) -> Position:
+def _read_state(path: Path, state_path: Path) -> FetchPosition:
     """Anything odd means starting at zero: a partial fetch is a saving, never a need."""
     try:
         state = json.loads(state_path.read_bytes())
-        position = Position(str(state["validator"]), int(state["num_bytes"]))
+        position = FetchPosition(str(state["validator"]), int(state["num_bytes"]))
         if 0 <= position.num_bytes <= path.stat().st_size:
             return position
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return Position("", 0)
+    return FetchPosition("", 0)

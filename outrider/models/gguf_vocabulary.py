@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from gguf import TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.bpe import VocabularyDefinition
 from outrider.models.gguf_file import content_of, open_gguf
-from outrider.models.tokenization.definition import VocabularyDefinition
 
 T = TypeVar("T")
 
