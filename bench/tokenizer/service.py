@@ -27,8 +27,8 @@ from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import AUTO, adopt, load_backend
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import AUTO, adopt_backend, load_backend
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.app import serve
@@ -62,7 +62,7 @@ PLANS = [
 """Backend, worker processes, whether they are killed."""
 
 
-def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -> int:
+def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocabulary) -> int:
     """Adds the table and figures; returns how many runs differed from the reference."""
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
@@ -104,7 +104,7 @@ def ceiling(backend: str) -> float:
 
 async def _encoding(pipe: Connection, backend: str) -> None:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    encoder = adopt(vocabulary, backend, "it passed the gate")
+    encoder = adopt_backend(vocabulary, backend, "it passed the gate")
     text = long_text(QUICK_BYTES)
     parts = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
     with suppress(EOFError):

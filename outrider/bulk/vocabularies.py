@@ -12,11 +12,11 @@ from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
-from outrider.tokenization.backends.choice import choose, load_backend
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import load_backend, select_backend
 
 
-def of_model(name: str, backend: str) -> tuple[Vocabulary, Guarded]:
+def of_model(name: str, backend: str) -> tuple[Vocabulary, FallbackBackend]:
     """Of a model of the catalogue, which is fetched if need be. Raises UnknownModelError,
     ModelStoreError, ConfigError."""
     spec, store = lookup(name), ModelStore(default_root())
@@ -24,7 +24,7 @@ def of_model(name: str, backend: str) -> tuple[Vocabulary, Guarded]:
     return vocabulary, load_backend(spec, store, vocabulary, backend)
 
 
-def of_file(path: Path, backend: str) -> tuple[Vocabulary, Guarded]:
+def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:
     """Of a GGUF file or a Hugging Face `tokenizer.json`; the gate takes some seconds. Raises
     ArtifactCorruptError, ConfigError, OSError."""
     if path.suffix == ".gguf":
@@ -33,7 +33,7 @@ def of_file(path: Path, backend: str) -> tuple[Vocabulary, Guarded]:
         vocabulary = of_tokenizer_json(path.read_text("utf-8"))
     else:
         raise ConfigError(f"{path}: a vocabulary is a .gguf file or a tokenizer.json")
-    return vocabulary, choose(vocabulary, backend)
+    return vocabulary, select_backend(vocabulary, backend)
 
 
 def of_tokenizer_json(text: str) -> Vocabulary:

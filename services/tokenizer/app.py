@@ -18,9 +18,9 @@ from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.parts.assembly import long_texts
@@ -57,7 +57,7 @@ async def serve(
     with _resources(config) as (metrics, workers, share):
         if vocabularies is None:
             vocabularies = await asyncio.to_thread(_load, config, share)
-        counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
+        counted = TokenizationMetrics(metrics.registry, [served.encoder for served in vocabularies])
         async with (
             long_texts(config, vocabularies, metrics) as texts,
             _listening(config, vocabularies, workers, texts, metrics, counted, tls) as ports,
@@ -99,7 +99,7 @@ def _service(
     workers: Workers,
     texts: LongTexts,
     metrics: Metrics,
-    counted: FrontMetrics,
+    counted: TokenizationMetrics,
 ) -> TokenizerService:
     answering = Answering(
         *(vocabularies, config.max_text_bytes, config.max_decode_ids),
@@ -124,7 +124,7 @@ async def _listening(
     workers: Workers,
     texts: LongTexts,
     metrics: Metrics,
-    counted: FrontMetrics,
+    counted: TokenizationMetrics,
     tls: Tls,
 ) -> AsyncIterator[Ports]:
     """The ports, to be answered on until the context is left; then drains the workers."""

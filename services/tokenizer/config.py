@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.tls.config import TlsConfig
-from outrider.tokenization.backends.choice import AUTO
+from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 _POSITIVE = (

@@ -17,11 +17,11 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
-from outrider.tokenization.front.content import Content
-from outrider.tokenization.front.encoder import Scope
-from outrider.tokenization.front.front import Shortened
-from outrider.tokenization.front.line import LONG_CHARS, Kind
+from outrider.tokenization.encoder import CacheScope
+from outrider.tokenization.pool.job_queue import LONG_CHARS, Kind
+from outrider.tokenization.pool.pool import Shortened
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.vocabularies import Served, Vocabularies
@@ -70,11 +70,11 @@ class Answering:
         if kind == "conversation":
             return self._prompt(request, served, scope)
         if kind == "text":
-            return served.encoder.encode(request.text, Content.DOCUMENT, scope)
+            return served.encoder.encode(request.text, ContentClass.DOCUMENT, scope)
         raise EmptyPromptError("There is nothing to tokenize: send text or a conversation.")
 
     def _prompt(
-        self, request: tokenizer_pb2.EncodeRequest, served: Served, scope: Scope
+        self, request: tokenizer_pb2.EncodeRequest, served: Served, scope: CacheScope
     ) -> array[int]:
         """A conversation's, with one prefix, its own or ours, and no longer than it may be."""
         asked = request.conversation

@@ -15,8 +15,8 @@ from outrider.errors import OutriderError, OverloadedError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import span
-from outrider.tokenization.front.job import Layer
-from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.pool import Layer
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import to_detail
 from services.tokenizer.parts.crew import Crew
@@ -42,7 +42,7 @@ class Counts:
     """Where requests and what became of their texts are counted."""
 
     metrics: Metrics
-    tokenized: FrontMetrics
+    tokenized: TokenizationMetrics
 
     def tokens(self, operation: str, count: int) -> None:
         """So many ids were made, or read."""

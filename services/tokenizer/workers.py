@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from outrider.tokenization.front.line import Kind
-from outrider.tokenization.front.threads import Threads
+from outrider.tokenization.pool.job_queue import Kind
+from outrider.tokenization.pool.threads import Threads
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")

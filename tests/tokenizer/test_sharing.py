@@ -22,7 +22,7 @@ TEXT = "A document that two nodes are asked about. " * 300
 
 
 async def figure(service: TokenizerUnderTest, outcome: str) -> float:
-    name = f'outrider_tokenization_shared_texts_total{{outcome="{outcome}"}}'
+    name = f'outrider_tokenization_shared_cache_texts_total{{outcome="{outcome}"}}'
     metrics = await service.admin("/metrics")
     (line,) = [line for line in metrics.splitlines() if line.startswith(name)]
     return float(line.split()[-1])
@@ -64,10 +64,12 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
             assert await figure(other, "found") == 1
             metrics = await other.admin("/metrics")
             (failures,) = re.findall(
-                r"^outrider_tokenization_shared_failures_total (\S+)$", metrics, re.MULTILINE
+                r"^outrider_tokenization_shared_cache_failures_total (\S+)$", metrics, re.MULTILINE
             )
             assert float(failures) >= 1
-            assert re.search(r"^outrider_tokenization_shared_up [01]\.0$", metrics, re.MULTILINE)
+            assert re.search(
+                r"^outrider_tokenization_shared_cache_up [01]\.0$", metrics, re.MULTILINE
+            )
 
 
 async def test_a_cache_that_cannot_be_used_is_a_config_error() -> None:

@@ -18,8 +18,8 @@ from outrider.errors import (
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import adopt
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
+from outrider.tokenization.backends.selection import adopt_backend
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.vocabularies import Served, Vocabularies
@@ -104,7 +104,7 @@ def test_a_receiver_uses_the_senders_backend_in_the_same_versions(vocabulary: Vo
     package = next(filter(installed_version, PACKAGES), None)
     if package is None:
         pytest.skip("no fast backend is installed: pip install 'outrider[fast-tokenizers]'")
-    sent = list(pieces(Served.of(MODEL, vocabulary, adopt(vocabulary, package, "test"))))
+    sent = list(pieces(Served.of(MODEL, vocabulary, adopt_backend(vocabulary, package, "test"))))
     theirs = received(sent).encoder
     assert theirs.backend.name == package
     assert theirs.encode(TEXT).tolist() == vocabulary.encode(TEXT)

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import InvalidRequestError, OverloadedError
 from outrider.testing import eventually
-from outrider.tokenization.front.line import Kind
+from outrider.tokenization.pool.job_queue import Kind
 from services.tokenizer.workers import Workers
 
 

@@ -20,9 +20,10 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Backend, Reference
-from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
-from outrider.tokenization.cuts import CutRule, Cutter, prove
+from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.cut_proofs import prove
+from outrider.tokenization.cuts import CutRule, Cutter
 
 _PART_CHARS: Final = 4096
 _NAIVE_CHARS: Final = 100_000
@@ -76,7 +77,7 @@ def _by_package(
     """Through the gate, as in use."""
     if installed_version(package) is None:
         return "not installed"
-    backend: Backend = choose(vocabulary, package)
+    backend: Backend = select_backend(vocabulary, package)
     if backend.name != package:
         return "refused by the gate"
     return _count(expected, map(backend.encode, texts))

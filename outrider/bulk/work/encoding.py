@@ -12,7 +12,7 @@ import pyarrow as pa
 from outrider.bulk.plan.results import Counts
 from outrider.bulk.work.documents import Document
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.cuts import CutRule, Cutter
 
 LONG_CHARS: Final = 1 << 16
@@ -47,7 +47,7 @@ class Encoder:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        backend: Guarded,
+        backend: FallbackBackend,
         rule: CutRule | None,
         *,
         token_offsets: bool = False,

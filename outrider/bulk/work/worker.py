@@ -23,8 +23,8 @@ from outrider.bulk.work.writing import ShardWriter
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.backends.packages import make
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.packages import make_backend
 from outrider.tokenization.cuts import CutRule
 
 SAMPLE_EVERY: Final = 4096
@@ -72,8 +72,8 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         """Takes about 0.2 s."""
-        fast = None if job.backend == REFERENCE else make(job.backend, job.vocabulary)
-        self._backend = Guarded(
+        fast = None if job.backend == REFERENCE else make_backend(job.backend, job.vocabulary)
+        self._backend = FallbackBackend(
             *(fast, Reference(job.vocabulary)), why="it passed the gate", sample_every=SAMPLE_EVERY
         )
         offsets = job.settings.token_offsets

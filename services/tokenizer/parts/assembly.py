@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import structlog
 
 from outrider.telemetry.metrics import Metrics
-from outrider.tokenization.cuts import CutRule, UnprovenError, prove
+from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cuts import CutRule
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.jobs import Limits
 from services.tokenizer.parts.crew import Crew

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequestError
 from outrider.models.detokenizer import Detokenizer
 from outrider.rpc import incoming
-from outrider.tokenization.front.line import Kind
+from outrider.tokenization.pool.job_queue import Kind
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.requests import push_in_steps

@@ -13,12 +13,12 @@ from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import AUTO, choose, load_backend
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.encoder import CachingEncoder, SharedTokens
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import AUTO, load_backend, select_backend
+from outrider.tokenization.encoder import CachingEncoder, SharedCache
+from outrider.tokenization.segment_cache import CachePolicy
 
-Share = Callable[[Vocabulary, Guarded], SharedTokens]
+Share = Callable[[Vocabulary, FallbackBackend], SharedCache]
 """Makes what a vocabulary shares with other processes, of what its backend gives."""
 
 
@@ -45,7 +45,7 @@ class Served:
         cls,
         model: str,
         vocabulary: Vocabulary,
-        backend: Guarded | None = None,
+        backend: FallbackBackend | None = None,
         caches: Caches | None = None,
     ) -> Served:
         """With the rank table shipped for this vocabulary, if there is one. `backend` encodes;
@@ -53,7 +53,7 @@ class Served:
         digest = vocabulary.digest
         coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
         caches = caches or Caches()
-        guarded = backend or choose(vocabulary, REFERENCE)
+        guarded = backend or select_backend(vocabulary, REFERENCE)
         shared = caches.share(vocabulary, guarded) if caches.share else None
         encoder = CachingEncoder(vocabulary, guarded, caches.own, shared)
         return cls(model, vocabulary, coder, encoder)
@@ -89,7 +89,7 @@ class Vocabularies:
             served.append(Served.of(name, vocabulary, guarded, caches))
         for name, folder in replaced:
             vocabulary = Vocabulary.load(folder)
-            served.append(Served.of(name, vocabulary, choose(vocabulary, backend), caches))
+            served.append(Served.of(name, vocabulary, select_backend(vocabulary, backend), caches))
         return cls(served)
 
     def __iter__(self) -> Iterator[Served]:

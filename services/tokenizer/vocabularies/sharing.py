@@ -16,14 +16,14 @@ from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry import names
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import Fastokens
-from outrider.tokenization.front.encoder import SharedTokens
+from outrider.tokenization.encoder import SharedCache
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies.served import Share
 
 if TYPE_CHECKING:
-    from outrider.tokenization.shared.tokens import Line
+    from outrider.tokenization.shared_cache.redis_cache import Line
 
 MIN_KEY_CHARS: Final = 32
 """Whoever reads the Redis may try keys as long as they like."""
@@ -58,7 +58,12 @@ def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Itera
 
 def _line(config: TokenizerConfig) -> Line:
     try:
-        from outrider.tokenization.shared.tokens import Line, RedisAddress, SharedPolicy, connect
+        from outrider.tokenization.shared_cache.redis_cache import (
+            Line,
+            RedisAddress,
+            SharedCachePolicy,
+            connect,
+        )
     except ImportError as error:
         raise ConfigError(
             "shared_cache needs the Redis client: pip install 'outrider[redis]'."
@@ -79,7 +84,7 @@ def _line(config: TokenizerConfig) -> Line:
     except ValueError as error:
         # Without the URL, nor what was wrong with it in Redis' words: it may hold a password.
         raise ConfigError(f"shared_cache cannot be used: {error}.") from None
-    return Line(client, SharedPolicy(ttl_s=config.shared_cache_ttl_s))
+    return Line(client, SharedCachePolicy(ttl_s=config.shared_cache_ttl_s))
 
 
 def _secret(value: str, file: Path | None, where: str) -> str:
@@ -93,14 +98,14 @@ def _secret(value: str, file: Path | None, where: str) -> str:
 
 
 def _tokens(
-    config: TokenizerConfig, key: str, line: Line, vocabulary: Vocabulary, backend: Guarded
-) -> SharedTokens:
-    from outrider.tokenization.shared.entries import Entries
-    from outrider.tokenization.shared.tokens import RedisTokens
+    config: TokenizerConfig, key: str, line: Line, vocabulary: Vocabulary, backend: FallbackBackend
+) -> SharedCache:
+    from outrider.tokenization.shared_cache.entries import Entries
+    from outrider.tokenization.shared_cache.redis_cache import RedisTokenCache
 
     min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
     entries = Entries(key, vocabulary.digest, vocabulary.size)
-    return RedisTokens(line, entries, min_chars=min_chars)
+    return RedisTokenCache(line, entries, min_chars=min_chars)
 
 
 class _Figures(Collector):
@@ -113,13 +118,15 @@ class _Figures(Collector):
         """What a scrape sees."""
         figures = self._line.figures
         texts = CounterMetricFamily(
-            names.SHARED_TEXTS, "texts by what came of them", labels=["outcome"]
+            names.SHARED_CACHE_TEXTS, "texts by what came of them", labels=["outcome"]
         )
         for outcome in ("asked", "found", "skipped", "damaged", "written", "dropped"):
             texts.add_metric([outcome], getattr(figures, f"num_{outcome}"))
         yield texts
         yield CounterMetricFamily(
-            names.SHARED_FAILURES, "questions that failed or took too long", figures.num_failures
+            names.SHARED_CACHE_FAILURES,
+            "questions that failed or took too long",
+            figures.num_failures,
         )
         is_up = 0 if figures.is_open else 1
-        yield GaugeMetricFamily(names.SHARED_UP, "whether it is asked at all", is_up)
+        yield GaugeMetricFamily(names.SHARED_CACHE_UP, "whether it is asked at all", is_up)

@@ -10,9 +10,9 @@ import structlog
 from outrider.errors import MalformedFrameError
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import adopt
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import installed_version
+from outrider.tokenization.backends.selection import adopt_backend
 from outrider.v1 import tokenizer_pb2
 from services.tokenizer.vocabularies.served import Served
 
@@ -60,7 +60,7 @@ def received(messages: Sequence[_Piece]) -> Served:
     return Served.of(first.model, vocabulary, _adopted(vocabulary, first.backend))
 
 
-def _told(backend: Guarded) -> tokenizer_pb2.TokenizerBackend:
+def _told(backend: FallbackBackend) -> tokenizer_pb2.TokenizerBackend:
     if not backend.is_fast:
         return tokenizer_pb2.TokenizerBackend()
     return tokenizer_pb2.TokenizerBackend(
@@ -70,12 +70,16 @@ def _told(backend: Guarded) -> tokenizer_pb2.TokenizerBackend:
     )
 
 
-def _adopted(vocabulary: Vocabulary, told: tokenizer_pb2.TokenizerBackend) -> Guarded:
+def _adopted(vocabulary: Vocabulary, told: tokenizer_pb2.TokenizerBackend) -> FallbackBackend:
     """The sender's backend, if both ends have the same versions; what was found of others holds
     for those alone."""
     ours = (installed_version(told.name), installed_version(REFERENCE)) if told.name else ()
     if ours == (told.version, told.reference_version):
-        return adopt(vocabulary, told.name, "the service found it equal, in the same versions")
+        return adopt_backend(
+            vocabulary, told.name, "the service found it equal, in the same versions"
+        )
     if told.name:
         _log.warning("tokenizer backend not used", backend=told.name, service=told.version)
-    return adopt(vocabulary, REFERENCE, "the service uses it, or has other versions of packages")
+    return adopt_backend(
+        vocabulary, REFERENCE, "the service uses it, or has other versions of packages"
+    )

@@ -18,7 +18,7 @@ from outrider.bulk.work.documents import Document
 from outrider.bulk.work.encoding import Encoder, schema
 from outrider.bulk.work.writing import ShardWriter
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.choice import choose
+from outrider.tokenization.backends.selection import select_backend
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture(scope="module")
 def encoder(vocabulary: Vocabulary) -> Encoder:
-    guarded = choose(vocabulary, "tokenizers")
+    guarded = select_backend(vocabulary, "tokenizers")
     return Encoder(vocabulary, guarded, rule_of(vocabulary), token_offsets=True)
 
 

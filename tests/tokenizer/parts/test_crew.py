@@ -12,7 +12,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from outrider.tokenization.cuts import prove
+from outrider.tokenization.cut_proofs import prove
 from outrider.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.jobs import Limits
 from services.tokenizer.parts.crew import (
