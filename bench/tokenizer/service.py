@@ -33,7 +33,7 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 ROOT = Path(__file__).parents[2]
 TEXT_BYTES = 50_000_000
@@ -72,7 +72,7 @@ def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocab
     seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
     for name, workers, deaths in PLANS:
-        served = Served.of(DEFAULT_MODEL.name, vocabulary, backends[name])
+        served = ServedVocabulary.of(DEFAULT_MODEL.name, vocabulary, backends[name])
         made = asyncio.run(_one(served, text, workers, deaths=deaths))
         num_wrong += made.ids != expected
         num_left += made.num_left
@@ -138,7 +138,7 @@ def reference(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
-async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> Outcome:
+async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: bool) -> Outcome:
     coder = served.coder
     killed: list[int] = []
     async with _service(served, workers) as stub:
@@ -169,7 +169,7 @@ def _workers() -> list[int]:
     found = []
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split():
         with suppress(OSError):
-            if b"services.tokenizer.parts" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"services.tokenizer.long_texts" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
     return found
 
@@ -181,7 +181,7 @@ async def _pieces(text: str) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
 
 @asynccontextmanager
 async def _service(
-    served: Served, workers: int
+    served: ServedVocabulary, workers: int
 ) -> AsyncIterator[tokenizer_pb2_grpc.TokenizerServiceAsyncStub]:
     config = TokenizerConfig(worker_processes=workers, log_level="critical")
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()

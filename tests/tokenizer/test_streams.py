@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from outrider.testing import eventually, leak_check
-from services.tokenizer.streams import AnswerStream
+from services.tokenizer.service import AnswerStream
 
 
 class Script:

@@ -12,7 +12,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import Served
+from services.tokenizer.vocabularies import ServedVocabulary
 from tests.redis_server import redis_server
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
 
@@ -31,7 +31,7 @@ async def figure(service: TokenizerUnderTest, outcome: str) -> float:
 async def encoded(service: TokenizerUnderTest, vocabulary: Vocabulary, salt: bytes) -> list[int]:
     request = tokenizer_pb2.EncodeRequest(number=1, text=TEXT, cache_salt=salt)
     block = (await service.encode([request]))[1].ids
-    coder = Served.of(MODEL, vocabulary).coder
+    coder = ServedVocabulary.of(MODEL, vocabulary).coder
     return list(coder.decode(wire_tokens.from_proto(block), max_count=1 << 20))
 
 

@@ -1,4 +1,4 @@
-"""The Redis that tokenizers may share: from settings to caches, and its figures."""
+"""The Redis cache that tokenizers may share: built from settings, and its metrics."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import Fastokens
 from outrider.tokenization.encoder import SharedCache
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies.served import Share
+from services.tokenizer.vocabularies import MakeSharedCache
 
 if TYPE_CHECKING:
-    from outrider.tokenization.shared_cache.redis_cache import Line
+    from outrider.tokenization.shared_cache.redis_cache import RedisStore
 
 MIN_KEY_CHARS: Final = 32
-"""Whoever reads the Redis may try keys as long as they like."""
+"""Whoever can read the Redis can try keys offline, without limit."""
 _MIN_CHARS: Final = {REFERENCE: 1024, Fastokens.name: 8192}
-"""A shorter text is encoded in less time than a question takes (`python -m bench.tokenizer`)."""
+"""Length from which a lookup is faster than encoding, by backend (`python -m bench.tokenizer`)."""
 _NEVER: Final = 1 << 30
-"""Any text is: splintr-rs encodes 64 KB in less time than they are found."""
+"""For splintr-rs, which encodes 64 KB faster than they are looked up."""
 
 
 @contextmanager
-def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Iterator[Share | None]:
-    """None if nothing is to be shared. Raises ConfigError for a URL that is none, for secrets that
-    are none, and if the client is not installed."""
+def shared_cache(
+    config: TokenizerConfig, registry: CollectorRegistry
+) -> Iterator[MakeSharedCache | None]:
+    """None without `shared_cache`. Raises ConfigError for an invalid URL or secret, and if the
+    Redis client is not installed."""
     if not config.shared_cache:
         yield None
         return
@@ -46,21 +48,21 @@ def shared_tokens(config: TokenizerConfig, registry: CollectorRegistry) -> Itera
             f"shared_cache_key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
             "example with `openssl rand -hex 32`."
         )
-    line = _line(config)
-    figures = _Figures(line)
-    registry.register(figures)
+    store = _open_store(config)
+    collector = _SharedCacheMetrics(store)
+    registry.register(collector)
     try:
-        yield lambda vocabulary, backend: _tokens(config, key, line, vocabulary, backend)
+        yield lambda vocabulary, backend: _cache_of(config, key, store, vocabulary, backend)
     finally:
-        registry.unregister(figures)
-        line.close()
+        registry.unregister(collector)
+        store.close()
 
 
-def _line(config: TokenizerConfig) -> Line:
+def _open_store(config: TokenizerConfig) -> RedisStore:
     try:
         from outrider.tokenization.shared_cache.redis_cache import (
-            Line,
             RedisAddress,
+            RedisStore,
             SharedCachePolicy,
             connect,
         )
@@ -79,16 +81,16 @@ def _line(config: TokenizerConfig) -> Line:
         config.shared_cache_ca,
     )
     try:
-        # Each thread that tokenizes may ask at once, and one writes.
+        # One connection for each thread that tokenizes, and one for the writer.
         client = connect(address, config.shared_cache_timeout_ms / 1e3, config.threads + 1)
     except ValueError as error:
-        # Without the URL, nor what was wrong with it in Redis' words: it may hold a password.
+        # Neither the URL nor Redis' own message is quoted: they may hold a password.
         raise ConfigError(f"shared_cache cannot be used: {error}.") from None
-    return Line(client, SharedCachePolicy(ttl_s=config.shared_cache_ttl_s))
+    return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache_ttl_s))
 
 
 def _secret(value: str, file: Path | None, where: str) -> str:
-    """As it is set, or in its file. Raises ConfigError."""
+    """The value of a setting, or of its file. Raises ConfigError."""
     if file is None:
         return value
     try:
@@ -97,36 +99,46 @@ def _secret(value: str, file: Path | None, where: str) -> str:
         raise ConfigError(f"{where}_file {file} cannot be read: {type(error).__name__}.") from None
 
 
-def _tokens(
-    config: TokenizerConfig, key: str, line: Line, vocabulary: Vocabulary, backend: FallbackBackend
+def _cache_of(
+    config: TokenizerConfig,
+    key: str,
+    store: RedisStore,
+    vocabulary: Vocabulary,
+    backend: FallbackBackend,
 ) -> SharedCache:
     from outrider.tokenization.shared_cache.entries import Entries
     from outrider.tokenization.shared_cache.redis_cache import RedisTokenCache
 
     min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
     entries = Entries(key, vocabulary.digest, vocabulary.size)
-    return RedisTokenCache(line, entries, min_chars=min_chars)
+    return RedisTokenCache(store, entries, min_chars=min_chars)
 
 
-class _Figures(Collector):
-    """What came of asking, read when a scrape asks."""
+class _SharedCacheMetrics(Collector):
+    """Reads the store's statistics when Prometheus scrapes."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape sees."""
-        figures = self._line.figures
+        """The metrics of one scrape."""
+        stats = self._store.stats
         texts = CounterMetricFamily(
-            names.SHARED_CACHE_TEXTS, "texts by what came of them", labels=["outcome"]
+            names.SHARED_CACHE_TEXTS,
+            "texts by outcome of their lookup or write",
+            labels=["outcome"],
         )
         for outcome in ("asked", "found", "skipped", "damaged", "written", "dropped"):
-            texts.add_metric([outcome], getattr(figures, f"num_{outcome}"))
+            texts.add_metric([outcome], getattr(stats, f"num_{outcome}"))
         yield texts
         yield CounterMetricFamily(
             names.SHARED_CACHE_FAILURES,
-            "questions that failed or took too long",
-            figures.num_failures,
+            "reads and writes that failed or timed out",
+            stats.num_failures,
         )
-        is_up = 0 if figures.is_open else 1
-        yield GaugeMetricFamily(names.SHARED_CACHE_UP, "whether it is asked at all", is_up)
+        is_up = 0 if stats.is_open else 1
+        yield GaugeMetricFamily(
+            names.SHARED_CACHE_UP,
+            "1 while Redis is used, 0 while the circuit breaker is open",
+            is_up,
+        )

@@ -14,19 +14,19 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from outrider.tokenization.cut_proofs import prove
 from outrider.v1 import common_pb2, tokenizer_pb2
-from services.tokenizer.jobs import Limits
-from services.tokenizer.parts.crew import (
-    HELD,
-    PLACES,
+from services.tokenizer.long_texts.jobs import DispatcherLimits
+from services.tokenizer.long_texts.processes import WorkerProcesses
+from services.tokenizer.long_texts.texts import LongTexts
+from services.tokenizer.long_texts.worker_pool import (
     QUEUED,
     REASSIGNED,
+    SLOTS,
+    SLOTS_IN_USE,
     WORKERS,
-    Crew,
-    Payload,
+    PartPayload,
+    WorkerPool,
 )
-from services.tokenizer.parts.processes import Processes
-from services.tokenizer.parts.texts import LongTexts
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 MODEL = "smollm2-135m-instruct"
 
@@ -35,11 +35,11 @@ def message(**kind: object) -> tokenizer_pb2.WorkRequest:
     return tokenizer_pb2.WorkRequest(**kind)  # type: ignore[arg-type]
 
 
-def hello(name: str = "w", places: int = 2) -> tokenizer_pb2.WorkRequest:
-    return message(hello=tokenizer_pb2.WorkerHello(name=name, places=places))
+def hello(name: str = "w", slots: int = 2) -> tokenizer_pb2.WorkRequest:
+    return message(hello=tokenizer_pb2.WorkerHello(name=name, slots=slots))
 
 
-async def work(crew: Crew) -> None:
+async def work(crew: WorkerPool) -> None:
     """A worker whose blocks say how long each part was."""
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(100)
     outbox.put_nowait(hello())
@@ -52,10 +52,10 @@ async def work(crew: Crew) -> None:
 @pytest.mark.model
 async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) -> None:
     metrics = Metrics("tokenizer")
-    crew = Crew(Limits(window_parts=3), metrics, lambda name: None)
-    served = Vocabularies([Served.of(MODEL, vocabulary)])
+    crew = WorkerPool(DispatcherLimits(window_parts=3), metrics, lambda name: None)
+    served = Vocabularies([ServedVocabulary.of(MODEL, vocabulary)])
     rules = {vocabulary.digest: prove(vocabulary.tokenizer_json)}
-    texts = LongTexts(served, rules, crew, Processes(0, metrics), 100, 1000)
+    texts = LongTexts(served, rules, crew, WorkerProcesses(0, metrics), 100, 1000)
     worker = asyncio.create_task(work(crew))
     sent = 0
 
@@ -84,13 +84,13 @@ async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) 
 
 
 @pytest.mark.parametrize(
-    "first", [hello(name=""), hello(places=0), hello(places=65), message(), None]
+    "first", [hello(name=""), hello(slots=0), hello(slots=65), message(), None]
 )
 async def test_a_worker_that_does_not_say_hello_is_refused(
     first: tokenizer_pb2.WorkRequest | None,
 ) -> None:
     metrics = Metrics("tokenizer")
-    crew = Crew(Limits(), metrics, lambda name: None)
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
     if first is not None:
         outbox.put_nowait(first)
@@ -104,7 +104,7 @@ async def test_a_worker_that_does_not_say_hello_is_refused(
 async def test_a_silent_worker_is_given_up_and_ended() -> None:
     metrics = Metrics("tokenizer")
     ended: list[str] = []
-    crew = Crew(Limits(silent_s=0.01), metrics, ended.append)
+    crew = WorkerPool(DispatcherLimits(worker_timeout_s=0.01), metrics, ended.append)
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
     outbox.put_nowait(hello("quiet"))
     watching = asyncio.create_task(crew.watch())
@@ -118,23 +118,23 @@ async def test_a_silent_worker_is_given_up_and_ended() -> None:
 
 async def test_operators_see_the_places_what_waits_and_what_was_given_to_another() -> None:
     metrics = Metrics("tokenizer")
-    crew = Crew(Limits(), metrics, lambda name: None)
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
     watching = asyncio.create_task(crew.watch())
 
-    def figures() -> list[float | None]:
-        names = (WORKERS, PLACES, HELD, QUEUED, REASSIGNED)
+    def stats() -> list[float | None]:
+        names = (WORKERS, SLOTS, SLOTS_IN_USE, QUEUED, REASSIGNED)
         return [metrics.registry.get_sample_value(name.replace(".", "_")) for name in names]
 
     job = crew.open()
     for text in ("a", "b", "c"):
-        crew.add(job, Payload(MODEL, b"", 0, text))
-    await eventually(lambda: figures() == [0, 0, 0, 3, 0])
+        crew.add(job, PartPayload(MODEL, b"", 0, text))
+    await eventually(lambda: stats() == [0, 0, 0, 3, 0])
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
-    outbox.put_nowait(hello(places=2))
+    outbox.put_nowait(hello(slots=2))
     parts = crew.work(outbox)
     assert (await anext(parts)).text == "a"
-    await eventually(lambda: figures() == [1, 2, 2, 1, 0])
+    await eventually(lambda: stats() == [1, 2, 2, 1, 0])
     await parts.aclose()
-    await eventually(lambda: figures() == [0, 0, 0, 3, 2])
+    await eventually(lambda: stats() == [0, 0, 0, 3, 2])
     watching.cancel()
     metrics.close()

@@ -1,4 +1,4 @@
-"""Worker processes of this node: started when first needed, and again when they end."""
+"""The worker processes of this node: started when first needed, restarted when they end."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ from outrider.telemetry.metrics import Metrics
 
 RESTARTS: Final = "outrider.tokenizer.worker.restarts"
 
-_WORKER: Final = (sys.executable, "-m", "services.tokenizer.parts")
+_WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.worker")
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
-_LEAVE_S: Final = 2.0
+_TERMINATE_S: Final = 2.0
+"""From SIGTERM to SIGKILL."""
 
 _log = structlog.get_logger()
 
 
-class Processes:
+class WorkerProcesses:
     """Keeps `count` worker processes running, from `start` to `close`."""
 
     def __init__(self, count: int, metrics: Metrics) -> None:
         self.count = count
         self._metrics = metrics
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
-        """Of the service they work for; set before `start`."""
+        """Address of the service they work for; set before `start`."""
 
     @property
     def pids(self) -> list[int]:
-        """Of those that run."""
+        """Process ids of those that run."""
         return [process.pid for process in self._running.values()]
 
     def start(self) -> None:
-        """Start them, unless that was done."""
-        if not self._keepers:
-            self._keepers = [asyncio.create_task(self._keep(n)) for n in range(self.count)]
+        """Start them, unless they are started."""
+        if not self._supervisors:
+            self._supervisors = [asyncio.create_task(self._supervise(n)) for n in range(self.count)]
 
     def kill(self, name: str) -> None:
-        """End a worker that does not answer; another one is started."""
+        """Kill a worker that does not answer; another one is started."""
         process = self._running.get(name)
         if process is not None:
             process.kill()
 
     async def close(self) -> None:
-        """End them all, by force after some seconds."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        self._keepers.clear()
+        """End them all: SIGTERM, then SIGKILL."""
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        self._supervisors.clear()
 
-    async def _keep(self, number: int) -> None:
+    async def _supervise(self, number: int) -> None:
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
                 status = await self._run(f"local-{os.getpid()}-{number}")
                 _log.warning("worker_ended", number=number, status=status)
-            except OSError as error:  # of memory, processes or descriptors there are none left
+            except OSError as error:  # out of memory, processes or descriptors
                 status = 1
                 _log.error("worker_not_started", number=number, error=str(error))
             self._metrics.counter(RESTARTS).add(1)
-            # A process that was killed may do better next time; one that fails by itself will not.
+            # A process that was killed (status < 0) may run next time; one that fails by itself
+            # will not.
             backoff_s = _FIRST_BACKOFF_S if status < 0 else min(2 * backoff_s, _MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s)
 
@@ -74,15 +76,15 @@ class Processes:
         process = _start(self.address, name)
         self._running[name] = process
         try:
-            return await _ended(process)
+            return await _exit_status(process)
         finally:
             del self._running[name]
             if process.returncode is None:
-                await _end(process)
+                await _terminate(process)
 
 
 def _start(address: str, name: str) -> subprocess.Popen[bytes]:
-    """In a session of its own: a terminal's Ctrl-C is for the service, which ends its workers.
+    """A worker in a session of its own: a terminal's Ctrl-C goes to the service, which ends it.
 
     Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are in
     gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers.
@@ -94,7 +96,7 @@ def _start(address: str, name: str) -> subprocess.Popen[bytes]:
     )
 
 
-async def _ended(process: subprocess.Popen[bytes]) -> int:
+async def _exit_status(process: subprocess.Popen[bytes]) -> int:
     """Its exit status, once it has one (pidfd_open(2): readable when the process is over)."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
@@ -107,11 +109,11 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def _terminate(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        async with asyncio.timeout(_LEAVE_S):
-            await _ended(process)
+        async with asyncio.timeout(_TERMINATE_S):
+            await _exit_status(process)
     except TimeoutError:
         process.kill()
-        await _ended(process)
+        await _exit_status(process)

@@ -10,18 +10,18 @@ import pytest
 
 from outrider.errors import InvalidRequestError, OverloadedError
 from outrider.testing import eventually
-from outrider.tokenization.pool.job_queue import Kind
-from services.tokenizer.workers import Workers
+from outrider.tokenization.pool.job_queue import JobClass
+from services.tokenizer.threads import RequestThreads
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    workers = Workers(threads=1, max_pending=3)
+def workers() -> Iterator[RequestThreads]:
+    workers = RequestThreads(threads=1, max_pending=3)
     yield workers
     workers.close()
 
 
-async def test_work_runs_on_another_thread_and_raises_through(workers: Workers) -> None:
+async def test_work_runs_on_another_thread_and_raises_through(workers: RequestThreads) -> None:
     def name(_: None) -> str:
         return threading.current_thread().name
 
@@ -35,7 +35,7 @@ async def test_work_runs_on_another_thread_and_raises_through(workers: Workers) 
 
 
 async def test_a_full_queue_is_overload_and_a_cancelled_request_never_starts(
-    workers: Workers,
+    workers: RequestThreads,
 ) -> None:
     release, started = threading.Event(), list[int]()
 
@@ -59,10 +59,11 @@ async def test_a_full_queue_is_overload_and_a_cancelled_request_never_starts(
 
 
 async def test_long_texts_leave_a_thread_to_short_ones() -> None:
-    workers = Workers(threads=2, max_pending=10)
+    workers = RequestThreads(threads=2, max_pending=10)
     release = threading.Event()
     longs = [
-        asyncio.create_task(workers.run(lambda _: release.wait(10), n, Kind.LONG)) for n in range(3)
+        asyncio.create_task(workers.run(lambda _: release.wait(10), n, JobClass.LONG))
+        for n in range(3)
     ]
     assert await workers.run(str, 7) == "7"
     assert not any(long.done() for long in longs)
@@ -71,7 +72,7 @@ async def test_long_texts_leave_a_thread_to_short_ones() -> None:
     workers.close()
 
 
-async def test_draining_waits_for_what_runs_within_the_limit(workers: Workers) -> None:
+async def test_draining_waits_for_what_runs_within_the_limit(workers: RequestThreads) -> None:
     await workers.drain(10.0)
     release = threading.Event()
     running = asyncio.create_task(workers.run(lambda _: release.wait(10), None))

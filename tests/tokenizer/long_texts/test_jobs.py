@@ -7,16 +7,18 @@ from collections.abc import Hashable
 import pytest
 
 from outrider.errors import InvalidRequestError, OverloadedError, PoisonousRequestError
-from services.tokenizer.jobs import Dispatcher, Limits, PartId
+from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId
 
-LIMITS = Limits(max_jobs=3, window_parts=4, silent_s=5.0, slow_s=2.0, max_deaths=3)
-
-
-def dispatcher(limits: Limits = LIMITS) -> Dispatcher[str, str]:
-    return Dispatcher(limits)
+LIMITS = DispatcherLimits(
+    max_jobs=3, window_parts=4, worker_timeout_s=5.0, hedge_delay_s=2.0, max_worker_deaths=3
+)
 
 
-def part_of(core: Dispatcher[str, str], worker: Hashable, now: float = 0.0) -> PartId | None:
+def dispatcher(limits: DispatcherLimits = LIMITS) -> PartDispatcher[str, str]:
+    return PartDispatcher(limits)
+
+
+def part_of(core: PartDispatcher[str, str], worker: Hashable, now: float = 0.0) -> PartId | None:
     task = core.pull(worker, now)
     return task.part if task else None
 
@@ -26,7 +28,7 @@ def test_a_text_in_order_however_its_parts_get_done() -> None:
     number = core.open()
     job = core.job(number)
     assert [job.add(text) for text in "abc"] == [0, 1, 2]
-    job.is_whole = True
+    job.is_complete = True
     core.join("w", 3, 0.0)
     tasks = [core.pull("w", 0.0) for _ in range(4)]
     assert [task and task.payload for task in tasks] == ["a", "b", "c", None]
@@ -83,7 +85,7 @@ def test_the_parts_of_a_dead_worker_go_first() -> None:
     assert [part_of(core, "w") for _ in range(3)] == [(number, 0), (number, 1), None]
     core.leave("w")
     assert [part_of(core, "v") for _ in range(4)] == [(number, n) for n in range(4)]
-    assert core.figures.num_reassigned == 2
+    assert core.stats.num_reassigned == 2
     # It was not dead after all: too late.
     assert not core.finish("w", PartId(number, 0), "late")
     assert core.finish("v", PartId(number, 0), "A")
@@ -117,10 +119,10 @@ def test_a_slow_part_goes_to_another_worker_and_the_first_result_counts() -> Non
     assert part_of(core, "slow", 2.1) is None, "it has it already"
     assert part_of(core, "fast", 2.1) == (number, 0)
     assert core.finish("fast", PartId(number, 0), "A")
-    assert core.figures.num_held == 1, "the slow one is still at it"
+    assert core.stats.num_assigned == 1, "the slow one is still at it"
     assert not core.finish("slow", PartId(number, 0), "A")
     assert core.job(number).take() == ["A"]
-    assert (core.figures.num_held, core.figures.num_duplicates) == (0, 1)
+    assert (core.stats.num_assigned, core.stats.num_duplicates) == (0, 1)
 
 
 def test_the_slow_one_may_be_first_after_all() -> None:
@@ -133,7 +135,7 @@ def test_the_slow_one_may_be_first_after_all() -> None:
     assert core.finish("slow", PartId(number, 0), "A")
     core.join("fast", 1, 2.0)
     assert part_of(core, "fast") is None
-    assert core.figures.num_queued == 0
+    assert core.stats.num_queued == 0
 
 
 def test_a_part_that_kills_is_given_up() -> None:
@@ -149,7 +151,7 @@ def test_a_part_that_kills_is_given_up() -> None:
     error = core.job(number).error
     assert isinstance(error, PoisonousRequestError)
     assert "part 0" in error.message
-    assert core.figures.num_queued == 0
+    assert core.stats.num_queued == 0
 
 
 def test_only_the_part_that_a_worker_was_at_is_blamed_for_its_death() -> None:
@@ -158,7 +160,7 @@ def test_only_the_part_that_a_worker_was_at_is_blamed_for_its_death() -> None:
     poisonous, good = core.open(), core.open()
     core.job(poisonous).add("poison")
     core.job(good).add("good")
-    for name in range(LIMITS.max_deaths):
+    for name in range(LIMITS.max_worker_deaths):
         core.join(name, 2, 0.0)
         assert [part_of(core, name), part_of(core, name)] == [(poisonous, 0), (good, 0)]
         core.leave(name)
@@ -203,10 +205,10 @@ def test_closing_frees_everything() -> None:
     assert part is not None
     core.close(number)
     core.close(number)
-    assert core.figures.num_jobs == core.figures.num_queued == 0
+    assert core.stats.num_jobs == core.stats.num_queued == 0
     assert core.pull("w", 0.0) is None
     assert not core.finish("w", part, "late")
-    assert core.figures.num_held == 0
+    assert core.stats.num_assigned == 0
     core.fail("w", part, InvalidRequestError("late too"))
 
 
@@ -219,7 +221,9 @@ def test_too_many_jobs_are_refused() -> None:
     assert core.open() not in numbers
 
 
-@pytest.mark.parametrize("name", ["max_jobs", "window_parts", "silent_s", "slow_s", "max_deaths"])
+@pytest.mark.parametrize(
+    "name", ["max_jobs", "window_parts", "worker_timeout_s", "hedge_delay_s", "max_worker_deaths"]
+)
 def test_absurd_limits_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        Limits(**{name: 0})
+        DispatcherLimits(**{name: 0})

@@ -1,10 +1,10 @@
-"""Where workers join: those of this node over a socket of its own, others over a port, if any."""
+"""The gRPC listeners at which workers join: a socket for those of this node, a port for others."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +16,40 @@ from outrider.rpc import bind, make_server
 from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.parts.texts import LongTexts
-from services.tokenizer.service import TokenizerWorkService
-from services.tokenizer.vocabularies import Vocabularies, transfer
+from services.tokenizer.long_texts.texts import LongTexts
+from services.tokenizer.long_texts.worker_pool import WorkerPool
+from services.tokenizer.vocabularies import Vocabularies, vocabulary_pieces
 
 _MAX_CALLS: Final = 512
-"""Workers, and what they ask besides, of one listener."""
+"""RequestThreads, and what they ask besides, of one listener."""
 _LAST_ANSWERS_S: Final = 0.2
 _SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 _log = structlog.get_logger()
 
 
+class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
+    """Gives workers the parts of long texts."""
+
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
+
+    async def Work(
+        self,
+        request_iterator: AsyncIterator[tokenizer_pb2.WorkRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
+        """One worker's parts, from its hello until it leaves."""
+        async with aclosing(self._workers.work(request_iterator)) as parts:
+            async for part in parts:
+                yield part
+
+
 @asynccontextmanager
-async def joining(
+async def worker_listeners(
     config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
 ) -> AsyncIterator[None]:
-    """Workers may join while the context is open. Raises ConfigError."""
+    """RequestThreads may join while the context is open. Raises ConfigError."""
     async with AsyncExitStack() as stack:
         if config.worker_processes:
             # The folder is made for this user alone (mkdtemp(3)): whoever gets to the socket could
@@ -55,20 +72,20 @@ def _server(
     config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
 ) -> grpc.aio.Server:
     server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
-    work = TokenizerWorkService(texts.crew)
+    work = TokenizerWorkService(texts.workers)
     tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
-    server.add_generic_rpc_handlers((_only_vocabularies(vocabularies),))
+    server.add_generic_rpc_handlers((_vocabulary_handler(vocabularies),))
     return server
 
 
-def _only_vocabularies(vocabularies: Vocabularies) -> grpc.GenericRpcHandler:
-    """Of the TokenizerService what workers need: the vocabularies of their parts."""
+def _vocabulary_handler(vocabularies: Vocabularies) -> grpc.GenericRpcHandler:
+    """The one method of TokenizerService that workers need: the vocabularies of their parts."""
 
     async def get_vocabulary(
         request: tokenizer_pb2.GetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
         found = vocabularies.find(request.model, request.vocabulary_digest)
-        for piece in transfer.pieces(found):
+        for piece in vocabulary_pieces(found):
             yield piece
 
     handler = grpc.unary_stream_rpc_method_handler(

@@ -54,11 +54,11 @@ def ids_of(coder: TokenCoder, block: common_pb2.TokenBlock) -> tuple[int, ...]:
 
 
 def children() -> list[int]:
-    """Processes of this one that run, workers of a tokenizer service."""
+    """WorkerProcesses of this one that run, workers of a tokenizer service."""
     found = []
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         command = Path(f"/proc/{pid}/cmdline")
-        if command.exists() and b"services.tokenizer.parts" in command.read_bytes():
+        if command.exists() and b"services.tokenizer.long_texts" in command.read_bytes():
             found.append(int(pid))
     return found
 
@@ -124,7 +124,7 @@ async def test_a_worker_of_another_node_joins_with_a_certificate(
             await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "UNAVAILABLE"
         worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.tokenizer.parts", f"127.0.0.1:{port}"),
+            *(sys.executable, "-m", "services.tokenizer.long_texts", f"127.0.0.1:{port}"),
             *("--name", "far", "--certificate", str(joining.certificate)),
             *("--private-key", str(joining.private_key), "--ca", str(joining.ca)),
         )
@@ -141,7 +141,7 @@ async def test_nobody_joins_without_being_a_worker(vocabulary: Vocabulary, tmp_p
     issuer, port = Issuer(tmp_path), free_tcp_port()
     router = issuer.tls(Role.ROUTER)
     settings: dict[str, Any] = {"tls": issuer.config(Role.TOKENIZER), "caller": router}
-    hello = tokenizer_pb2.WorkRequest(hello=tokenizer_pb2.WorkerHello(name="stranger", places=1))
+    hello = tokenizer_pb2.WorkRequest(hello=tokenizer_pb2.WorkerHello(name="stranger", slots=1))
     async with running_tokenizer(vocabulary, **settings, worker_port=port) as service:
         for address, caller, reason in (
             (f"127.0.0.1:{port}", router, "PERMISSION_DENIED"),

@@ -12,8 +12,8 @@ import pytest
 
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from services.tokenizer.parts import processes
-from services.tokenizer.parts.processes import RESTARTS, Processes
+from services.tokenizer.long_texts import processes
+from services.tokenizer.long_texts.processes import RESTARTS, WorkerProcesses
 
 STAYS = "import time; time.sleep(600)"
 STAYS_DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {STAYS}"
@@ -22,10 +22,10 @@ STAYS_DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {ST
 @pytest.fixture
 async def kept(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Processes]:
+) -> AsyncIterator[WorkerProcesses]:
     monkeypatch.setattr(processes, "_WORKER", request.param)
     metrics = Metrics("tokenizer")
-    running = Processes(1, metrics)
+    running = WorkerProcesses(1, metrics)
     running.start()
     try:
         yield running
@@ -34,7 +34,7 @@ async def kept(
         metrics.close()
 
 
-def restarts(kept: Processes) -> float:
+def restarts(kept: WorkerProcesses) -> float:
     value = kept._metrics.registry.get_sample_value(f"{RESTARTS.replace('.', '_')}_total")
     return value or 0.0
 
@@ -47,7 +47,7 @@ def refuses_sigterm(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("kept", [(sys.executable, "-c", STAYS)], indirect=True)
-async def test_one_that_is_killed_is_started_again(kept: Processes) -> None:
+async def test_one_that_is_killed_is_started_again(kept: WorkerProcesses) -> None:
     await eventually(lambda: len(kept.pids) == 1)
     (first,) = kept.pids
     os.kill(first, signal.SIGKILL)
@@ -57,13 +57,13 @@ async def test_one_that_is_killed_is_started_again(kept: Processes) -> None:
 
 
 @pytest.mark.parametrize("kept", [("/no/such/python",)], indirect=True)
-async def test_one_that_cannot_be_started_is_tried_again(kept: Processes) -> None:
+async def test_one_that_cannot_be_started_is_tried_again(kept: WorkerProcesses) -> None:
     await eventually(lambda: restarts(kept) >= 2)
     assert not kept.pids
 
 
 @pytest.mark.parametrize("kept", [(sys.executable, "-c", STAYS_DEAF)], indirect=True)
-async def test_one_that_does_not_listen_ends_with_the_service(kept: Processes) -> None:
+async def test_one_that_does_not_listen_ends_with_the_service(kept: WorkerProcesses) -> None:
     await eventually(lambda: len(kept.pids) == 1 and refuses_sigterm(kept.pids[0]))
     (pid,) = kept.pids
     await kept.close()

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tokenizer.jobs import Dispatcher, Limits, PartId
+from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId
 
 
 class World:
@@ -16,8 +16,14 @@ class World:
     def __init__(self, seed: int, num_jobs: int, num_parts: int) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.core: Dispatcher[str, str] = Dispatcher(
-            Limits(max_jobs=8, window_parts=4, silent_s=5.0, slow_s=2.0, max_deaths=10_000)
+        self.core: PartDispatcher[str, str] = PartDispatcher(
+            DispatcherLimits(
+                max_jobs=8,
+                window_parts=4,
+                worker_timeout_s=5.0,
+                hedge_delay_s=2.0,
+                max_worker_deaths=10_000,
+            )
         )
         self.num_parts = num_parts
         self.added = {self.core.open(): 0 for _ in range(num_jobs)}
@@ -40,7 +46,7 @@ class World:
         if job.has_room and self.added[number] < self.num_parts:
             job.add(f"{number}/{self.added[number]}")
             self.added[number] += 1
-            job.is_whole = self.added[number] == self.num_parts
+            job.is_complete = self.added[number] == self.num_parts
 
     def take(self) -> None:
         number = self.rng.choice(list(self.added))
@@ -79,9 +85,9 @@ class World:
             assert not self.core.finish(name, part, payload)
 
     def check(self) -> None:
-        figures = self.core.figures
-        assert figures.num_queued <= 4 * len(self.added)
-        assert figures.num_held <= figures.num_places
+        stats = self.core.stats
+        assert stats.num_queued <= 4 * len(self.added)
+        assert stats.num_assigned <= stats.num_slots
         for number, read in self.read.items():
             assert read == [f"{number}/{n}" for n in range(len(read))]
             assert self.added[number] - len(read) <= 4
@@ -98,7 +104,7 @@ def test_nothing_is_lost_twice_or_out_of_order_whoever_dies(
 ) -> None:
     world = World(seed, num_jobs, num_parts)
     for number in world.added:
-        world.core.job(number).is_whole = num_parts == 0
+        world.core.job(number).is_complete = num_parts == 0
     for _ in range(20_000):
         if world.is_done:
             break
@@ -109,5 +115,5 @@ def test_nothing_is_lost_twice_or_out_of_order_whoever_dies(
         world.core.close(number)
     for name in list(world.at_work):
         world.bury(name)
-    figures = world.core.figures
-    assert (figures.num_jobs, figures.num_queued, figures.num_held, figures.num_workers) == (0,) * 4
+    stats = world.core.stats
+    assert (stats.num_jobs, stats.num_queued, stats.num_assigned, stats.num_workers) == (0,) * 4

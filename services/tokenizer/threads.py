@@ -1,4 +1,4 @@
-"""The threads that tokenize, so that no event loop ever does."""
+"""Runs requests in threads, so that the event loop never tokenizes."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from outrider.tokenization.pool.job_queue import Kind
-from outrider.tokenization.pool.threads import Threads
+from outrider.tokenization.pool.job_queue import JobClass
+from outrider.tokenization.pool.threads import WorkerThreads
 
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 
 
 class _Call(Generic[RequestT, AnswerT]):
-    """One request on its way through a thread."""
+    """One request, run in a thread and answered in the event loop."""
 
     def __init__(self, work: Callable[[RequestT], AnswerT], request: RequestT) -> None:
         self._loop = asyncio.get_running_loop()
-        self._work, self._request = work, request
+        self._work = work
+        self._request = request
         self.answer: asyncio.Future[AnswerT] = self._loop.create_future()
 
     def run(self) -> None:
-        """In a thread: work, and tell the loop."""
+        """In a thread: do the work and give the loop its outcome."""
         try:
-            deliver, outcome = self._succeed, self._work(self._request)
+            answer = self._work(self._request)
         except Exception as error:
-            self._tell(self._fail, error)
+            self._deliver(self._fail, error)
         else:
-            self._tell(deliver, outcome)
+            self._deliver(self._succeed, answer)
 
-    def _tell(self, deliver: Callable[[Any], None], outcome: Any) -> None:
+    def _deliver(self, settle: Callable[[Any], None], outcome: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(deliver, outcome)
+            self._loop.call_soon_threadsafe(settle, outcome)
 
     def _succeed(self, answer: AnswerT) -> None:
         if not self.answer.done():
@@ -44,11 +45,12 @@ class _Call(Generic[RequestT, AnswerT]):
             self.answer.set_exception(error)
 
 
-class Workers:
-    """Threads with a bounded queue, in which long texts leave a thread to the short ones."""
+class RequestThreads:
+    """Threads with a bounded queue. Long texts never take the last of several threads, which is
+    left to short ones."""
 
     def __init__(self, threads: int, max_pending: int) -> None:
-        self._threads: Threads[_Call[Any, Any]] = Threads(
+        self._threads: WorkerThreads[_Call[Any, Any]] = WorkerThreads(
             threads, max(0, max_pending - threads), _Call.run
         )
         self.num_pending = 0
@@ -59,25 +61,25 @@ class Workers:
         self,
         work: Callable[[RequestT], AnswerT],
         request: RequestT,
-        kind: Kind = Kind.SHORT,
+        job_class: JobClass = JobClass.SHORT,
     ) -> AnswerT:
         """Run `work(request)` in a thread; cancelled while queued, it never starts.
 
         Raises OverloadedError when the queue is full, and what `work` raises.
         """
         call = _Call(work, request)
-        self._threads.enter(call, kind)
+        self._threads.put(call, job_class)
         self.num_pending += 1
         try:
             return await call.answer
         finally:
-            self._threads.remove(call, kind)
+            self._threads.remove(call, job_class)
             self.num_pending -= 1
             if not self.num_pending:
                 self._idle.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Until nothing is queued or running, at most for `timeout_s`."""
+        """Wait until nothing is queued or running, for `timeout_s` at most."""
         if not self.num_pending:
             return
         self._idle.clear()
@@ -86,6 +88,6 @@ class Workers:
                 await self._idle.wait()
 
     def close(self) -> None:
-        """Drop what is queued and end the threads after what they are at."""
+        """Drop what is queued, and end the threads after their current requests."""
         self._threads.close()
         self._threads.join()
