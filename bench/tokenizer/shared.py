@@ -18,8 +18,8 @@ from outrider.testing import free_tcp_port
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.tokenization.shared_cache.redis_cache import (
-    Line,
     RedisAddress,
+    RedisStore,
     RedisTokenCache,
     SharedCachePolicy,
     connect,
@@ -40,29 +40,31 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[FallbackBackend]) -
         *("text", "found", "not found", *(backend.name for backend in backends)),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
-        line = Line(connect(RedisAddress(url), 1.0, 2), SharedCachePolicy(max_chars=1 << 20))
+        store = RedisStore(connect(RedisAddress(url), 1.0, 2), SharedCachePolicy(max_chars=1 << 20))
         tokens = RedisTokenCache(
-            line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
+            store, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
         )
         for name, num_bytes in SIZES.items():
             texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
             unknown = _times(tokens, texts)
-            _tell(line, tokens, texts, backends[-1])
+            _tell(store, tokens, texts, backends[-1])
             known = _times(tokens, texts)
-            assert line.figures.num_found and not line.figures.num_failures
+            assert store.stats.num_found and not store.stats.num_failures
             table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
             if name == "64 KB":
                 run.figures["shared_64kb_us"] = round(known, 1)
-        line.close()
+        store.close()
 
 
-def _tell(line: Line, tokens: RedisTokenCache, texts: list[str], backend: FallbackBackend) -> None:
+def _tell(
+    store: RedisStore, tokens: RedisTokenCache, texts: list[str], backend: FallbackBackend
+) -> None:
     """Return once all is written."""
-    num_before = line.figures.num_written
+    num_before = store.stats.num_written
     for text in texts:
         tokens.put(text, backend.encode(text), b"", "bench")
-    while line.figures.num_written < num_before + len(texts):
-        assert not line.figures.num_dropped
+    while store.stats.num_written < num_before + len(texts):
+        assert not store.stats.num_dropped
 
 
 def _times(tokens: RedisTokenCache, texts: list[str]) -> float:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from bench.harness.figures import Run
 from bench.tokenizer.equality.books import LANGUAGES, OTHERS, book, tokenizer_json
 from outrider.bulk import scan
-from outrider.bulk.plan.settings import Settings
+from outrider.bulk.plan.shards import BulkSettings
 from outrider.bulk.vocabularies import of_tokenizer_json
-from outrider.bulk.work.worker import Job, Worker
+from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
@@ -84,12 +84,12 @@ def _by_package(
 
 
 def _bulk(vocabulary: Vocabulary, rule: CutRule, text: str) -> Ids:
-    settings = Settings(shard_bytes=1 << 17)
+    settings = BulkSettings(shard_bytes=1 << 17)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "book.txt"
         path.write_text(text, "utf-8", newline="")
         sources, _ = scan.find([str(path)], settings)
-        worker = Worker(Job(folder, settings, vocabulary, REFERENCE, rule))
+        worker = BulkWorker(BulkJob(folder, settings, vocabulary, REFERENCE, rule))
         ids = array("I")
         for shard in scan.plan(sources, settings, cuts_texts=True):
             table = pq.read_table(Path(folder) / worker.run(shard).name)

@@ -15,7 +15,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.pool import Outcome, PoolPolicy, TokenizationPool
+from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool, TokenizationResult
 
 LONG_BYTES = 318_000
 """About 100,000 tokens of SmolLM2's vocabulary."""
@@ -64,7 +64,7 @@ class Phase:
             self._loop.call_at(now + TICK_S, self._tick, now + TICK_S)
 
     def _send_long(self, number: int) -> None:
-        def answered(outcome: Outcome) -> None:
+        def answered(outcome: TokenizationResult) -> None:
             assert isinstance(outcome, tuple)
             self.seen.num_long += 1
             self.seen.num_tokens += len(outcome)
@@ -76,7 +76,7 @@ class Phase:
     def _send_short(self, number: int) -> None:
         begin = time.perf_counter()
 
-        def answered(outcome: Outcome) -> None:
+        def answered(outcome: TokenizationResult) -> None:
             assert isinstance(outcome, tuple)
             self.seen.chat_ms.append((time.perf_counter() - begin) * 1e3)
 

@@ -52,11 +52,11 @@ class Assignments:
         """Its shards go to others, first of all; the one it was at is returned if it is given
         up, for workers keep dying at it."""
         held = self._held.pop(worker, deque())
-        given_up = None
+        failed = None
         if held:
             number = held[0].number
             self._deaths[number] += 1
             if self._deaths[number] >= MAX_DEATHS:
-                given_up = held.popleft()
+                failed = held.popleft()
         self._waiting.extendleft(reversed(held))
-        return given_up
+        return failed

@@ -42,12 +42,12 @@ class Workers(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def die(self, worker: int) -> None:
         mine, self.held[worker] = self.held[worker], []
-        given_up = self.assignments.died(worker)
+        failed = self.assignments.died(worker)
         if mine:
             self.deaths[mine[0]] += 1
-        if given_up is not None:
-            assert given_up.number == mine[0] and self.deaths[mine[0]] >= MAX_DEATHS
-            self.settled.append(given_up.number)
+        if failed is not None:
+            assert failed.number == mine[0] and self.deaths[mine[0]] >= MAX_DEATHS
+            self.settled.append(failed.number)
 
     @invariant()
     def every_shard_is_somewhere_once(self) -> None:

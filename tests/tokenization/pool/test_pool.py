@@ -231,7 +231,7 @@ class Full(Counted):
     def __init__(self, vocabulary: Vocabulary, policy: PoolPolicy) -> None:
         super().__init__(vocabulary, policy)
 
-        def refuse(job: TokenizationJob, kind: JobClass) -> None:
+        def refuse(job: TokenizationJob, job_class: JobClass) -> None:
             raise OverloadedError("no room", retry_delay_ms=100)
 
         self._threads.put = refuse  # type: ignore[method-assign]

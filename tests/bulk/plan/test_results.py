@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bulk.plan.lengths import Part, document_lengths, percentiles
+from outrider.bulk.plan.results import ShardRows, document_lengths, percentiles
 
 
 @given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), max_size=9), st.data())
@@ -19,7 +19,7 @@ def test_parts_of_a_document_are_added_up_across_shards(
     at = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
     bounds = [0, *at, len(rows)]
     shards = [
-        Part(
+        ShardRows(
             np.array([p for p, _ in rows[a:b]], np.int64),
             np.array([n for _, n in rows[a:b]], np.int64),
         )

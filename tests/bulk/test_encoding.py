@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bulk.plan.settings import COMPRESSIONS, FORMATS, Settings
+from outrider.bulk import encoding
+from outrider.bulk.encoding import DocumentEncoder, schema
+from outrider.bulk.plan.shards import COMPRESSIONS, FORMATS, BulkSettings
+from outrider.bulk.reading import Document
 from outrider.bulk.run import rule_of
-from outrider.bulk.work import encoding
-from outrider.bulk.work.documents import Document
-from outrider.bulk.work.encoding import Encoder, schema
-from outrider.bulk.work.writing import ShardWriter
+from outrider.bulk.writing import ShardWriter
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.selection import select_backend
 from tests.models import corpus
@@ -25,16 +25,16 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
-def encoder(vocabulary: Vocabulary) -> Encoder:
-    guarded = select_backend(vocabulary, "tokenizers")
-    return Encoder(vocabulary, guarded, rule_of(vocabulary), token_offsets=True)
+def encoder(vocabulary: Vocabulary) -> DocumentEncoder:
+    chosen = select_backend(vocabulary, "tokenizers")
+    return DocumentEncoder(vocabulary, chosen, rule_of(vocabulary), token_offsets=True)
 
 
 def document(text: str, record: int = 0) -> Document:
     return Document("a.jsonl", record, text, len(text.encode()))
 
 
-def test_rows_are_what_the_documents_are(encoder: Encoder, vocabulary: Vocabulary) -> None:
+def test_rows_are_what_the_documents_are(encoder: DocumentEncoder, vocabulary: Vocabulary) -> None:
     texts = [*corpus.LANGUAGES, "", *corpus.CODE]
     batch, counts = encoder.encode([document(text, n) for n, text in enumerate(texts)])
     for n, (row, text) in enumerate(zip(batch.to_pylist(), texts, strict=True)):
@@ -49,7 +49,7 @@ def test_rows_are_what_the_documents_are(encoder: Encoder, vocabulary: Vocabular
 
 
 def test_a_long_text_is_encoded_in_parts_and_is_one_row(
-    encoder: Encoder, vocabulary: Vocabulary
+    encoder: DocumentEncoder, vocabulary: Vocabulary
 ) -> None:
     text = " ".join([*corpus.LANGUAGES, *corpus.CODE] * 3)
     with patch.object(encoding, "LONG_CHARS", 100):
@@ -60,7 +60,7 @@ def test_a_long_text_is_encoded_in_parts_and_is_one_row(
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.sampled_from(corpus.LANGUAGES)), max_size=4))
 def test_token_offsets_are_where_the_bytes_are(
-    encoder: Encoder, vocabulary: Vocabulary, texts: list[str]
+    encoder: DocumentEncoder, vocabulary: Vocabulary, texts: list[str]
 ) -> None:
     batch, _ = encoder.encode([document(text) for text in texts])
     for row, text in zip(batch.to_pylist(), texts, strict=True):
@@ -73,7 +73,7 @@ def test_token_offsets_are_where_the_bytes_are(
         assert pieces == [vocabulary.token_bytes(i) for i in row["ids"]]
 
 
-def test_ids_that_are_not_the_text_have_no_offsets(encoder: Encoder) -> None:
+def test_ids_that_are_not_the_text_have_no_offsets(encoder: DocumentEncoder) -> None:
     batch, _ = encoder.encode([document("a\x04b"), document("ab")])
     assert batch.column("token_offsets").to_pylist() == [None, [0]]
 
@@ -81,9 +81,9 @@ def test_ids_that_are_not_the_text_have_no_offsets(encoder: Encoder) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_format_gives_the_rows_back(
-    encoder: Encoder, tmp_path: Path, format: str, compression: str
+    encoder: DocumentEncoder, tmp_path: Path, format: str, compression: str
 ) -> None:
-    given_settings = Settings(format=format, compression=compression)
+    given_settings = BulkSettings(format=format, compression=compression)
     batches = [encoder.encode([document("one two"), document("")])[0] for _ in range(2)]
     path = tmp_path / f"x{given_settings.suffix}"
     with ShardWriter(path, encoder.schema, given_settings) as writer:
@@ -103,7 +103,7 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     with (
         pytest.raises(ZeroDivisionError),
-        ShardWriter(path, schema(token_offsets=False), Settings()),
+        ShardWriter(path, schema(token_offsets=False), BulkSettings()),
     ):
         assert list(tmp_path.iterdir()) != []
         raise ZeroDivisionError

@@ -1,7 +1,7 @@
 """Where the slices of a long text begin, found by each worker for itself. Pure.
 
 A slice's nominal end is a byte; its real end is the first safe place at or behind it, which
-depends on the text around it alone. So workers agree without talking to each other.
+depends on the text around it alone. So workers agree without communicating to each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Read = Callable[[int, int], bytes]
 """The bytes of a file from one place up to another."""
 
 
-def edge(rule: CutRule, read: Read, size: int, position: int) -> int:
+def slice_boundary(rule: CutRule, read: Read, size: int, position: int) -> int:
     """The byte of the first safe place at or behind `position`; `size` (bytes) if there is none.
 
     Raises FrameTooLargeError where it is not within MAX_SEARCH_BYTES, nor the end.

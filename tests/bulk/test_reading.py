@@ -13,13 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.bulk import scan
-from outrider.bulk.plan.results import Problem
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.sources import Kind, kind_of
-from outrider.bulk.work import records
-from outrider.bulk.work.documents import Document, Found, Reading
-from outrider.bulk.work.worker import read
+from outrider.bulk import reading, scan
+from outrider.bulk.plan.results import TextProblem
+from outrider.bulk.plan.shards import BulkSettings, FileKind, kind_of
+from outrider.bulk.reading import Document, ReadOptions, ReadResult, read
 from outrider.errors import InvalidRequestError
 from outrider.tokenization.cuts import CutRule
 
@@ -32,18 +29,18 @@ TEXTS = st.lists(
 in_a_folder = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def found(path: Path, shard_bytes: int, rule: CutRule | None = RULE) -> list[Found]:
+def found(path: Path, shard_bytes: int, rule: CutRule | None = RULE) -> list[ReadResult]:
     """Everything that is read of one file, shard after shard."""
-    given_settings = Settings(shard_bytes=shard_bytes)
+    given_settings = BulkSettings(shard_bytes=shard_bytes)
     sources, problems = scan.find([str(path)], given_settings)
     shards = scan.plan(sources, given_settings, cuts_texts=rule is not None)
-    reading = Reading(given_settings, rule)
+    reading = ReadOptions(given_settings, rule)
     slices = [one for shard in shards for one in shard.slices]
     return [*problems, *(item for one in slices for item in read(one, reading))]
 
 
-def documents(items: list[Found]) -> list[Document]:
-    assert not [item for item in items if isinstance(item, Problem)]
+def documents(items: list[ReadResult]) -> list[Document]:
+    assert not [item for item in items if isinstance(item, TextProblem)]
     return [item for item in items if isinstance(item, Document)]
 
 
@@ -120,7 +117,7 @@ def test_a_wrong_line_costs_no_other(tmp_path: Path, line: bytes, message: str) 
     path.write_bytes(b'{"text": "a"}\n' + line + b'\n{"text": "b"}')
     items = found(path, 1 << 20)
     assert [item.text for item in items if isinstance(item, Document)] == ["a", "b"]
-    (problem,) = (item for item in items if isinstance(item, Problem))
+    (problem,) = (item for item in items if isinstance(item, TextProblem))
     assert problem.record == 1 and message in problem.message
     assert "a\\ud800" not in problem.message
 
@@ -128,9 +125,9 @@ def test_a_wrong_line_costs_no_other(tmp_path: Path, line: bytes, message: str) 
 def test_a_line_of_any_length_is_not_read_into_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' + b"x" * 500 + b"\n")
-    with patch.object(records, "MAX_LINE_BYTES", 100):
+    with patch.object(reading, "MAX_LINE_BYTES", 100):
         first, problem = found(path, 1 << 20)
-    assert isinstance(first, Document) and isinstance(problem, Problem)
+    assert isinstance(first, Document) and isinstance(problem, TextProblem)
     assert "record 1 has more than 100 bytes" in problem.message
 
 
@@ -139,7 +136,7 @@ def test_wrong_rows_of_parquet_are_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None, "b"]}), path)
     items = found(path, 1 << 20)
     assert [(item.record, type(item)) for item in items] == [
-        *((0, Document), (1, Problem), (2, Document))
+        *((0, Document), (1, TextProblem), (2, Document))
     ]
 
 
@@ -160,29 +157,29 @@ def test_files_that_cannot_be_read_are_told(
     path = tmp_path / name
     path.write_bytes(data)
     problem = found(path, 1 << 20)[-1]
-    assert isinstance(problem, Problem) and message in problem.message
+    assert isinstance(problem, TextProblem) and message in problem.message
     assert problem.source == str(path) and problem.record is None
 
 
 def test_what_changes_or_goes_after_the_plan_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a b c d")
-    sources, _ = scan.find([str(path)], Settings())
-    (shard,) = scan.plan(sources, Settings(), cuts_texts=True)
-    reading = Reading(Settings(), RULE)
+    sources, _ = scan.find([str(path)], BulkSettings())
+    (shard,) = scan.plan(sources, BulkSettings(), cuts_texts=True)
+    reading = ReadOptions(BulkSettings(), RULE)
     path.write_text("a b")
     (problem,) = read(shard.slices[0], reading)
-    assert isinstance(problem, Problem) and "became shorter" in problem.message
+    assert isinstance(problem, TextProblem) and "became shorter" in problem.message
     path.unlink()
     (problem,) = read(shard.slices[0], reading)
-    assert isinstance(problem, Problem) and "No such file" in problem.message
+    assert isinstance(problem, TextProblem) and "No such file" in problem.message
 
 
 def test_missing_columns_and_files_are_told_before_anything_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"body": ["a"]}), path)
     missing = tmp_path / "b.txt"
-    sources, problems = scan.find([str(path), str(missing)], Settings())
+    sources, problems = scan.find([str(path), str(missing)], BulkSettings())
     assert sources == []
     assert "it has no column 'text', only body" in problems[0].message
     assert "No such file" in problems[1].message
@@ -203,5 +200,5 @@ def test_patterns_are_expanded_by_name_and_files_taken_once(tmp_path: Path) -> N
 def test_lines_before_a_place_are_those_that_begin_before_it(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"ab\nc\n\nd")
-    assert records.count_lines(str(path), [0, 1, 2, 3, 4, 5, 6, 7]) == [0, 1, 1, 1, 2, 2, 3, 4]
-    assert Kind.LINES == kind_of(str(path))[0]
+    assert reading.count_lines(str(path), [0, 1, 2, 3, 4, 5, 6, 7]) == [0, 1, 1, 1, 2, 2, 3, 4]
+    assert FileKind.LINES == kind_of(str(path))[0]

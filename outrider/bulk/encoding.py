@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from outrider.bulk.plan.results import Counts
-from outrider.bulk.work.documents import Document
+from outrider.bulk.plan.results import TextCounts
+from outrider.bulk.reading import Document
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.cuts import CutRule, Cutter
@@ -41,7 +41,7 @@ def schema(*, token_offsets: bool) -> pa.Schema:
     return pa.schema([*fields, *offsets])
 
 
-class Encoder:
+class DocumentEncoder:
     """Encodes batches of documents with one backend."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Encoder:
         )
         self._lengths = np.array([len(data) for data in self._bytes_of], np.uint32)
 
-    def encode(self, documents: Sequence[Document]) -> tuple[pa.RecordBatch, Counts]:
+    def encode(self, documents: Sequence[Document]) -> tuple[pa.RecordBatch, TextCounts]:
         """The rows of the documents."""
         texts: list[str] = []
         ends = [0]
@@ -74,7 +74,7 @@ class Encoder:
         columns.append(_lists(offsets, ids))
         if self._bytes_of:
             columns.append(self._token_offsets(documents, ids, offsets))
-        counts = Counts(
+        counts = TextCounts(
             documents=sum(document.part == 0 for document in documents),
             rows=len(documents),
             bytes=sum(document.num_bytes for document in documents),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bulk.engines.ray_data import RayEngine
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.work.worker import Job
+from outrider.bulk.plan.shards import BulkSettings
+from outrider.bulk.ray_executor import RayExecutor
+from outrider.bulk.worker import BulkJob
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -24,22 +24,22 @@ pytestmark = pytest.mark.model
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_without_ray_is_told_what_to_install(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    job = Job(str(tmp_path), Settings(), vocabulary, REFERENCE, None)
+    job = BulkJob(str(tmp_path), BulkSettings(), vocabulary, REFERENCE, None)
     with pytest.raises(ConfigError, match=r"outrider\[ray\]"):
-        RayEngine(job, 1, None)
+        RayExecutor(job, 1, None)
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'outrider[ray]'")
 def test_the_output_is_the_local_pools(vocabulary: Vocabulary, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("\n".join(corpus.LANGUAGES * 8))
-    small = Settings(shard_bytes=2000)
+    small = BulkSettings(shard_bytes=2000)
     tokenize(vocabulary, [file], tmp_path / "local", small)
     # In a process of its own: Ray leaves threads and warnings behind.
     command = [sys.executable, "-m", "outrider.cli.main", "tokenize", str(file)]
     options = ["--out", str(tmp_path / "ray"), "--shard-mb", str(2000 / (1 << 20))]
     done = subprocess.run(
-        [*command, *options, "--engine", "ray", "--workers", "2", "--backend", REFERENCE],
+        [*command, *options, "--executor", "ray", "--workers", "2", "--backend", REFERENCE],
         capture_output=True,
         timeout=110,
     )

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bulk.engines.base import GivenUp
-from outrider.bulk.engines.local import LocalEngine
+from outrider.bulk.local_executor import LocalExecutor
 from outrider.bulk.plan.assignments import MAX_DEATHS
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.shards import Shard
-from outrider.bulk.run import Progress
-from outrider.bulk.work.worker import Job
+from outrider.bulk.plan.results import FailedShard
+from outrider.bulk.plan.shards import BulkSettings, Shard
+from outrider.bulk.run import RunProgress
+from outrider.bulk.worker import BulkJob
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -23,7 +22,7 @@ from tests.bulk.making import contents, tokenize
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
-SMALL = Settings(shard_bytes=2000)
+SMALL = BulkSettings(shard_bytes=2000)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +40,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-class Watched(LocalEngine):
+class Watched(LocalExecutor):
     """Remembers every worker."""
 
-    def __init__(self, job: Job, num_workers: int) -> None:
+    def __init__(self, job: BulkJob, num_workers: int) -> None:
         super().__init__(job, num_workers)
         self.seen: set[int] = set()
 
@@ -58,13 +57,13 @@ def test_killed_workers_cost_nothing_but_time(
 ) -> None:
     engines: list[Watched] = []
 
-    def make(job: Job) -> Watched:
+    def make(job: BulkJob) -> Watched:
         engines.append(Watched(job, 2))
         return engines[0]
 
     killed: list[int] = []
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: RunProgress) -> None:
         if progress.num_shards in (1, 4):
             killed.append(engines[0].pids[0])
             os.kill(killed[-1], signal.SIGKILL)
@@ -76,8 +75,8 @@ def test_killed_workers_cost_nothing_but_time(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def job(vocabulary: Vocabulary, folder: Path) -> Job:
-    return Job(str(folder), SMALL, vocabulary, REFERENCE, None)
+def job(vocabulary: Vocabulary, folder: Path) -> BulkJob:
+    return BulkJob(str(folder), SMALL, vocabulary, REFERENCE, None)
 
 
 def test_a_shard_that_kills_its_workers_is_given_up(vocabulary: Vocabulary, tmp_path: Path) -> None:
@@ -87,12 +86,12 @@ def test_a_shard_that_kills_its_workers_is_given_up(vocabulary: Vocabulary, tmp_
         def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
             return os._exit, (9,)
 
-    engine = LocalEngine(job(vocabulary, tmp_path), 1)
+    engine = LocalExecutor(job(vocabulary, tmp_path), 1)
     good = [Shard(number, (), 1) for number in (0, 2)]
     outcomes = list(engine.run([good[0], Deadly(1, (), 1), good[1]]))
-    (given_up,) = (one for one in outcomes if isinstance(one, GivenUp))
-    assert given_up.shard.number == 1 and "status 9" in given_up.why
-    done = {one.number for one in outcomes if not isinstance(one, GivenUp)}
+    (failed,) = (one for one in outcomes if isinstance(one, FailedShard))
+    assert failed.shard.number == 1 and "status 9" in failed.reason
+    done = {one.number for one in outcomes if not isinstance(one, FailedShard)}
     assert done == {0, 2} and MAX_DEATHS == 3
     assert engine.pids == []
 
@@ -100,7 +99,7 @@ def test_a_shard_that_kills_its_workers_is_given_up(vocabulary: Vocabulary, tmp_
 def test_a_folder_that_cannot_be_written_ends_the_run(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    engine = LocalEngine(job(vocabulary, tmp_path / "gone"), 1)
+    engine = LocalExecutor(job(vocabulary, tmp_path / "gone"), 1)
     with pytest.raises(OutriderError, match="shard 0 cannot be written"):
         list(engine.run([Shard(0, (), 1)]))
     assert engine.pids == []
@@ -111,11 +110,11 @@ def test_a_run_that_is_given_up_ends_its_workers(
 ) -> None:
     engines: list[Watched] = []
 
-    def make(job: Job) -> Watched:
+    def make(job: BulkJob) -> Watched:
         engines.append(Watched(job, 2))
         return engines[0]
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: RunProgress) -> None:
         if progress.num_shards:
             raise KeyboardInterrupt
 

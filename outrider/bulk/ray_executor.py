@@ -1,4 +1,4 @@
-"""The same work on Ray Data: `pip install 'outrider[ray]'`.
+"""Runs shards on Ray Data: `pip install 'outrider[ray]'`.
 
 Workers read the input and write the shards themselves: on a cluster both have to be on storage
 that all nodes see under the same paths.
@@ -11,24 +11,24 @@ import pickle
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from outrider.bulk.engines.base import Outcome
+from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import Shard
-from outrider.bulk.work.worker import ENVIRONMENT, Job, Worker
+from outrider.bulk.worker import ENVIRONMENT, BulkJob, BulkWorker
 from outrider.errors import ConfigError, OutriderError
 
 
-class RayEngine:
+class RayExecutor:
     """Actors of a Ray cluster, one core each; Ray tries a shard again whose actor dies."""
 
-    def __init__(self, job: Job, num_workers: int, address: str | None) -> None:
+    def __init__(self, job: BulkJob, num_workers: int, address: str | None) -> None:
         """`address` of a cluster, "auto" for the one of this machine; None starts one, of
         `num_workers` cores, for this run. Raises ConfigError without Ray."""
         self._job = job
         self._num_workers = num_workers
         self._ray = self._connected(address)
 
-    def run(self, shards: list[Shard]) -> Generator[Outcome, None, None]:
-        """What comes of each, in any order. Raises OutriderError."""
+    def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
+        """The outcome of each, in any order. Raises OutriderError."""
         try:
             yield from self._results(shards) if shards else ()
         except self._ray.exceptions.RayError as error:
@@ -36,7 +36,7 @@ class RayEngine:
         finally:
             self._ray.shutdown()
 
-    def _results(self, shards: list[Shard]) -> Iterator[Outcome]:
+    def _results(self, shards: list[Shard]) -> Iterator[ShardOutcome]:
         items = [{"shard": pickle.dumps(shard)} for shard in shards]
         dataset = self._ray.data.from_items(items, override_num_blocks=len(items))
         done = dataset.map(
@@ -71,7 +71,7 @@ class _Actor:
     """One worker; Ray makes it once and calls it for every shard."""
 
     def __init__(self, job: bytes) -> None:
-        self._worker = Worker(pickle.loads(job))  # noqa: S301 - our own command wrote it
+        self._worker = BulkWorker(pickle.loads(job))  # noqa: S301 - our own command wrote it
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         shard: Shard = pickle.loads(row["shard"])  # noqa: S301
