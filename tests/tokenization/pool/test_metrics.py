@@ -30,11 +30,11 @@ def encoder(words: Vocabulary) -> CachingEncoder:
     )
 
 
-def test_lookups_backends_and_canaries_are_read_when_asked_for(encoder: CachingEncoder) -> None:
+def test_lookups_backends_and_shadow_checks_are_read_when_asked_for(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
     TokenizationMetrics(registry, [encoder])
     value = registry.get_sample_value
-    assert value("outrider_tokenization_backend", {"backend": "wrong", "why": "test"}) == 1
+    assert value("outrider_tokenization_backend", {"backend": "wrong", "reason": "test"}) == 1
     for text in ("fine", "fine"):
         encoder.encode(text, ContentClass.DOCUMENT, b"me")
     assert value("outrider_tokenization_cache_entries") == encoder.size[0] > 0
