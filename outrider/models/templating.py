@@ -30,7 +30,7 @@ MAX_STEPS: Final = 1 << 19
 MAX_CHARS: Final = 1 << 23
 """Of what is rendered, and of every text on the way there; also the most items of a list."""
 MAX_RENDER_S: Final = 2.0
-"""Wall-clock limit of one rendering, whatever its number of steps."""
+"""Limit of one rendering's computing time in its thread, whatever its number of steps."""
 _STEP_CHARS: Final = 1 << 10
 """Characters produced that cost one step."""
 _MAX_WORK: Final = 1 << 26
@@ -82,7 +82,7 @@ class RenderBudget:
             raise TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
         is_check_due = before // _CLOCK_CHECK_STEPS != self.steps // _CLOCK_CHECK_STEPS
         if is_check_due and self.clock() > self.ends_at:
-            raise TemplateRuntimeError(f"it takes longer than {MAX_RENDER_S:g} s")
+            raise TemplateRuntimeError(f"it takes more than {MAX_RENDER_S:g} s of computing")
 
 
 _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
@@ -96,7 +96,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`, in seconds, ends a rendering that takes too long; no template sees it."""
+        """`clock`, in seconds of the calling thread's computing time, ends a rendering that takes
+        too long; no template sees it."""
         # Not optimized: the optimizer computes constants, as large as they are, when it compiles.
         super().__init__(
             trim_blocks=True,
