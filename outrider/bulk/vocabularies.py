@@ -17,16 +17,16 @@ from outrider.tokenization.backends.selection import load_backend, select_backen
 
 
 def of_model(name: str, backend: str) -> tuple[Vocabulary, FallbackBackend]:
-    """Of a model of the catalogue, which is fetched if need be. Raises UnknownModelError,
-    ModelStoreError, ConfigError."""
+    """The vocabulary of a model of the catalogue, which is fetched if need be. Raises
+    UnknownModelError, ModelStoreError, ConfigError."""
     spec, store = lookup(name), ModelStore(default_root())
     vocabulary = load_vocabulary(spec, store)
     return vocabulary, load_backend(spec, store, vocabulary, backend)
 
 
 def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:
-    """Of a GGUF file or a Hugging Face `tokenizer.json`; the gate takes some seconds. Raises
-    ArtifactCorruptError, ConfigError, OSError."""
+    """The vocabulary of a GGUF file or a Hugging Face `tokenizer.json`; the equivalence test takes
+    some seconds. Raises ArtifactCorruptError, ConfigError, OSError."""
     if path.suffix == ".gguf":
         vocabulary = Vocabulary.from_gguf(path)
     elif path.suffix == ".json":

@@ -190,17 +190,17 @@ def _backend_message(backend: FallbackBackend) -> tokenizer_pb2.TokenizerBackend
 
 
 def _received_backend(
-    vocabulary: Vocabulary, told: tokenizer_pb2.TokenizerBackend
+    vocabulary: Vocabulary, sent: tokenizer_pb2.TokenizerBackend
 ) -> FallbackBackend:
     """The sender's backend if both ends have the same versions of the packages, else the reference:
     the equivalence test holds for the versions it was made with."""
-    ours = (installed_version(told.name), installed_version(REFERENCE)) if told.name else ()
-    if ours == (told.version, told.reference_version):
+    ours = (installed_version(sent.name), installed_version(REFERENCE)) if sent.name else ()
+    if ours == (sent.version, sent.reference_version):
         return adopt_backend(
-            vocabulary, told.name, "the service found it equal, in the same versions"
+            vocabulary, sent.name, "the service found it equal, in the same versions"
         )
-    if told.name:
-        _log.warning("tokenizer backend not used", backend=told.name, service=told.version)
+    if sent.name:
+        _log.warning("tokenizer backend not used", backend=sent.name, service=sent.version)
     return adopt_backend(
         vocabulary, REFERENCE, "the service uses it, or has other versions of packages"
     )

@@ -21,7 +21,7 @@ from services.tokenizer.long_texts.worker_pool import WorkerPool
 from services.tokenizer.vocabularies import Vocabularies, vocabulary_pieces
 
 _MAX_CALLS: Final = 512
-"""RequestThreads, and what they ask besides, of one listener."""
+"""Open calls of one listener: a worker has one, and at times another for a vocabulary."""
 _LAST_ANSWERS_S: Final = 0.2
 _SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -49,11 +49,11 @@ class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
 async def worker_listeners(
     config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
 ) -> AsyncIterator[None]:
-    """RequestThreads may join while the context is open. Raises ConfigError."""
+    """Workers may join while the context is open. Raises ConfigError."""
     async with AsyncExitStack() as stack:
         if config.worker_processes:
-            # The folder is made for this user alone (mkdtemp(3)): whoever gets to the socket could
-            # do all that this process can.
+            # Only this user can open the folder (mkdtemp(3)): who connects to the socket is trusted
+            # as much as this process.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
             address = f"unix:{Path(folder) / 'workers'}"
             server = _server(config, texts, vocabularies, PLAINTEXT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.bulk.plan.assignments import MAX_DEATHS, PLACES, Assignments
+from outrider.bulk.plan.assignments import MAX_DEATHS, SLOTS, Assignments
 from outrider.bulk.plan.shards import Shard
 
 COUNT = 9
@@ -27,8 +27,8 @@ class Workers(RuleBasedStateMachine):
         mine = self.held[worker]
         num_waiting = COUNT - len(self.settled) - sum(map(len, self.held.values()))
         shard = self.assignments.take(worker)
-        least = 3 * PLACES if mine else 1
-        assert (shard is not None) == (num_waiting >= least and len(mine) < PLACES)
+        least = 3 * SLOTS if mine else 1
+        assert (shard is not None) == (num_waiting >= least and len(mine) < SLOTS)
         if shard is not None:
             mine.append(shard.number)
 

@@ -30,7 +30,7 @@ def encoder(words: Vocabulary) -> CachingEncoder:
     )
 
 
-def test_lookups_backends_and_shadow_checks_are_read_when_asked_for(encoder: CachingEncoder) -> None:
+def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
     TokenizationMetrics(registry, [encoder])
     value = registry.get_sample_value
@@ -47,7 +47,7 @@ def test_lookups_backends_and_shadow_checks_are_read_when_asked_for(encoder: Cac
     assert value("outrider_tokenization_cache_hit_chars_total", labels) == 4
     assert value("outrider_tokenization_shadow_texts_total") == 2
     assert value("outrider_tokenization_shadow_mismatches_total") == 1
-    labels = {"backend": REFERENCE, "why": encoder.backend.reason}
+    labels = {"backend": REFERENCE, "reason": encoder.backend.reason}
     assert value("outrider_tokenization_backend", labels) == 1
 
 
