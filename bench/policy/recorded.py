@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.workload.supply import Supply
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
@@ -45,20 +45,20 @@ def durations(engine: Engine) -> dict[int, list[float]]:
     samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
     for _ in range(NUM_CALLS):
         for size, times in samples.items():
-            rounds = _rounds(size, blocks_each)
+            slices = _slices(size, blocks_each)
             begin = time.perf_counter()
-            engine.step(rounds)
+            engine.step(slices)
             times.append((time.perf_counter() - begin) * 1e3)
     for sequence in range(_SESSIONS):
         engine.close_sequence(sequence)
     return samples
 
 
-def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
+def _slices(num_rows: int, blocks_each: int) -> list[SequenceSlice]:
     count = min(num_rows, _SESSIONS)
     shares = [num_rows // count + (index < num_rows % count) for index in range(count)]
     return [
-        Round(
+        SequenceSlice(
             index,
             np.arange(500, 500 + rows, dtype=np.int32),
             _CONTEXT,

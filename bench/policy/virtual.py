@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.policy.recorded import Chat
-from outrider.engines.base import EngineInfo, Rows
+from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from outrider.speculation.ngrams import NgramPrior
@@ -100,7 +100,7 @@ class VirtualReplica:
         if plan is None:
             return False
         rows = self._answer(plan)
-        if plan.rounds:
+        if plan.slices:
             ms = self._duration_ms(plan)
             self._now += ms / 1e3
             self._served.call_ms.append(ms)
@@ -126,10 +126,10 @@ class VirtualReplica:
         looks = sum(NO_LOOK_MS if part.look is None else LOOK_MS for part in plan.parts)
         return ms + CALL_MS + CHAT_MS * len(plan.parts) + looks * self._drafts
 
-    def _answer(self, plan: Plan) -> list[Rows]:
+    def _answer(self, plan: Plan) -> list[LogitsRows]:
         """Rows in which the recorded token is the best; behind wrong drafts any will do."""
         answers, used = [], 0
-        for part, round_ in zip(plan.parts, plan.rounds, strict=True):
+        for part, round_ in zip(plan.parts, plan.slices, strict=True):
             chat = self._readers[part.session.number].chat
             first = round_.past + len(round_.tokens) - round_.num_rows + 1 - len(chat.prompt)
             rows = self._rows[used : used + round_.num_rows]
@@ -137,7 +137,7 @@ class VirtualReplica:
             rows[:] = 0.0
             for index, row in enumerate(rows, first):
                 row[chat.reply[min(index, len(chat.reply) - 1)]] = _SURE
-            answers.append(Rows(rows))
+            answers.append(LogitsRows(rows))
         return answers
 
     def _take(self, event: Event) -> None:

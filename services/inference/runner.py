@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import structlog
 
-from outrider.engines.base import Engine, Rows
+from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from services.inference.cpu_time import CpuOverhead
 from services.inference.kv.events import BlockEvent
@@ -214,7 +214,7 @@ class ModelRunner:
         if events:
             # Admissions, refusals and ends do not wait for the engine.
             self._report(events, 0)
-        self._report(self._execute(plan), len(plan.rounds))
+        self._report(self._execute(plan), len(plan.slices))
 
     def _obey(self, command: Command, now: float) -> list[Event]:
         try:
@@ -233,18 +233,18 @@ class ModelRunner:
             rows = self._call_engine(plan)
         except EngineError as error:
             self._num_failures += 1
-            log.error("engine call failed", error=error.message, sessions=len(plan.rounds))
+            log.error("engine call failed", error=error.message, sessions=len(plan.slices))
             return self._scheduler.fail(plan, error)
-        if plan.rounds:
+        if plan.slices:
             self._num_failures = 0
         return self._scheduler.apply(plan, rows, self._clock())
 
-    def _call_engine(self, plan: Plan) -> list[Rows]:
+    def _call_engine(self, plan: Plan) -> list[LogitsRows]:
         plan.announce(self._engine)
-        if not plan.rounds:
+        if not plan.slices:
             return []
         with self._overhead.paused():
-            return self._engine.step(plan.rounds, self._scheduler.study)
+            return self._engine.step(plan.slices, self._scheduler.study)
 
     def _failing(self) -> str:
         if self._num_failures < MAX_FAILURES:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.rpc import make_channel
@@ -42,11 +42,13 @@ class GatedEngine(FakeEngine):
         self.gate = threading.Event()
         self.waiting = threading.Event()
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self.waiting.set()
         if not self.gate.wait(timeout=30):
             raise RuntimeError("nobody opened the gate")
-        return super().step(rounds, meanwhile)
+        return super().step(slices, overlapped_work)
 
 
 def loaded(*engines: Engine) -> LoadedModel:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
@@ -219,8 +219,10 @@ class Failing(GatedEngine):
 
     num_calls = 0
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        rows = super().step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
         self.num_calls += 1
         if self.num_calls <= MAX_FAILURES:
             raise EngineError("out of order")

@@ -11,7 +11,7 @@ from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
 from bench.scale.demand import Ask
 from bench.scale.replicas.base import INFO, LIMITS, Hooks
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
@@ -79,17 +79,17 @@ class FullReplica:
         self._busy = plan is not None
         if plan is None:
             return
-        if not plan.rounds:
+        if not plan.slices:
             self._land(plan, ())
             return
-        ms = self._times.ms(plan.num_tokens, len(plan.rounds), self._random.random())
+        ms = self._times.ms(plan.num_tokens, len(plan.slices), self._random.random())
         rows = [
-            Rows(self._logits[: round_.num_rows], self._ids[: round_.num_rows])
-            for round_ in plan.rounds
+            LogitsRows(self._logits[: round_.num_rows], self._ids[: round_.num_rows])
+            for round_ in plan.slices
         ]
         self._clock.after(ms / 1e3, self._land, plan, rows)
 
-    def _land(self, plan: Plan, rows: Sequence[Rows]) -> None:
+    def _land(self, plan: Plan, rows: Sequence[LogitsRows]) -> None:
         if self._dead:
             return
         self._take(self._scheduler.apply(plan, rows, self._clock.now))

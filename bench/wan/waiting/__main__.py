@@ -25,7 +25,7 @@ from bench.wan.waiting.costs import Costs
 from bench.wan.waiting.verifier import MAX_LEAD, Part, Session, Verdict, Verifier
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.engines.base import Engine, Rows
+from outrider.engines.base import Engine, LogitsRows
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.engines.fake import FakeOptions
@@ -77,7 +77,7 @@ class Desk:
                 for verdict in self.verifier.apply(parts, rows):
                     self._tell(verdict)
 
-    def _compute(self, jobs: list[Callable[[], None]], parts: list[Part]) -> list[Rows]:
+    def _compute(self, jobs: list[Callable[[], None]], parts: list[Part]) -> list[LogitsRows]:
         for job in jobs:
             job()
         began = time.perf_counter()

@@ -10,11 +10,11 @@ import numpy as np
 from outrider.engines.base import (
     Engine,
     EngineInfo,
-    Meanwhile,
-    Opening,
-    Round,
-    Rows,
-    nothing,
+    LogitsRows,
+    NewSequence,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
 )
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduling.budget import CostModel, attention
@@ -51,8 +51,8 @@ class Plan:
     """One engine call, in this order: close `closed`, open `opened`, copy the blocks of `copies`,
     step `rounds` (if any)."""
 
-    rounds: tuple[Round, ...]
-    opened: tuple[Opening, ...]
+    slices: tuple[SequenceSlice, ...]
+    opened: tuple[NewSequence, ...]
     closed: tuple[int, ...]
     """Sequences for Engine.close_sequence."""
     copies: tuple[BlockCopy, ...]
@@ -61,10 +61,10 @@ class Plan:
     """What each round is for; the scheduler's own."""
     decided_at: float
 
-    def run(self, engine: Engine, meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def run(self, engine: Engine, overlapped_work: OverlappedWork = no_work) -> list[LogitsRows]:
         """The engine's answer to the call. Raises EngineError."""
         self.announce(engine)
-        return engine.step(self.rounds, meanwhile) if self.rounds else []
+        return engine.step(self.slices, overlapped_work) if self.slices else []
 
     def announce(self, engine: Engine) -> None:
         """What the engine has to be told before its step. Raises EngineError."""
@@ -78,7 +78,7 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         """Rows of the call, drafts included."""
-        return sum(len(part.tokens) for part in self.rounds)
+        return sum(len(part.tokens) for part in self.slices)
 
     @property
     def is_decode(self) -> bool:
@@ -88,7 +88,7 @@ class Plan:
     @property
     def context(self) -> float:
         """What the call reads of contexts, as the cost model counts it."""
-        return sum(attention(len(part.tokens), part.past) for part in self.rounds)
+        return sum(attention(len(part.tokens), part.past) for part in self.slices)
 
 
 class Planner:
@@ -125,8 +125,8 @@ class Planner:
         if not parts and not self._roster.has_news:
             return None
         opened, closed = self._roster.take_news()
-        rounds = tuple(self._round(part) for part in parts)
-        return Plan(rounds, opened, closed, self._pool.take_copies(), tuple(parts), now)
+        slices = tuple(self._round(part) for part in parts)
+        return Plan(slices, opened, closed, self._pool.take_copies(), tuple(parts), now)
 
     def _chunks(self, takers: list[Session], guest: Session | None, budget: int) -> dict[int, int]:
         """Prompt tokens of this call by sequence, after what others have computed meanwhile."""
@@ -188,11 +188,11 @@ class Planner:
         """Drafts take free blocks only; nobody loses KV for a guess."""
         return self._pool.grow(session.sequence, num_tokens)
 
-    def _round(self, part: Part) -> Round:
+    def _round(self, part: Part) -> SequenceSlice:
         session = part.session
         end = session.computed + part.num_tokens
         tokens = (*session.ids[session.computed : end], *part.drafts)
-        return Round(
+        return SequenceSlice(
             sequence=session.sequence,
             tokens=np.array(tokens, dtype=np.int32),
             past=session.computed,

@@ -7,7 +7,7 @@ from bisect import insort
 
 import numpy as np
 
-from outrider.engines.base import Opening
+from outrider.engines.base import NewSequence
 from outrider.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.events import Priority
@@ -55,7 +55,7 @@ class Roster:
         self._max_sessions = max_sessions
         self._min_rows = min_rows
         self._next_sequence = 0
-        self._opened: list[Opening] = []
+        self._opened: list[NewSequence] = []
         self._closed: list[int] = []
         self._in_flight: frozenset[int] = frozenset()
         self._leaving: list[int] = []
@@ -144,7 +144,7 @@ class Roster:
         insort(self.running, session, key=_rank)
         ids = np.array(session.ids, dtype=np.int32)
         salt, candidates = session.request.cache_salt, num_candidates(session.request.sampling)
-        self._opened.append(Opening(session.sequence, ids, salt, candidates))
+        self._opened.append(NewSequence(session.sequence, ids, salt, candidates))
         return True
 
     def _open(self, session: Session) -> int | None:
@@ -234,7 +234,7 @@ class Roster:
         else:
             self._pool.release(sequence)
 
-    def take_news(self) -> tuple[tuple[Opening, ...], tuple[int, ...]]:
+    def take_news(self) -> tuple[tuple[NewSequence, ...], tuple[int, ...]]:
         """Sequences opened and closed since the last call; what came and went in between is
         in neither."""
         closed = set(self._closed)

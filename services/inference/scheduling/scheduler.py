@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.engines.base import EngineInfo, Rows
+from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -153,7 +153,7 @@ class Scheduler:
         plan = self._planner.plan(now, level)
         if plan is not None:
             self._in_flight = plan
-            self._roster.depart(frozenset(round.sequence for round in plan.rounds))
+            self._roster.depart(frozenset(round.sequence for round in plan.slices))
         return plan
 
     def study(self) -> None:
@@ -161,17 +161,17 @@ class Scheduler:
         draw the noise for the rows of this one: best while the engine computes."""
         self._learn_cost()
         if self._in_flight is not None:
-            for part, asked in zip(self._in_flight.parts, self._in_flight.rounds, strict=True):
+            for part, asked in zip(self._in_flight.parts, self._in_flight.slices, strict=True):
                 part.session.sources.study()
                 part.session.foresee(asked.num_rows)
 
-    def apply(self, plan: Plan, rows: Sequence[Rows], now: float) -> list[Event]:
+    def apply(self, plan: Plan, rows: Sequence[LogitsRows], now: float) -> list[Event]:
         """Take the engine's answer, one Rows per round: commit, finish, free."""
-        if len(rows) != len(plan.rounds):
-            wrong = f"the engine answered {len(plan.rounds)} rounds with {len(rows)}"
+        if len(rows) != len(plan.slices):
+            wrong = f"the engine answered {len(plan.slices)} rounds with {len(rows)}"
             return self.fail(plan, EngineError(wrong))
         self._land(plan)
-        if plan.rounds:
+        if plan.slices:
             self._learn_cost()
             self._timed = plan, (now - plan.decided_at) * 1e3
         events: list[Event] = []
@@ -184,7 +184,7 @@ class Scheduler:
         """The engine call failed: the sessions in it, and those it was to open or to copy blocks
         for, end with this error; the others go on."""
         self._land(plan)
-        lost = {round.sequence for round in plan.rounds} | {new.sequence for new in plan.opened}
+        lost = {round.sequence for round in plan.slices} | {new.sequence for new in plan.opened}
         lost |= {copy.session for copy in plan.copies}
         holders = (*self._roster.running, *self._roster.paused)
         doomed = [session for session in holders if session.sequence in lost]
@@ -251,7 +251,9 @@ class Scheduler:
     def _is_live(self, part: Part) -> bool:
         return self._roster.sessions.get(part.session.number) is part.session
 
-    def _apply_part(self, part: Part, rows: Rows, started_at: float, now: float) -> list[Event]:
+    def _apply_part(
+        self, part: Part, rows: LogitsRows, started_at: float, now: float
+    ) -> list[Event]:
         session = part.session
         if session.computed + part.num_tokens < len(session.ids):
             session.computed += part.num_tokens

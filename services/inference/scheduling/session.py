@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from enum import IntEnum, auto
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
@@ -223,7 +223,7 @@ class Session:
 
     def commit(
         self,
-        rows: Rows,
+        rows: LogitsRows,
         drafts: Sequence[int],
         *,
         num_guessed: int,

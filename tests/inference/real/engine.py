@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.engines.base import Engine, EngineInfo, Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    Ids,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, ReplyText, reply_end
@@ -32,8 +40,10 @@ class Borrowed:
         self._engine.open(sequence, prompt, salt, num_candidates)
         self._opened.add(sequence)
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        return self._engine.step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        return self._engine.step(slices, overlapped_work)
 
     def close_sequence(self, sequence: int) -> None:
         self._engine.close_sequence(sequence)

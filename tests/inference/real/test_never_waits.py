@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.harness.region_client import RegionClient, opening_frame
-from outrider.engines.base import EngineInfo, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import EngineInfo, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.sizing import SizingRule
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
@@ -68,11 +68,13 @@ class SteppedEngine(Borrowed):
         self._num_allowed += 1
         self._allowed.release()
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._num_begun += 1
         if not self._allowed.acquire(timeout=60):
             raise RuntimeError("nobody allowed a step")
-        return super().step(rounds, meanwhile)
+        return super().step(slices, overlapped_work)
 
 
 def silent(truth: Sequence[int], final: int) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
@@ -49,13 +49,15 @@ def session(
     )
 
 
-def rows(*favourites: int) -> Rows:
+def rows(*favourites: int) -> LogitsRows:
     logits = np.zeros((len(favourites), VOCABULARY_SIZE), np.float32)
     logits[np.arange(len(favourites)), favourites] = 1.0
-    return Rows(logits)
+    return LogitsRows(logits)
 
 
-def commit(live: Session, answer: Rows, drafts: tuple[int, ...], now: float = 11.0) -> Committed:
+def commit(
+    live: Session, answer: LogitsRows, drafts: tuple[int, ...], now: float = 11.0
+) -> Committed:
     guesses = len(drafts)
     return live.commit(
         answer,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from outrider import errors
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
@@ -60,8 +60,10 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
 class Pausing(GatedEngine):
     """Shuts the gate behind its fourth step."""
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        rows = super().step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
         if self.num_steps == 4:
             self.gate.clear()
         return rows

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
 from services.edge.session.actions import Action, Commit, OpenRegion, SendDraft
@@ -215,10 +215,10 @@ class Mesh:
         rows = plan.run(self.engine, self.scheduler.study)
         self._is_computing = True
         self.outcome.num_calls += 1
-        duration_s = self.engine.step_ms / 1e3 if plan.rounds else 0.0
+        duration_s = self.engine.step_ms / 1e3 if plan.slices else 0.0
         self.later(self.now + duration_s, lambda: self._computed(plan, rows))
 
-    def _computed(self, plan: Plan, rows: Sequence[Rows]) -> None:
+    def _computed(self, plan: Plan, rows: Sequence[LogitsRows]) -> None:
         self._is_computing = False
         for event in self.scheduler.apply(plan, rows, self.now):
             self._tell(event)

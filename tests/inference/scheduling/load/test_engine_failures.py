@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from outrider.engines.base import Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import Ids, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError
 from services.inference.scheduling.events import FinishReason
@@ -33,9 +33,11 @@ class FailingEngine(FakeEngine):
         super().copy_block(source, target)
         self._maybe_fail()
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._maybe_fail()
-        rows = super().step(rounds, meanwhile)
+        rows = super().step(slices, overlapped_work)
         self._maybe_fail()
         return rows
 
@@ -59,7 +61,7 @@ class FailingDriver(Driver):
             self.num_failures += 1
             self.take(self.scheduler.fail(plan, error))
             return
-        self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
+        self.now += self.engine.step_ms / 1e3 if plan.slices else 0.0
         self.take(self.scheduler.apply(plan, rows, self.now))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from services.inference.scheduling.events import OpenRequest
@@ -23,9 +23,11 @@ USELESS, MIXED, CYCLES = 0.0, 0.75, 1.0
 class SteepEngine(FakeEngine):
     """A call costs 10 ms up to 4 rows, 3 ms more for each further one."""
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        rows = super().step(rounds, meanwhile)
-        self.step_ms = 10.0 + 3.0 * max(0, sum(len(part.tokens) for part in rounds) - 4)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
+        self.step_ms = 10.0 + 3.0 * max(0, sum(len(part.tokens) for part in slices) - 4)
         return rows
 
 

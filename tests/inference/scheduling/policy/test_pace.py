@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
@@ -38,8 +38,8 @@ def rounds_of(rng: Random) -> list[tuple[int, int]]:
 def test_the_cost_of_contexts_is_found() -> None:
     cost, rng = CostModel(8.0, 1.2), Random(1)
     for _ in range(400):
-        rounds = rounds_of(rng)
-        rows, context = sum(n for n, _ in rounds), sum(attention(n, past) for n, past in rounds)
+        slices = rounds_of(rng)
+        rows, context = sum(n for n, _ in slices), sum(attention(n, past) for n, past in slices)
         noise = rng.uniform(0.95, 1.05)
         cost.observe(rows, noise * (9.0 + 0.5 * rows + CONTEXT_MS * context), context)
     assert cost.context_ms == pytest.approx(CONTEXT_MS, rel=0.15)
@@ -52,8 +52,8 @@ def test_the_cost_of_contexts_is_found() -> None:
 def test_an_engine_to_which_contexts_cost_nothing_is_believed() -> None:
     cost, rng = CostModel(8.0, 1.2), Random(1)
     for _ in range(300):
-        rounds = rounds_of(rng)
-        rows, context = sum(n for n, _ in rounds), sum(attention(n, past) for n, past in rounds)
+        slices = rounds_of(rng)
+        rows, context = sum(n for n, _ in slices), sum(attention(n, past) for n, past in slices)
         cost.observe(rows, 9.0 + 0.5 * rows, context)
     assert cost.context_ms == pytest.approx(0.0, abs=0.01)
     assert cost.predict_ms(20, 300.0) == pytest.approx(19.0, rel=0.1)
@@ -145,7 +145,7 @@ def taker(number: int, came_at: float, priority: Priority = Priority.MEDIUM) -> 
 
 def replying(session: Session, since: float) -> Session:
     """It has its first token."""
-    row = Rows(np.zeros((1, VOCABULARY_SIZE), np.float32))
+    row = LogitsRows(np.zeros((1, VOCABULARY_SIZE), np.float32))
     session.commit(row, (), num_guessed=0, started_at=since, row_ms=1.0, now=since)
     return session
 

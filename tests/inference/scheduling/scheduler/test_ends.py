@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.errors import EngineError
 from services.inference.scheduling.events import Drafts, FinishReason
 from services.inference.scheduling.limits import SchedulerLimits
@@ -65,7 +65,7 @@ def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:
     plan = driver.decide()
     assert plan is not None
     rows = plan.run(driver.engine)
-    rows[0] = Rows(np.full_like(rows[0].logits, np.nan))
+    rows[0] = LogitsRows(np.full_like(rows[0].logits, np.nan))
     driver.take(driver.scheduler.apply(plan, rows, driver.now))
     assert hit.failed is not None and isinstance(hit.failed.error, EngineError)
     driver.finish()
