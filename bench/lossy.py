@@ -29,9 +29,9 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.prior import shipped_prior
-from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Failed, OpenRequest
 
 THRESHOLDS = (0.0, 0.95, 0.9, 0.7, 0.5)
 """0 is exact."""

@@ -32,11 +32,11 @@ from outrider.sampling.reply import Reply, ReplyEnd, reply_end
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.prior import shipped_prior
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.drafting.sources import DraftSources
-from services.inference.scheduling.events import OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Planner
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Planner
+from services.inference.scheduler.draft_sources import DraftSources
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import OpenRequest
 
 SESSIONS = 16
 MAX_TOKENS = 96

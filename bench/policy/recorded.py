@@ -14,9 +14,9 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.scheduling.events import Committed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, OpenRequest
 
 MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120

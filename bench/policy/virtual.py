@@ -13,10 +13,10 @@ from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from outrider.speculation.ngrams import NgramPrior
-from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Finished, OpenRequest
 
 CALL_MS, CHAT_MS = 0.2, 0.04
 """Python per call, and per chat in it. Fixed: runs differ by the rules alone..."""

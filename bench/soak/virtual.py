@@ -14,7 +14,9 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from services.inference.kv.events import BlockLedger
 from services.inference.reference import generate
-from services.inference.scheduling.events import (
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -24,8 +26,6 @@ from services.inference.scheduling.events import (
     OpenRequest,
     Priority,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
 
 OPTIONS = FakeOptions(num_blocks=128, max_context_tokens=512, min_rows=2, fixed_ms=40.0, row_ms=4.0)
 LIMITS = SchedulerLimits(max_sessions=12, max_queue=40, prefill_chunk_tokens=64)

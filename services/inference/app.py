@@ -29,10 +29,10 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
-from services.inference.instances.fleet import Fleet
+from services.inference.instances.group import Fleet
 from services.inference.runner import ModelRunner, Tick
-from services.inference.scheduling.limits import context_limit
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import context_limit
+from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable

@@ -12,7 +12,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 from outrider.tls.config import TlsConfig
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()
 _FAKE = FakeOptions()

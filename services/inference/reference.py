@@ -16,7 +16,7 @@ from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLong
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from services.inference.scheduling.limits import context_limit
+from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1
 

@@ -21,9 +21,9 @@ from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from services.inference.cpu_time import CpuOverhead
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
 
 log = structlog.get_logger()
 

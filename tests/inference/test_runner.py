@@ -15,7 +15,9 @@ from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
 from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
-from services.inference.scheduling.events import (
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -24,8 +26,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
 from tests.inference.harness import GatedEngine, reference
 from tests.inference.letters import new_reply
 

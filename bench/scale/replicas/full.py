@@ -16,7 +16,9 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.events import (
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Event,
     Failed,
@@ -25,8 +27,6 @@ from services.inference.scheduling.events import (
     OpenRequest,
     Priority,
 )
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
 
 _TOKEN = 7
 """What the engine always says."""

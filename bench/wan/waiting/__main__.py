@@ -41,7 +41,7 @@ from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _WARM_UP_ROWS = 272

@@ -13,8 +13,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import verify
-from services.inference.scheduling.drafting.sources import EdgeChain
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.draft_sources import EdgeChain
+from services.inference.scheduler.types import Drafts
 
 MAX_DRAFTS = 8
 """Of one session in one call: what our replicas verify."""

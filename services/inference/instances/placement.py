@@ -15,8 +15,10 @@ from outrider.errors import OverloadedError
 from services.inference.instances.prefixes import Prefixes
 from services.inference.instances.standing import Placed, Stage, Standing
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import (
+from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.forecast import Forecast
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import (
     Committed,
     Event,
     Failed,
@@ -26,8 +28,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.forecast import Forecast
 
 _REPLY_TOKENS = 128.0
 """Assumed length of a reply before any was seen."""

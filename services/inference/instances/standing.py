@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from services.inference.scheduling.events import Load, OpenRequest, Priority
-from services.inference.scheduling.policy.forecast import Ahead
+from services.inference.scheduler.forecast import Ahead
+from services.inference.scheduler.types import Load, OpenRequest, Priority
 
 
 class Stage(Enum):

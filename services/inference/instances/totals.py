@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from services.inference.scheduling.events import ClassLoad, Load
+from services.inference.scheduler.types import ClassLoad, Load
 
 
 def total_load(loads: Sequence[Load]) -> Load:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.errors import DuplicateSessionError
-from services.inference.scheduling.events import OpenRequest
+from services.inference.scheduler.types import OpenRequest
 
 Name: TypeAlias = tuple[str, str]
 """Tenant and request id."""

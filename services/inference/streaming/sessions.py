@@ -15,7 +15,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.runner import Tick
-from services.inference.scheduling.events import (
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -27,7 +27,7 @@ from services.inference.scheduling.events import (
 )
 from services.inference.streaming import wire
 from services.inference.streaming.names import Name, RunningNames
-from services.inference.streaming.recording import SessionRecord
+from services.inference.streaming.telemetry import SessionRecord
 
 RUNNING: Final = "outrider.sessions.running"
 QUEUED: Final = "outrider.sessions.queued"

@@ -21,7 +21,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as wire_errors
 from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
-from services.inference.scheduling.events import (
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Finished,

@@ -9,9 +9,9 @@ import pytest
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.params import SamplingParams
 from services.inference.reference import generate
-from services.inference.scheduling.events import Committed, Drafts, Event, Failed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Drafts, Event, Failed, OpenRequest
 from tests.engines.tensorrt_llm.fake_llm import LLM, make_engine
 from tests.inference.letters import new_reply
 

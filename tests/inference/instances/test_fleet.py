@@ -16,7 +16,7 @@ from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference import app
 from services.inference.config import InferenceConfig
-from services.inference.instances.fleet import Fleet
+from services.inference.instances.group import Fleet
 from services.inference.runner import MAX_FAILURES, ModelRunner
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
 from tests.inference.streaming.test_block_feed import Follower

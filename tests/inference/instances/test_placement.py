@@ -14,7 +14,8 @@ from outrider.sampling.params import SamplingParams
 from services.inference.instances.placement import Placement
 from services.inference.instances.totals import total_load
 from services.inference.kv.events import Stored
-from services.inference.scheduling.events import (
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import (
     ClassLoad,
     Committed,
     Failed,
@@ -27,7 +28,6 @@ from services.inference.scheduling.events import (
     Timings,
     Usage,
 )
-from services.inference.scheduling.limits import SchedulerLimits
 
 BLOCK = 16
 IDLE = Load(0, 0, 0, 100, 100, fixed_ms=8.0, row_ms=1.2, max_sessions=4)

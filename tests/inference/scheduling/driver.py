@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from services.inference.reference import generate
-from services.inference.scheduling.events import (
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -16,9 +19,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
 from tests.inference.letters import new_reply
 
 PROMPT = tuple(range(3, 23))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.budget import CostModel
+from services.inference.scheduler.cost_model import CostModel
 
 
 def test_starts_from_its_first_guess() -> None:

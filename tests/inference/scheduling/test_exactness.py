@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
 from tests.inference.scheduling.driver import Driver, reference
 
 SAMPLINGS = (

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
-from services.inference.scheduling.limits import SchedulerLimits, context_limit
+from services.inference.scheduler.limits import SchedulerLimits, context_limit
 
 
 def info(**changes: int) -> EngineInfo:

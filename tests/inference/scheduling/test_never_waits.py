@@ -13,8 +13,8 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 FIXED_MS, ROW_MS = 10.0, 0.5

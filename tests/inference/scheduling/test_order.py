@@ -16,8 +16,8 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)

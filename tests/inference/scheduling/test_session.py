@@ -11,14 +11,14 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.inference.scheduling.drafting.sources import Acceptance, DraftSources, EdgeChain
-from services.inference.scheduling.events import (
+from services.inference.scheduler.draft_sources import Acceptance, DraftSources, EdgeChain
+from services.inference.scheduler.session import TRANSITIONS, Input, Session, State
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     FinishReason,
     OpenRequest,
 )
-from services.inference.scheduling.session import TRANSITIONS, Input, Session, State
 from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
 
 WAYS = {

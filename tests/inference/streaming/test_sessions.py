@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, OpenRequest
+from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.streaming.sessions import Model
 from tests.inference.harness import reference, running
 

@@ -11,7 +11,7 @@ from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from services.inference.scheduling.events import Drafts, OpenRequest
+from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.streaming.sessions import Model, SessionTable
 from services.inference.streaming.stream import Stream
 from tests.inference.harness import GatedEngine, opening, running

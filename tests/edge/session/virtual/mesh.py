@@ -34,7 +34,10 @@ from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from services.inference.reference import generate
-from services.inference.scheduling.events import (
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -42,9 +45,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
 from tests.edge.session.toolkit import DIGEST, request
 from tests.edge.session.virtual.beside import Beside
 from tests.edge.session.virtual.circumstances import (

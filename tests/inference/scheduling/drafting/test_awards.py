@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.drafting.awards import (
+from services.inference.scheduler.awards import (
     LATENCY_WEIGHT,
     LEAST_PROFIT,
     Bid,
     award_rows,
 )
-from services.inference.scheduling.policy.decode_cost import DecodeCost
+from services.inference.scheduler.decode_cost import DecodeCost
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0), max_size=4).map(lambda s: sorted(s, reverse=True))
 

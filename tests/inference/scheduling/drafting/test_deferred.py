@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from outrider.speculation.suffix import SuffixDrafter
-from services.inference.scheduling.drafting.sources import (
+from services.inference.scheduler.draft_sources import (
     MAX_TAIL,
     Acceptance,
     DraftSources,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.engines.fake import FakeOptions
-from services.inference.scheduling.drafting.learned import LearnedByGroup
-from services.inference.scheduling.events import Committed, Drafts
+from services.inference.scheduler.learned import LearnedByGroup
+from services.inference.scheduler.types import Committed, Drafts
 from tests.inference.scheduling.driver import Driver
 from tests.inference.scheduling.scheduler.requests import prompts, request
 
@@ -48,7 +48,7 @@ def test_how_good_edges_are_is_known_of_their_group_alone() -> None:
 
 
 def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.inference.scheduling.drafting.learned.MAX_BOOKS", 3)
+    monkeypatch.setattr("services.inference.scheduler.learned.MAX_BOOKS", 3)
     learned = LearnedByGroup()
     first = learned.of(b"1").edge
     for group in range(1, 5):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.drafting.looking import Account, Look, Looking, Watch
-from services.inference.scheduling.policy.decode_cost import DecodeCost
+from services.inference.scheduler.decode_cost import DecodeCost
+from services.inference.scheduler.looking import Account, Look, Looking, Watch
 
 NUM = 8
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from outrider.speculation.suffix import SuffixDrafter
 from outrider.speculation.verify import Verdict
-from services.inference.scheduling.drafting.sources import (
+from services.inference.scheduler.draft_sources import (
     MAX_TAIL,
     Acceptance,
     DraftSources,
     EdgeChain,
 )
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 
 
 def chain(*ids: int, epoch: int = 1, max_lead: int = 8) -> EdgeChain:

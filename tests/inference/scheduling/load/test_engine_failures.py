@@ -8,8 +8,8 @@ from random import Random
 from outrider.engines.base import Ids, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError
-from services.inference.scheduling.events import FinishReason
-from services.inference.scheduling.planning import Plan
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.types import FinishReason
 from tests.inference.scheduling.driver import Driver
 from tests.inference.scheduling.load.test_soak import LIMITS, OPTIONS, Soak
 

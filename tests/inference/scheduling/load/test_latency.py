@@ -9,8 +9,8 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduling.driver import Driver
 from tests.inference.scheduling.load.workload import Arrivals, is_exact, poisson, quantile
 

@@ -9,9 +9,9 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.session import State
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.session import State
+from services.inference.scheduler.types import Drafts, OpenRequest, Priority
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.load.workload import Arrivals, is_exact, poisson, quantile
 

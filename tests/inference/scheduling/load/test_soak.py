@@ -14,8 +14,8 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
 from tests.inference.scheduling.driver import Driver, reference
 
 OPTIONS = FakeOptions(

@@ -9,7 +9,7 @@ from random import Random
 
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
-from services.inference.scheduling.events import Committed, Event, OpenRequest
+from services.inference.scheduler.types import Committed, Event, OpenRequest
 from tests.inference.scheduling.driver import Driver, Peer, reference
 
 

@@ -9,11 +9,11 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.forecast import Ahead, Forecast
-from services.inference.scheduling.policy.overload import Level
+from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.forecast import Ahead, Forecast
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.overload import Level
+from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.load.workload import Arrivals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.policy.chunks import chunk_tokens
+from services.inference.scheduler.chunks import chunk_tokens
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 4))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.sizing import SizingRule
-from services.inference.scheduling.policy.decode_cost import DecodeCost
+from services.inference.scheduler.decode_cost import DecodeCost
 
 
 def test_starts_from_the_first_guess() -> None:

@@ -9,9 +9,9 @@ import pytest
 from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.letters import new_reply
 from tests.inference.scheduling.driver import Driver
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.inference.scheduling.policy.overload import THRESHOLDS, Level, Overload
+from services.inference.scheduler.overload import THRESHOLDS, Level, Overload
 
 
 @pytest.mark.parametrize(

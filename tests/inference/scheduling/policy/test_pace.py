@@ -12,14 +12,14 @@ from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.drafting.sources import Acceptance, DraftSources
-from services.inference.scheduling.events import OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.policy.overload import Level
-from services.inference.scheduling.policy.pace import Pace
-from services.inference.scheduling.session import Session
+from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.cost_model import CostModel, attention
+from services.inference.scheduler.draft_sources import Acceptance, DraftSources
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.overload import Level
+from services.inference.scheduler.prefill_budget import Pace
+from services.inference.scheduler.session import Session
+from services.inference.scheduler.types import OpenRequest, Priority
 from tests.inference.letters import VOCABULARY_SIZE, new_reply
 from tests.inference.scheduling.driver import Driver
 

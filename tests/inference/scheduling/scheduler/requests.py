@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduling.driver import PROMPT
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)

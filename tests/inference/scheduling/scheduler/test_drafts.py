@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.drafting.sources import MAX_TAIL
-from services.inference.scheduling.events import Drafts
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.draft_sources import MAX_TAIL
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, request
 

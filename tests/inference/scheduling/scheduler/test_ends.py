@@ -6,8 +6,8 @@ import numpy as np
 
 from outrider.engines.base import LogitsRows
 from outrider.errors import EngineError
-from services.inference.scheduling.events import Drafts, FinishReason
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, FinishReason
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, request
 

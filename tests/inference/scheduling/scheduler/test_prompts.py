@@ -6,8 +6,8 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import OpenRequest, Priority
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import OpenRequest, Priority
 from tests.inference.scheduling.driver import PROMPT, Driver
 from tests.inference.scheduling.scheduler.requests import LONG, OPTIONS, prompts, request
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.events import Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session, State
+from services.inference.scheduler.cost_model import CostModel, attention
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.queues import Roster
+from services.inference.scheduler.session import Session, State
+from services.inference.scheduler.types import Priority
 
 _OPTIMISM = 0.5
 """Share of the predicted time in which a session alone on the machine might yet be served."""

@@ -25,10 +25,18 @@ from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.drafting.learned import Learned, LearnedByGroup
-from services.inference.scheduling.drafting.sources import DraftSources, EdgeChain
-from services.inference.scheduling.events import (
+from services.inference.scheduler import report
+from services.inference.scheduler.admission import Admission
+from services.inference.scheduler.batch import Part, Plan, Planner
+from services.inference.scheduler.checks import check_ids, check_request
+from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.decode_cost import DecodeCost
+from services.inference.scheduler.draft_sources import DraftSources, EdgeChain
+from services.inference.scheduler.learned import Learned, LearnedByGroup
+from services.inference.scheduler.limits import SchedulerLimits, context_limit
+from services.inference.scheduler.queues import Roster
+from services.inference.scheduler.session import Session, State
+from services.inference.scheduler.types import (
     Drafts,
     Event,
     Failed,
@@ -39,14 +47,6 @@ from services.inference.scheduling.events import (
     OpenRequest,
     Priority,
 )
-from services.inference.scheduling.limits import SchedulerLimits, context_limit
-from services.inference.scheduling.planning import Part, Plan, Planner
-from services.inference.scheduling.policy import report
-from services.inference.scheduling.policy.admission import Admission
-from services.inference.scheduling.policy.checks import check_ids, check_request
-from services.inference.scheduling.policy.decode_cost import DecodeCost
-from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session, State
 
 
 class Scheduler:

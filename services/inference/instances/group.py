@@ -14,8 +14,8 @@ from outrider.telemetry.metrics import Metrics
 from services.inference.instances.placement import Placement
 from services.inference.instances.totals import total_load
 from services.inference.runner import ModelRunner, Tick
-from services.inference.scheduling.events import Drafts, Event, Failed, OpenRequest
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest
 
 
 class Fleet:

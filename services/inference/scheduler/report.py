@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import ClassLoad, Load, Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.admission import Admission
-from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session
+from services.inference.scheduler.admission import Admission
+from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.queues import Roster
+from services.inference.scheduler.session import Session
+from services.inference.scheduler.types import ClassLoad, Load, Priority
 
 
 def load(

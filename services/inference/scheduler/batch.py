@@ -17,16 +17,16 @@ from outrider.engines.base import (
     no_work,
 )
 from services.inference.kv.pool import BlockCopy, KvPool
-from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.drafting.bidding import Award, Bidding, Turn
-from services.inference.scheduling.drafting.looking import Look
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.chunks import share_out
-from services.inference.scheduling.policy.decode_cost import DecodeCost
-from services.inference.scheduling.policy.overload import Level
-from services.inference.scheduling.policy.pace import Pace
-from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session, State
+from services.inference.scheduler.chunks import share_out
+from services.inference.scheduler.cost_model import CostModel, attention
+from services.inference.scheduler.decode_cost import DecodeCost
+from services.inference.scheduler.draft_budget import Award, Bidding, Turn
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.looking import Look
+from services.inference.scheduler.overload import Level
+from services.inference.scheduler.prefill_budget import Pace
+from services.inference.scheduler.queues import Roster
+from services.inference.scheduler.session import Session, State
 
 _TAUGHT_TOKENS = 512
 """Tokens shown to suffix drafters per call, over all sessions: about a millisecond, where a whole

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.events import Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.chunks import LEAST_CHUNK
-from services.inference.scheduling.policy.overload import Level
-from services.inference.scheduling.session import Session, State
+from services.inference.scheduler.chunks import LEAST_CHUNK
+from services.inference.scheduler.cost_model import CostModel, attention
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.overload import Level
+from services.inference.scheduler.session import Session, State
+from services.inference.scheduler.types import Priority
 
 _OUTRANKING_MEMORY_S = 60.0
 """After a session above LOW another one is expected for so long."""

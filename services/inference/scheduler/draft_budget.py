@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.inference.scheduling.drafting.awards import Bid, award_rows
-from services.inference.scheduling.drafting.looking import Account, Look, Looking
-from services.inference.scheduling.drafting.sources import NO_PROPOSAL, Proposal
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.decode_cost import DecodeCost
-from services.inference.scheduling.session import Session
+from services.inference.scheduler.awards import Bid, award_rows
+from services.inference.scheduler.decode_cost import DecodeCost
+from services.inference.scheduler.draft_sources import NO_PROPOSAL, Proposal
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.looking import Account, Look, Looking
+from services.inference.scheduler.session import Session
 
 
 class Turn(NamedTuple):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from outrider.errors import DeadlineError, OverloadedError
-from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import Priority
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.policy.forecast import Forecast, ahead_of
-from services.inference.scheduling.policy.overload import Level, Overload
-from services.inference.scheduling.roster import Roster
-from services.inference.scheduling.session import Session
+from services.inference.scheduler.cost_model import CostModel
+from services.inference.scheduler.forecast import Forecast, ahead_of
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.overload import Level, Overload
+from services.inference.scheduler.queues import Roster
+from services.inference.scheduler.session import Session
+from services.inference.scheduler.types import Priority
 
 _MAX_RETRY_DELAY_MS = 30_000
 

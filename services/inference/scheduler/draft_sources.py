@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from outrider.speculation.suffix import LEAST_SURVIVAL, Guess, SuffixDrafter
 from outrider.speculation.verify import Verdict
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 
 _FORGETTING = 0.95
 _PRIOR_WEIGHT = 4.0

@@ -10,8 +10,8 @@ import numpy as np
 from outrider.engines.base import NewSequence
 from outrider.engines.candidates import num_candidates
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.events import Priority
-from services.inference.scheduling.session import Input, Session, State
+from services.inference.scheduler.session import Input, Session, State
+from services.inference.scheduler.types import Priority
 
 _GUESTS = 4
 """Turns that sessions which sit out get in the time after which one is due."""

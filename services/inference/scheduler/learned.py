@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.phrases import MAX_BOOKS, PhraseBooks, Phrases
-from services.inference.scheduling.drafting.sources import Acceptance
+from services.inference.scheduler.draft_sources import Acceptance
 
 _EDGE_PRIOR: Final = 0.6
 

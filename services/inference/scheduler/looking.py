@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.inference.scheduling.drafting.awards import RowPrice
+from services.inference.scheduler.awards import RowPrice
 
 _FORGETTING = 0.995
 """Weight of a look against the next one: the last 200 count."""

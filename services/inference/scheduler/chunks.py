@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.inference.scheduling.session import Session
+from services.inference.scheduler.session import Session
 
 LEAST_CHUNK = 12
 """A prefill moves at least this much per call, whatever the call already costs."""

@@ -9,7 +9,7 @@ from outrider.errors import OutriderError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, TraceParent, start_span
-from services.inference.scheduling.events import Committed, Finished, FinishReason, Timings
+from services.inference.scheduler.types import Committed, Finished, FinishReason, Timings
 
 _UNFINISHED = {FinishReason.CANCELLED: "CANCELLED", FinishReason.DEADLINE: "DEADLINE"}
 

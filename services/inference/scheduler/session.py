@@ -11,9 +11,9 @@ from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verify import Verdict, verify
-from services.inference.scheduling.drafting.looking import Watch
-from services.inference.scheduling.drafting.sources import DraftSources
-from services.inference.scheduling.events import (
+from services.inference.scheduler.draft_sources import DraftSources
+from services.inference.scheduler.looking import Watch
+from services.inference.scheduler.types import (
     Committed,
     FinishReason,
     OpenRequest,

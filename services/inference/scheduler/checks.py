@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outrider.engines.base import EngineInfo
 from outrider.engines.candidates import check_sampling
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
-from services.inference.scheduling.events import OpenRequest
+from services.inference.scheduler.types import OpenRequest
 
 
 def check_request(request: OpenRequest, info: EngineInfo, context_limit: int) -> None:
