@@ -154,9 +154,9 @@ class Bench:
                 acceptance_threshold=threshold,
             )
             scheduler.open(OpenRequest(number, tuple(ids), sampling), time.perf_counter())
-        while (plan := scheduler.decide(time.perf_counter())) is not None:
-            rows = plan.run(self._engine, scheduler.study)
-            for event in scheduler.apply(plan, rows, time.perf_counter()):
+        while (batch := scheduler.schedule(time.perf_counter())) is not None:
+            rows = batch.run(self._engine, scheduler.overlapped_work)
+            for event in scheduler.postprocess(batch, rows, time.perf_counter()):
                 _enter(outcome, event)
         outcome.seconds = time.perf_counter() - begin
         return outcome

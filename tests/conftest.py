@@ -24,7 +24,7 @@ _TOGETHER = {
     "openvino_engine": (
         "tests/engines/draft/",
         "tests/engines/test_openvino.py",
-        "tests/inference/real/",
+        "tests/inference/integration/",
     ),
     "mesh": ("tests/e2e/",),
 }

@@ -86,9 +86,9 @@ def chats(
         sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS[kind])
         request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
-    while (plan := scheduler.decide(time.monotonic())) is not None:
-        rows = plan.run(engine, scheduler.study)
-        for event in scheduler.apply(plan, rows, time.monotonic()):
+    while (batch := scheduler.schedule(time.monotonic())) is not None:
+        rows = batch.run(engine, scheduler.overlapped_work)
+        for event in scheduler.postprocess(batch, rows, time.monotonic()):
             if isinstance(event, Committed):
                 replies[event.session].extend(event.ids)
     print(f"{count} {kind} prompts answered", file=sys.stderr)

@@ -116,15 +116,15 @@ class VirtualReplica:
 
     def _tick(self) -> bool:
         self._take(self.scheduler.expire(self.now))
-        plan = self.scheduler.decide(self.now)
+        batch = self.scheduler.schedule(self.now)
         self.scheduler.check_invariants()
-        if plan is None:
+        if batch is None:
             return False
-        rows = plan.run(self.engine, self.scheduler.study)
-        self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
+        rows = batch.run(self.engine, self.scheduler.overlapped_work)
+        self.now += self.engine.step_ms / 1e3 if batch.slices else 0.0
         self.tally.num_ticks += 1
-        self.tally.num_copies += len(plan.copies)
-        self._take(self.scheduler.apply(plan, rows, self.now))
+        self.tally.num_copies += len(batch.copies)
+        self._take(self.scheduler.postprocess(batch, rows, self.now))
         self.scheduler.check_invariants()
         self.ledger.add(self.scheduler.take_block_events())
         return True

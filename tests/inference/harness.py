@@ -24,8 +24,8 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.inference.instances.totals import total_load
 from services.inference.reference import ReferenceReply, generate
+from services.inference.scheduler.types import total_load
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)

@@ -1,9 +1,10 @@
-"""The inbox, and the model thread alone: what goes in, what comes out, how it ends."""
+"""The inbox, the model thread alone, and its own CPU time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,15 @@ from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
-from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
+from services.inference.runner import (
+    MAX_FAILURES,
+    Cancel,
+    CpuOverhead,
+    Draft,
+    Inbox,
+    ModelRunner,
+    Tick,
+)
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
@@ -114,7 +123,7 @@ async def test_events_arrive_in_order_and_in_the_loop() -> None:
         for session in range(1, 9):
             assert isinstance(await it.end(session), Finished)
             assert it.ids(session) == reference((4 + session, 5), SAMPLING).ids
-        assert max(tick.num_rounds for tick in it.ticks) > 1
+        assert max(tick.num_scheduled for tick in it.ticks) > 1
         assert it.ticks[0].events == ()
         assert it.ticks[-1].load.running_sessions == 0
 
@@ -139,7 +148,7 @@ async def test_an_admission_is_known_before_the_engine_has_answered() -> None:
         it.runner.open(OpenRequest(session=2, prompt=(99,), sampling=SAMPLING))
         await eventually(lambda: any(isinstance(event, Opened) for event in it.events))
         assert it.last(1) is None
-        assert it.ticks[-1].num_rounds == 0
+        assert it.ticks[-1].num_scheduled == 0
 
 
 async def test_an_idle_thread_makes_no_ticks() -> None:
@@ -245,3 +254,34 @@ async def test_a_replica_that_was_given_up_takes_no_sessions_again() -> None:
         assert isinstance(await it.end(8), Failed)
         assert isinstance(await it.end(9), Finished)
         assert "restart the replica" in it.runner.problem
+
+
+def burn(seconds: float) -> None:
+    """Compute until this thread used so much CPU time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_pauses_and_waits_are_not_counted() -> None:
+    overhead = CpuOverhead()
+    overhead.take_ms()
+    burn(0.01)
+    with overhead.paused():
+        burn(0.05)
+    threading.Event().wait(0.05)
+    taken_ms = overhead.take_ms()
+    assert 10 <= taken_ms < 40
+    assert 0 <= overhead.take_ms() < 10
+
+
+def test_a_pause_that_fails_is_left_out_too() -> None:
+    overhead = CpuOverhead()
+    overhead.take_ms()
+    try:
+        with overhead.paused():
+            burn(0.03)
+            raise ValueError
+    except ValueError:
+        pass
+    assert overhead.take_ms() < 25

@@ -16,7 +16,7 @@ from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
     Committed,
@@ -75,24 +75,24 @@ class FullReplica:
         self._dead = True
 
     def _tick(self) -> None:
-        plan = self._scheduler.decide(self._clock.now)
-        self._busy = plan is not None
-        if plan is None:
+        batch = self._scheduler.schedule(self._clock.now)
+        self._busy = batch is not None
+        if batch is None:
             return
-        if not plan.slices:
-            self._land(plan, ())
+        if not batch.slices:
+            self._land(batch, ())
             return
-        ms = self._times.ms(plan.num_tokens, len(plan.slices), self._random.random())
+        ms = self._times.ms(batch.num_tokens, len(batch.slices), self._random.random())
         rows = [
-            LogitsRows(self._logits[: round_.num_rows], self._ids[: round_.num_rows])
-            for round_ in plan.slices
+            LogitsRows(self._logits[: part.num_rows], self._ids[: part.num_rows])
+            for part in batch.slices
         ]
-        self._clock.after(ms / 1e3, self._land, plan, rows)
+        self._clock.after(ms / 1e3, self._land, batch, rows)
 
-    def _land(self, plan: Plan, rows: Sequence[LogitsRows]) -> None:
+    def _land(self, batch: Batch, rows: Sequence[LogitsRows]) -> None:
         if self._dead:
             return
-        self._take(self._scheduler.apply(plan, rows, self._clock.now))
+        self._take(self._scheduler.postprocess(batch, rows, self._clock.now))
         self._tick()
 
     def _take(self, events: Sequence[Event]) -> None:

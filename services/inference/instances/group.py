@@ -11,14 +11,13 @@ from outrider.engines.base import Engine
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
-from services.inference.instances.placement import Placement
-from services.inference.instances.totals import total_load
+from services.inference.instances.placement import InstancePlacement
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest
+from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest, total_load
 
 
-class Fleet:
+class InstanceGroup:
     """What ModelRunner is to one instance, for several. Its verbs belong to the event loop.
 
     One instance that cannot go on takes the replica with it: `problem` is set and no session is
@@ -37,7 +36,7 @@ class Fleet:
         the event loop; `clock` gives the seconds of all deadlines."""
         first = instances[0][1]
         loads = [scheduler.load() for _, scheduler in instances]
-        self._placement = Placement(first.limits, first.info.block_tokens, loads)
+        self._placement = InstancePlacement(first.limits, first.info.block_tokens, loads)
         self._on_tick = on_tick
         self._metrics = metrics
         self._num_over = 0
@@ -62,7 +61,7 @@ class Fleet:
         await asyncio.gather(*(runner.stop() for runner in self._runners))
 
     def open(self, request: OpenRequest) -> None:
-        """Hand a session to the instance that suits it best. Raises UnavailableError or
+        """Hand a session to the instance where it will end first. Raises UnavailableError or
         OverloadedError; whatever is wrong with the request itself comes back as Failed."""
         if self.problem:
             raise UnavailableError(f"this replica takes no sessions: {self.problem}")
@@ -74,7 +73,7 @@ class Fleet:
             raise
 
     def draft(self, session: int, drafts: Drafts) -> bool:
-        """Hand in guesses; False if they were dropped, which costs nothing but speed."""
+        """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
         instance = self._placement.instance_of(session)
         return instance is not None and self._runners[instance].draft(session, drafts)
 
@@ -100,7 +99,7 @@ class Fleet:
             Tick(
                 tuple(events),
                 tick.load,
-                tick.num_rounds,
+                tick.num_scheduled,
                 tick.overhead_ms,
                 blocks,
                 self.problem,
@@ -113,7 +112,7 @@ class Fleet:
         """Whether a session that an instance had no room for is with another one now."""
         if not isinstance(event, Failed):
             return False
-        other = self._placement.again(event)
+        other = self._placement.place_again(event)
         if other is None:
             return False
         try:

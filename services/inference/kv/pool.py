@@ -4,7 +4,7 @@ A session's table is a shared prefix (blocks of the prefix tree, full, verified,
 again) followed by private blocks. Only verified tokens whose KV is computed are ever published.
 
 Of a published block that agrees with a session's ids in its first tokens only, the session gets a
-private copy: it writes behind these tokens, and the engine may spoil all that lies there.
+private copy: it writes behind these tokens, and the engine may overwrite all that follows them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Table:
 
 
 class KvPool:
-    """Block tables of sessions over one pool. Answers at once or not at all; never waits."""
+    """Block tables of sessions over one pool. Never waits: there is room, or the answer is no."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, *, min_rows: int = 1, scratch_tokens: int = 0
@@ -62,7 +62,7 @@ class KvPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had now: free ones and cached ones that no session uses."""
+        """Blocks that can be allocated now: free ones, and cached ones that no session uses."""
         return self._allocator.num_free + self._tree.num_idle
 
     @property
@@ -93,8 +93,8 @@ class KvPool:
         """Take over what others published of `ids` meanwhile; returns the tokens whose KV the
         session has now, of which it had `num_computed`.
 
-        Private blocks that hold the same tokens are given back. What the last block's beginning
-        brings is there once the copies that take_copies() tells of are made.
+        Private blocks that hold the same tokens are freed. Tokens of a block that is copied count:
+        their KV is there once the engine has made the copies of take_copies().
         """
         table = self._tables[session]
         for key in self._keys(ids, table.num_shared):
@@ -107,7 +107,7 @@ class KvPool:
         """The copies that open() and reuse() have counted on since the last take.
 
         The engine has to make them, in this order, before anything is written to any block: a
-        source is not held, and may be the room of another session in the same engine call.
+        source is not referenced, and may be allocated to another session in the same engine call.
         """
         copies, self._copies = tuple(self._copies), []
         return copies
@@ -146,7 +146,7 @@ class KvPool:
 
     def commit(self, session: int, ids: Sequence[int], num_tokens: int) -> None:
         """Publish the full blocks among the first num_tokens of `ids`: those tokens are verified
-        and their KV is computed. A block somebody else published first replaces ours."""
+        and their KV is computed. A block that another session published first replaces ours."""
         table = self._tables[session]
         for index in range(table.num_shared, num_tokens // self.block_tokens):
             key = self._key(ids, index)
@@ -155,7 +155,7 @@ class KvPool:
                 table.path.append(node)
 
     def truncate(self, session: int, num_tokens: int) -> None:
-        """Give back the private blocks behind num_tokens and the scratch."""
+        """Free the private blocks behind num_tokens and the scratch."""
         table = self._tables[session]
         keep = max(self.blocks_for(num_tokens), table.num_shared)
         while len(table.blocks) > keep:
@@ -177,7 +177,7 @@ class KvPool:
 
     def _copy_beginning(self, session: int, ids: Sequence[int], num_computed: int) -> int:
         """Copy the published block that begins most like the session's first private one, if that
-        brings more tokens than are computed; returns the tokens computed then."""
+        covers more tokens than are computed; returns the tokens that are computed then."""
         table = self._tables[session]
         begin = table.num_shared * self.block_tokens
         node, num_same = self._tree.closest(table.path[-1], self._rest(ids, table.num_shared))
@@ -189,7 +189,8 @@ class KvPool:
                 return num_computed
             table.blocks.append(self._take_block())
         target = table.blocks[table.num_shared]
-        if target != node.block:  # equal if nothing else was idle: then its room is ours now
+        # Equal if no other block was idle: then the source was evicted and given to us.
+        if target != node.block:
             self._copies.append(BlockCopy(session, node.block, target))
         return begin + num_same
 
@@ -200,9 +201,9 @@ class KvPool:
         index = table.num_shared
         table.path.append(node)
         if index < len(table.blocks):
-            given_back = table.blocks[index]
-            self._copies = [copy for copy in self._copies if copy.target != given_back]
-            self._allocator.release(given_back)
+            freed = table.blocks[index]
+            self._copies = [copy for copy in self._copies if copy.target != freed]
+            self._allocator.release(freed)
             table.blocks[index] = node.block
         else:
             table.blocks.append(node.block)
@@ -235,7 +236,7 @@ class KvPool:
             private.extend(table.blocks[table.num_shared :])
         assert len(set(private)) == len(private), "a private block is in two tables"
         assert published.isdisjoint(private), "a published block is private to a session"
-        assert all(self._allocator.num_holders(block) == 1 for block in private)
+        assert all(self._allocator.ref_count(block) == 1 for block in private)
         for copy in self._copies:
             table = self._tables[copy.session]
             assert copy.target in table.blocks[table.num_shared :], "a copy into a shared block"

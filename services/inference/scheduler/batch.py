@@ -1,4 +1,4 @@
-"""What the next engine call computes: everyone who is ready, prefill chunks, and drafts."""
+"""What the next engine call computes: replies, prefill chunks and drafts."""
 
 from __future__ import annotations
 
@@ -17,39 +17,37 @@ from outrider.engines.base import (
     no_work,
 )
 from services.inference.kv.pool import BlockCopy, KvPool
-from services.inference.scheduler.chunks import share_out
-from services.inference.scheduler.cost_model import CostModel, attention
-from services.inference.scheduler.decode_cost import DecodeCost
-from services.inference.scheduler.draft_budget import Award, Bidding, Turn
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
+from services.inference.scheduler.draft_budget import DraftBudget, DraftGrant, Slot
+from services.inference.scheduler.draft_sources import DraftAttempt
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.looking import Look
-from services.inference.scheduler.overload import Level
-from services.inference.scheduler.prefill_budget import Pace
-from services.inference.scheduler.queues import Roster
-from services.inference.scheduler.session import Session, State
+from services.inference.scheduler.prefill_budget import PrefillBudget
+from services.inference.scheduler.queues import SessionQueues
+from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.types import OverloadLevel
 
-_TAUGHT_TOKENS = 512
-"""Tokens shown to suffix drafters per call, over all sessions: about a millisecond, where a whole
-long prompt would hold everybody up."""
+_MAX_LEARNED_TOKENS = 512
+"""Prompt tokens that suffix drafters learn per call, over all sessions: about a millisecond, where
+a whole long prompt would hold everybody up."""
 
 
-class Part(NamedTuple):
-    """One session's place in a plan."""
+class ScheduledSequence(NamedTuple):
+    """One session's place in a batch."""
 
     session: Session
     num_tokens: int
-    """Of the session's own tokens; the drafts come behind them."""
+    """The session's own; the drafts follow them."""
     drafts: tuple[int, ...]
-    num_guessed: int
-    """Leading drafts that are guesses; the others only fill the round up to min_rows."""
-    look: Look | None = None
-    """How its suffix drafter was asked for them, if it was."""
+    num_drafts: int
+    """The first num_drafts of `drafts` are drafts; the rest pads the slice to min_rows."""
+    attempt: DraftAttempt | None = None
+    """Set if its suffix drafter was asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Batch:
     """One engine call, in this order: close `closed`, open `opened`, copy the blocks of `copies`,
-    step `rounds` (if any)."""
+    step `slices` (if any)."""
 
     slices: tuple[SequenceSlice, ...]
     opened: tuple[NewSequence, ...]
@@ -57,17 +55,17 @@ class Plan:
     """Sequences for Engine.close_sequence."""
     copies: tuple[BlockCopy, ...]
     """For Engine.copy_block; their sessions are sequences."""
-    parts: tuple[Part, ...]
-    """What each round is for; the scheduler's own."""
-    decided_at: float
+    scheduled: tuple[ScheduledSequence, ...]
+    """What each slice is for, in the same order."""
+    scheduled_at: float
 
     def run(self, engine: Engine, overlapped_work: OverlappedWork = no_work) -> list[LogitsRows]:
         """The engine's answer to the call. Raises EngineError."""
-        self.announce(engine)
+        self.prepare(engine)
         return engine.step(self.slices, overlapped_work) if self.slices else []
 
-    def announce(self, engine: Engine) -> None:
-        """What the engine has to be told before its step. Raises EngineError."""
+    def prepare(self, engine: Engine) -> None:
+        """Tell the engine what has to come before its step. Raises EngineError."""
         for sequence in self.closed:
             engine.close_sequence(sequence)
         for new in self.opened:
@@ -77,125 +75,131 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the call, drafts included."""
+        """Tokens of the call, drafts and padding included."""
         return sum(len(part.tokens) for part in self.slices)
 
     @property
     def is_decode(self) -> bool:
         """Whether each session has one token in it, and drafts: no prompts."""
-        return all(part.num_tokens == 1 for part in self.parts)
+        return all(one.num_tokens == 1 for one in self.scheduled)
 
     @property
-    def context(self) -> float:
+    def attention_work(self) -> float:
         """What the call reads of contexts, as the cost model counts it."""
-        return sum(attention(len(part.tokens), part.past) for part in self.slices)
+        return sum(attention_work(len(part.tokens), part.past) for part in self.slices)
 
 
-class Planner:
-    """Builds the rounds of a call from the roster, under the limits and the cost model."""
+class BatchBuilder:
+    """Builds batches from the session queues, under the prefill and the draft budget."""
 
     def __init__(
         self,
         info: EngineInfo,
         limits: SchedulerLimits,
         pool: KvPool,
-        roster: Roster,
+        queues: SessionQueues,
         cost: CostModel,
-        decode_cost: DecodeCost,
+        decode_cost: DecodeCostModel,
     ) -> None:
         self._min_rows = max(1, info.min_rows)
-        self._limits = limits
+        self._max_pause_s = limits.max_pause_ms / 1e3
         self._pool = pool
-        self._roster = roster
-        self._bidding = Bidding(limits, decode_cost)
-        self.pace = Pace(limits, cost, self._min_rows)
+        self._queues = queues
+        self.prefill_budget = PrefillBudget(limits, cost, self._min_rows)
+        self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
 
-    def plan(self, now: float, level: Level) -> Plan | None:
-        """The next call, at this level of overload; None if there is nothing to do."""
-        self._roster.admit(now, hold_low=level >= Level.QUEUE_LOW)
-        takers, guest = self._roster.takers(now, self._limits.max_pause_ms / 1e3)
-        bounded = self.pace.is_bounded(takers, now)
-        if bounded:
-            takers = self.pace.rotate(takers, now)
-        budget = self.pace.prompt_tokens(takers, bounded=bounded, level=level)
-        turns = self._turns(takers, self._chunks(takers, guest, budget))
-        parts = self._parts(turns, bounded=bounded, level=level)
-        for part in parts:
-            part.session.turn_at = now
-        if not parts and not self._roster.has_news:
+    def build(self, now: float, level: OverloadLevel) -> Batch | None:
+        """The next call, at this overload level; None if there is nothing to do."""
+        queues, prefill_budget = self._queues, self.prefill_budget
+        queues.admit(now, hold_low=level >= OverloadLevel.QUEUE_LOW)
+        schedulable, starving = queues.schedulable(now, self._max_pause_s)
+        short = prefill_budget.must_be_short(schedulable, now)
+        if short:
+            schedulable = prefill_budget.fit_short_call(schedulable, now)
+        max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
+        slots = self._allocate(schedulable, max_tokens, starving)
+        self._learn_prompts(slots)
+        scheduled = self._add_drafts(slots, short=short, level=level)
+        if not scheduled and not queues.has_sequence_changes:
             return None
-        opened, closed = self._roster.take_news()
-        slices = tuple(self._round(part) for part in parts)
-        return Plan(slices, opened, closed, self._pool.take_copies(), tuple(parts), now)
+        slices = tuple([self._slice(one) for one in scheduled])
+        for one in scheduled:
+            one.session.last_scheduled_at = now
+        opened, closed = queues.take_sequence_changes()
+        return Batch(slices, opened, closed, self._pool.take_copies(), tuple(scheduled), now)
 
-    def _chunks(self, takers: list[Session], guest: Session | None, budget: int) -> dict[int, int]:
-        """Prompt tokens of this call by sequence, after what others have computed meanwhile."""
-        prompts = [session for session in takers if session.state is State.PREFILLING]
+    def _allocate(
+        self, schedulable: list[Session], max_prompt_tokens: int, starving: Session | None
+    ) -> list[Slot]:
+        """Who takes part, with how many tokens, in order of rank. KV is allocated for these, not
+        yet for drafts; it may be taken from sessions that come later in the list."""
+        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
         for session in prompts:
-            session.reuse(self._pool.reuse(session.sequence, session.ids, session.computed))
-        return share_out(prompts, budget, self._min_rows, guest)
+            # Others may have computed the same tokens since the last call.
+            session.reuse(self._pool.reuse(session.sequence, session.ids, session.num_computed))
+        chunks: dict[int, int] = {}
+        if prompts:
+            chunks = self.prefill_budget.share_out(prompts, max_prompt_tokens, starving)
+        slots: list[Slot] = []
+        for session in schedulable:
+            if session.state is SessionState.WAITING:
+                continue  # preempted for one before it
+            num_uncomputed = session.num_uncomputed
+            count = chunks.get(session.sequence, num_uncomputed)
+            padding = max(0, self._min_rows - count)
+            if count and self._queues.grow(session, session.num_computed + count + padding):
+                slots.append(Slot(session, count, padding, count == num_uncomputed))
+        return slots
 
-    def _turns(self, takers: list[Session], chunks: dict[int, int]) -> list[Turn]:
-        """Who takes part, in order of rank; their KV is allocated, drafts beyond the fill not."""
-        turns: list[Turn] = []
-        for session in takers:
-            if session.state is State.WAITING:
-                continue
-            count = chunks.get(session.sequence, session.num_missing)
-            fill = max(0, self._min_rows - count)
-            if count and self._roster.grow(session, session.computed + count + fill):
-                turns.append(Turn(session, count, fill, count == session.num_missing))
-        return turns
+    def _learn_prompts(self, slots: list[Slot]) -> None:
+        """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
+        first. Replies go on drafting meanwhile."""
+        left = _MAX_LEARNED_TOKENS
+        sessions = [slot.session for slot in slots]
+        behind = [one for one in sessions if not one.sources.is_ready(one.ids)]
+        for session in sorted(behind, key=lambda one: one.sources.num_unseen(one.ids)):
+            left -= session.sources.learn_prompt(session.ids, left)
 
-    def _parts(self, turns: list[Turn], *, bounded: bool, level: Level) -> list[Part]:
-        """Add the drafts that are worth their rows."""
-        self._teach(turns)
-        bidders = [turn for turn in turns if turn.last]
-        rows = sum(1 + turn.num_fill for turn in bidders)
-        taken = sum(turn.num_tokens + turn.num_fill for turn in turns)
-        repliers = [turn.session for turn in bidders]
-        max_rows = min(
-            rows + self._limits.max_batch_tokens - taken,
-            self.pace.max_draft_rows(repliers, rows, taken, bounded=bounded, level=level),
-        )
-        awards = self._bidding.hold(bidders, rows, max_rows)
-        self.pace.drafted(sum(award.num_drafts for award in awards) + len(bidders) - rows)
-        awarded = iter(awards)
+    def _add_drafts(
+        self, slots: list[Slot], *, short: bool, level: OverloadLevel
+    ) -> list[ScheduledSequence]:
+        """The slots with the drafts that are worth their rows."""
+        drafting = [slot for slot in slots if slot.is_last]
+        rows = sum(1 + slot.num_padding for slot in drafting)
+        taken = sum(slot.num_tokens + slot.num_padding for slot in slots)
+        max_rows = self._draft_budget.max_rows(drafting, rows, taken, short=short, level=level)
+        grants = self._draft_budget.allocate(drafting, rows, max_rows)
+        num_drafts = sum(grant.num_drafts for grant in grants) + len(drafting) - rows
+        self.prefill_budget.drafts_scheduled(num_drafts)
+        granted = iter(grants)
         return [
-            self._part(turn, next(awarded))
-            if turn.last
-            else Part(turn.session, turn.num_tokens, (), 0)
-            for turn in turns
+            self._scheduled(slot, next(granted))
+            if slot.is_last
+            else ScheduledSequence(slot.session, slot.num_tokens, (), 0)
+            for slot in slots
         ]
 
-    def _teach(self, turns: list[Turn]) -> None:
-        """Replies go on drafting while a prompt is read; of prompts the one comes first that lacks
-        least."""
-        left = _TAUGHT_TOKENS
-        behind = [one for one, *_ in turns if not one.sources.keeps_up(one.ids)]
-        for session in sorted(behind, key=lambda one: one.sources.num_untaught(one.ids)):
-            left -= session.sources.teach(session.ids, left)
+    def _scheduled(self, slot: Slot, grant: DraftGrant) -> ScheduledSequence:
+        """Drafts take free blocks only: no session loses KV for them."""
+        session = slot.session
+        count = grant.num_drafts
+        if count > slot.num_padding and not self._pool.grow(
+            session.sequence, len(session.ids) + count
+        ):
+            count = min(count, slot.num_padding)
+        padding = (session.ids[-1],) * (slot.num_padding - count)
+        drafts = grant.ids[:count] + padding
+        return ScheduledSequence(session, slot.num_tokens, drafts, count, grant.attempt)
 
-    def _part(self, turn: Turn, award: Award) -> Part:
-        session, count = turn.session, award.num_drafts
-        if count > turn.num_fill and not self._make_room(session, len(session.ids) + count):
-            count = min(count, turn.num_fill)
-        guesses = award.guesses[:count]
-        filler = (session.ids[-1],) * (turn.num_fill - count)
-        return Part(session, turn.num_tokens, guesses + filler, count, award.look)
-
-    def _make_room(self, session: Session, num_tokens: int) -> bool:
-        """Drafts take free blocks only; nobody loses KV for a guess."""
-        return self._pool.grow(session.sequence, num_tokens)
-
-    def _round(self, part: Part) -> SequenceSlice:
-        session = part.session
-        end = session.computed + part.num_tokens
-        tokens = (*session.ids[session.computed : end], *part.drafts)
+    def _slice(self, one: ScheduledSequence) -> SequenceSlice:
+        session = one.session
+        past = session.num_computed
+        end = past + one.num_tokens
+        tokens = (*session.ids[past:end], *one.drafts)
         return SequenceSlice(
             sequence=session.sequence,
             tokens=np.array(tokens, dtype=np.int32),
-            past=session.computed,
+            past=past,
             blocks=self._pool.blocks(session.sequence),
-            num_rows=1 + len(part.drafts) if end == len(session.ids) else 0,
+            num_rows=1 + len(one.drafts) if end == len(session.ids) else 0,
         )

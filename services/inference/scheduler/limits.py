@@ -1,4 +1,4 @@
-"""What the scheduler may use, and what an engine can hold at all."""
+"""Bounds of the scheduler, and of what an engine can hold at all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LEAST = {
     "max_lead": 0.0,
     "ageing_s": 0.0,
     "fixed_ms": 0.0,
-    "look_ms": 0.0,
+    "draft_attempt_ms": 0.0,
     "prefill_stretch": 1.0,
     "max_pause_ms": 0.0,
     "slo_ttft_low_ms": 0.0,
     "slo_ttft_medium_ms": 0.0,
     "slo_ttft_high_ms": 0.0,
 }
-"""Smallest value; of the other fields 1 for counts, anything positive for times."""
+"""Smallest valid value; of the other fields 1 for counts, anything above 0 for times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +32,34 @@ class SchedulerLimits:
     max_sessions: int = 16
     """Sessions that hold KV and share engine calls."""
     max_queue: int = 128
-    """Sessions that wait for a place; further ones are refused with a retry delay."""
+    """Sessions that wait to be admitted; further ones are refused with a retry delay."""
     max_batch_tokens: int = 512
     """Tokens of one engine call, drafts included."""
     prefill_chunk_tokens: int = 256
     """Prompt tokens of one engine call, over all sessions."""
     max_tick_ms: float = 40.0
-    """The latency budget: predicted duration above which a call with decoding sessions takes no
-    more prompt tokens and no more drafts."""
+    """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
+    predicted duration."""
     prefill_stretch: float = 1.8
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: float = 20.0
-    """Predicted duration of a call with LOW sessions while others keep coming: such a call cannot
-    be interrupted."""
+    """Latency budget of calls with LOW sessions while others keep coming: a call cannot be
+    interrupted."""
     max_pause_ms: float = 500.0
-    """Time after which a paused session gets a turn all the same, one session per call."""
+    """Time after which a session that is left out of the calls gets a starvation turn, one session
+    per call."""
     max_draft_tokens: int = 8
     """Drafts of one session in one call."""
     max_lead: int = 64
     """Edge drafts of one session kept ahead of its commits."""
     ageing_s: float = 60.0
-    """Waiting time that makes up for one class of priority."""
+    """Waiting time after which a session ranks with new ones of the next higher class."""
     fixed_ms: float = 8.0
     """First guess of an engine call's fixed cost; then measured."""
     row_ms: float = 1.2
     """First guess of the cost of one token in a call; then measured."""
-    look_ms: float = 0.08
-    """CPU time of looking for one session's drafts, and of learning for it: bench.tick."""
+    draft_attempt_ms: float = 0.08
+    """CPU time of asking one session's suffix drafter, learning included: bench.tick."""
     slo_ttft_low_ms: float = 0.0
     """LOW sessions whose first token would come later than this are refused; 0: none are."""
     slo_ttft_medium_ms: float = 0.0
@@ -74,7 +75,7 @@ class SchedulerLimits:
                 raise ConfigError(f"{spec.name} must be at least {low:g}, not {value}")
 
     def slo_ttft_ms(self, priority: Priority) -> float:
-        """The objective of a class; 0: none."""
+        """The time-to-first-token objective of a class; 0: none."""
         return {
             Priority.LOW: self.slo_ttft_low_ms,
             Priority.MEDIUM: self.slo_ttft_medium_ms,
@@ -82,12 +83,12 @@ class SchedulerLimits:
         }[priority]
 
     def check_fits(self, info: EngineInfo) -> None:
-        """Raises ConfigError if a full house of decoding sessions would leave a prefill no room."""
+        """Raises ConfigError if max_sessions decoding sessions would leave a prefill no room."""
         least = (self.max_sessions + 3) * max(1, info.min_rows)
         if self.max_batch_tokens < least:
             raise ConfigError(
                 f"max_batch_tokens must be at least {least} for {self.max_sessions} sessions of "
-                f"{info.min_rows} rows, a paused one's turn and a prefill chunk, not "
+                f"{info.min_rows} rows, a starvation turn and a prefill chunk, not "
                 f"{self.max_batch_tokens}"
             )
 
@@ -96,7 +97,7 @@ def context_limit(info: EngineInfo) -> int:
     """Most tokens of prompt and reply together that this engine can serve.
 
     A reply that reaches it ends with LENGTH. The last token's own KV is never needed, but the
-    rows that pad its round to min_rows must lie in the context and in the pool.
+    rows that pad its slice to min_rows must lie in the context and in the pool.
     """
     positions = min(
         info.max_context_tokens, info.num_blocks * info.block_tokens - info.scratch_tokens

@@ -1,15 +1,15 @@
-"""The scheduler of one model replica: decide, let the engine run, apply.
+"""The scheduler of one model replica: schedule a batch, let the engine run it, postprocess.
 
-Every tick takes all ready sessions into one call, together with chunks of waiting prompts: the
-engine never idles while a session is ready. Sessions that share a call do not change each other's
-text. No timer holds a batch back: calls come one after the other, so whoever arrives while the
-engine is busy waits for the call's end anyway and is gathered there with all others. The call
-itself is the batch window; at rest there is none, since one would only delay the first token.
+Every batch takes all ready sessions, together with chunks of waiting prompts: the engine never
+idles while a session is ready. Sessions that share a call do not change each other's text. No timer
+holds a batch back: calls come one after the other, so whoever arrives while the engine is busy
+waits for the call's end anyway and is gathered there with all others. The call itself is the batch
+window; at rest there is none, since one would only delay the first token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import (
@@ -25,18 +25,19 @@ from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
-from services.inference.scheduler import report
-from services.inference.scheduler.admission import Admission
-from services.inference.scheduler.batch import Part, Plan, Planner
-from services.inference.scheduler.checks import check_ids, check_request
-from services.inference.scheduler.cost_model import CostModel
-from services.inference.scheduler.decode_cost import DecodeCost
-from services.inference.scheduler.draft_sources import DraftSources, EdgeChain
-from services.inference.scheduler.learned import Learned, LearnedByGroup
+from services.inference.scheduler.admission import Admission, check_ids, check_request
+from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel
+from services.inference.scheduler.draft_sources import (
+    DraftSources,
+    EdgeChain,
+    GroupStatisticsTable,
+)
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
-from services.inference.scheduler.queues import Roster
-from services.inference.scheduler.session import Session, State
+from services.inference.scheduler.queues import SessionQueues
+from services.inference.scheduler.session import Session, SessionState
 from services.inference.scheduler.types import (
+    ClassLoad,
     Drafts,
     Event,
     Failed,
@@ -52,8 +53,8 @@ from services.inference.scheduler.types import (
 class Scheduler:
     """Sessions in, engine calls out, committed tokens out.
 
-    Calls alternate: every plan of decide() is answered by apply() or fail() before the next.
-    open, draft, cancel and expire may come at any time, also in between. Times are seconds on
+    Calls alternate: every batch of schedule() is answered by postprocess() or fail() before the
+    next. open, draft, cancel and expire may come at any time, also in between. Times are seconds on
     any monotonic clock. Raises RuntimeError only for misuse of this order.
     """
 
@@ -64,8 +65,8 @@ class Scheduler:
         new_reply: Callable[[SamplingParams], Reply],
         prior: NgramPrior | None = None,
     ) -> None:
-        """`prior`: what the model often says, for drafts. Raises ConfigError if the limits
-        cannot serve this engine."""
+        """`prior`: n-grams that the model is known to produce, for drafts. Raises ConfigError if
+        the limits cannot serve this engine."""
         limits.check_fits(info)
         self.info = info
         self.limits = limits
@@ -78,23 +79,119 @@ class Scheduler:
             scratch_tokens=info.scratch_tokens,
         )
         self._min_rows = max(1, info.min_rows)
-        self._roster = Roster(self._pool, limits.max_sessions, self._min_rows)
+        self._queues = SessionQueues(self._pool, limits.max_sessions, self._min_rows)
         self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
-        self._decode_cost = DecodeCost(limits.fixed_ms, limits.row_ms, info.sizing)
-        self._planner = Planner(
-            info, limits, self._pool, self._roster, self._cost, self._decode_cost
+        self._decode_cost = DecodeCostModel(limits.fixed_ms, limits.row_ms, info.sizing)
+        self._builder = BatchBuilder(
+            info, limits, self._pool, self._queues, self._cost, self._decode_cost
         )
-        self._learned = LearnedByGroup(prior)
-        self._admission = Admission(limits, self._roster, self._cost)
+        self._statistics = GroupStatisticsTable(prior)
+        self._admission = Admission(limits, self._queues, self._cost)
         self._num_opened = 0
-        self._in_flight: Plan | None = None
-        self._timed: tuple[Plan, float] | None = None
-        """The last call and its milliseconds, if nothing was learned from them yet."""
+        self._in_flight: Batch | None = None
+        self._timed: tuple[Batch, float] | None = None
+        """The last call and its milliseconds, until the cost models have learned from them."""
+
+    # A tick: schedule, run (Batch.run), postprocess.
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next engine call; None when there is nothing to do."""
+        if self._in_flight is not None:
+            raise RuntimeError("the last batch was neither postprocessed nor failed")
+        level = self._admission.update_level(self._rank(Priority.MEDIUM, now), now)
+        batch = self._builder.build(now, level)
+        if batch is not None:
+            self._in_flight = batch
+            self._queues.begin_in_flight(frozenset([part.sequence for part in batch.slices]))
+        return batch
+
+    def overlapped_work(self) -> None:
+        """Learn from the last call, what it committed and how long it took, and draw the noise for
+        the rows of this one. To be called while the engine computes (Engine.step)."""
+        self._update_cost()
+        if self._in_flight is not None:
+            for one, part in zip(self._in_flight.scheduled, self._in_flight.slices, strict=True):
+                one.session.sources.update_estimates()
+                one.session.prefetch_noise(part.num_rows)
+
+    def postprocess(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
+        """Take the engine's answer, one LogitsRows per slice: commit, finish, free."""
+        if len(rows) != len(batch.slices):
+            wrong = f"the engine answered {len(batch.slices)} slices with {len(rows)}"
+            return self.fail(batch, EngineError(wrong))
+        self._end_in_flight(batch)
+        if batch.slices:
+            self._update_cost()
+            self._timed = batch, (now - batch.scheduled_at) * 1e3
+        events: list[Event] = []
+        for one, answer in zip(batch.scheduled, rows, strict=True):
+            session = one.session
+            if self._queues.sessions.get(session.session_id) is not session:
+                continue  # it ended while the engine computed
+            end = session.num_computed + one.num_tokens
+            if end < len(session.ids):
+                session.num_computed = end
+                self._pool.commit(session.sequence, session.ids, end)
+            else:
+                events += self._commit(one, answer, batch.scheduled_at, now)
+        return events
+
+    def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
+        """The engine call failed: the sessions in it, and those it was to open or to copy blocks
+        for, end with this error; the others go on."""
+        self._end_in_flight(batch)
+        lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
+        lost |= {copy.session for copy in batch.copies}
+        with_kv = (*self._queues.running, *self._queues.paused)
+        doomed = [session for session in with_kv if session.sequence in lost]
+        return [self._fail(session, error) for session in doomed]
+
+    def _end_in_flight(self, batch: Batch) -> None:
+        if batch is not self._in_flight:
+            raise RuntimeError("this is not the batch in flight")
+        self._in_flight = None
+        self._queues.end_in_flight()
+
+    def _commit(
+        self, one: ScheduledSequence, rows: LogitsRows, started_at: float, now: float
+    ) -> list[Event]:
+        session = one.session
+        try:
+            committed = session.commit(
+                rows,
+                one.drafts,
+                num_drafts=one.num_drafts,
+                started_at=started_at,
+                row_ms=self._cost.row_ms,
+                now=now,
+            )
+        except OutriderError as error:
+            return [self._fail(session, error)]
+        if one.attempt is not None:
+            num_committed = len(committed.accepted_ids) + len(committed.ids)
+            session.sources.backoff.observe(one.attempt, num_committed)
+        self._pool.commit(session.sequence, session.ids, session.num_computed)
+        self._pool.truncate(session.sequence, session.num_computed + self._min_rows)
+        if session.finished is None:
+            return [committed]
+        return [committed, self._finish(session, session.finished, now)]
+
+    def _update_cost(self) -> None:
+        """From the last call that was timed."""
+        if self._timed is None:
+            return
+        (batch, duration_ms), self._timed = self._timed, None
+        num_tokens = batch.num_tokens
+        self._cost.observe(num_tokens, duration_ms, batch.attention_work)
+        if batch.is_decode:
+            self._decode_cost.observe(num_tokens, duration_ms, self._cost.row_ms)
+
+    # Sessions come and go.
 
     @property
     def has_work(self) -> bool:
-        """Whether decide() would return a plan."""
-        return bool(self._roster.sessions) or self._roster.has_news
+        """Whether schedule() would return a batch."""
+        return bool(self._queues.sessions) or self._queues.has_sequence_changes
 
     def open(self, request: OpenRequest, now: float) -> list[Event]:
         """Take a session into the queue; a reply that `resume` already completes ends at once.
@@ -104,95 +201,122 @@ class Scheduler:
         DeadlineError for a deadline that cannot be met, and OverloadedError with a retry delay
         when the queue is full or the first token would miss the class's objective.
         """
-        self._check(request, now)
+        if request.session in self._queues.sessions:
+            raise DuplicateSessionError(f"session {request.session} is open already")
+        check_request(request, self.info, self._context_limit)
+        if request.deadline is not None and request.deadline <= now:
+            raise DeadlineError("the deadline had passed when the session was opened")
+        self._admission.check_room(request.priority)
         session = self._new_session(request, now)
-        session.held = cached = self._pool.match(session.ids, request.cache_salt)
+        num_cached = self._pool.match(session.ids, request.cache_salt)
+        session.cached_at_arrival = num_cached
         if session.finished is None:
-            self._admission.check_time(session, cached, now)
-        opened = Opened(request.session, len(request.prompt), min(cached, len(request.prompt)))
-        self._roster.add(session)
-        self._planner.pace.opened(request.priority, now)
+            self._admission.check_time(session, num_cached, now)
+        num_prompt = len(request.prompt)
+        opened = Opened(request.session, num_prompt, min(num_cached, num_prompt))
+        self._queues.add(session)
+        self._builder.prefill_budget.session_opened(request.priority, now)
         if request.drafts is not None:
             self.draft(request.session, request.drafts, now)
-        return [opened, *self._finish_if_over(session, now)]
+        if session.finished is None:
+            return [opened]
+        return [opened, self._finish(session, session.finished, now)]
 
     def draft(self, session: int, drafts: Drafts, now: float) -> None:
-        """Keep an edge's guesses for the next calls; for a session that is gone they are void.
+        """Keep an edge's drafts for the next calls; for a session that is gone they are void.
 
         Raises InvalidRequestError for ids outside the vocabulary.
         """
         check_ids("a draft", drafts.ids, self.info)
-        live = self._roster.sessions.get(session)
+        live = self._queues.sessions.get(session)
         if live is not None and live.sources.chain is not None:
             live.sources.chain.receive(drafts, live.ids, len(live.request.prompt))
 
     def cancel(self, session: int, now: float) -> list[Event]:
         """End a session at once; nothing for one that is gone already."""
-        live = self._roster.sessions.get(session)
+        live = self._queues.sessions.get(session)
         return [] if live is None else [self._finish(live, FinishReason.CANCELLED, now)]
 
     def expire(self, now: float) -> list[Event]:
         """End the sessions whose deadline has come, or comes before their next token can."""
-        late = [s for s in self._roster.sessions.values() if self._is_late(s, now)]
+        late = [s for s in self._queues.sessions.values() if self._is_late(s, now)]
         return [self._finish(session, FinishReason.DEADLINE, now) for session in late]
 
     def _is_late(self, session: Session, now: float) -> bool:
         deadline = session.request.deadline
         if deadline is None or deadline <= now:
             return deadline is not None
-        if self._in_flight is not None or not self._admission.is_late(session, now):
+        forecast = self._admission.forecast
+        if self._in_flight is not None or not forecast.is_late(session, now):
             return False
-        cached = self._pool.match(session.ids, session.request.cache_salt)
-        return self._admission.is_late(session, now, cached)
+        num_cached = self._pool.match(session.ids, session.request.cache_salt)
+        return forecast.is_late(session, now, num_cached)
 
-    def decide(self, now: float) -> Plan | None:
-        """The next engine call; None when there is nothing to do."""
-        if self._in_flight is not None:
-            raise RuntimeError("the last plan was neither applied nor failed")
-        level = self._admission.update(self._rank(Priority.MEDIUM, now), now)
-        plan = self._planner.plan(now, level)
-        if plan is not None:
-            self._in_flight = plan
-            self._roster.depart(frozenset(round.sequence for round in plan.slices))
-        return plan
+    def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
+        return now - priority * self.limits.ageing_s, self._num_opened
 
-    def study(self) -> None:
-        """Learn from the last call, what it committed and how long it took, for later ones, and
-        draw the noise for the rows of this one: best while the engine computes."""
-        self._learn_cost()
-        if self._in_flight is not None:
-            for part, asked in zip(self._in_flight.parts, self._in_flight.slices, strict=True):
-                part.session.sources.study()
-                part.session.foresee(asked.num_rows)
+    def _new_session(self, request: OpenRequest, now: float) -> Session:
+        self._num_opened += 1
+        statistics = self._statistics.of(request.cache_salt)
+        chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
+        drafter = None
+        if request.region_drafts:
+            drafter = SuffixDrafter(
+                phrases=statistics.phrases,
+                num_prompt=len(request.prompt),
+                sampled=request.sampling.temperature > 0.0,
+            )
+        return Session(
+            request,
+            rank=self._rank(request.priority, now),
+            sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
+            reply=self._new_reply(request.sampling),
+            sources=DraftSources(chain, drafter, statistics.edge_acceptance),
+            context_limit=self._context_limit,
+            now=now,
+        )
 
-    def apply(self, plan: Plan, rows: Sequence[LogitsRows], now: float) -> list[Event]:
-        """Take the engine's answer, one Rows per round: commit, finish, free."""
-        if len(rows) != len(plan.slices):
-            wrong = f"the engine answered {len(plan.slices)} rounds with {len(rows)}"
-            return self.fail(plan, EngineError(wrong))
-        self._land(plan)
-        if plan.slices:
-            self._learn_cost()
-            self._timed = plan, (now - plan.decided_at) * 1e3
-        events: list[Event] = []
-        for part, answer in zip(plan.parts, rows, strict=True):
-            if self._is_live(part):
-                events.extend(self._apply_part(part, answer, plan.decided_at, now))
-        return events
+    def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
+        if session.num_reply and session.state is not SessionState.WAITING:
+            self._admission.forecast.observe_stay(session.stay_ms(now))
+        self._queues.end(session)
+        return Finished(
+            session=session.session_id,
+            reason=reason,
+            upto=session.num_reply,
+            usage=session.usage(),
+            timings=session.timings(now),
+        )
 
-    def fail(self, plan: Plan, error: OutriderError) -> list[Event]:
-        """The engine call failed: the sessions in it, and those it was to open or to copy blocks
-        for, end with this error; the others go on."""
-        self._land(plan)
-        lost = {round.sequence for round in plan.slices} | {new.sequence for new in plan.opened}
-        lost |= {copy.session for copy in plan.copies}
-        holders = (*self._roster.running, *self._roster.paused)
-        doomed = [session for session in holders if session.sequence in lost]
-        return [self._fail(session, error) for session in doomed]
+    def _fail(self, session: Session, error: OutriderError) -> Failed:
+        self._queues.end(session)
+        return Failed(session.session_id, error)
+
+    # What others are told.
 
     def load(self) -> Load:
         """A snapshot for routers."""
-        return report.load(self._roster, self._pool, self._cost, self.limits, self._admission)
+        queues = self._queues
+        return Load(
+            running_sessions=len(queues.running),
+            queued_sessions=len(queues.waiting),
+            queued_prompt_tokens=_prompt_tokens(queues.sessions.values()),
+            kv_blocks_total=self._pool.num_blocks,
+            kv_blocks_free=self._pool.num_free,
+            fixed_ms=self._cost.fixed_ms,
+            row_ms=self._cost.row_ms,
+            max_sessions=self.limits.max_sessions,
+            paused_sessions=len(queues.paused),
+            overload_level=self._admission.level,
+            low=self._class_load(Priority.LOW),
+            medium=self._class_load(Priority.MEDIUM),
+            stay_ms=self._admission.forecast.stay_ms,
+        )
+
+    def _class_load(self, priority: Priority) -> ClassLoad:
+        queues = self._queues
+        found = [s for s in (*queues.running, *queues.waiting) if s.priority is priority]
+        return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
 
     def record_blocks(self) -> None:
         """From now on take_block_events() tells what is cached, and the caller takes them."""
@@ -205,97 +329,9 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError on a leak or a lost session; for tests."""
         self._pool.check_invariants()
-        self._roster.check_invariants()
-
-    def _check(self, request: OpenRequest, now: float) -> None:
-        if request.session in self._roster.sessions:
-            raise DuplicateSessionError(f"session {request.session} is open already")
-        check_request(request, self.info, self._context_limit)
-        if request.deadline is not None and request.deadline <= now:
-            raise DeadlineError("the deadline had passed when the session was opened")
-        self._admission.check_room(request.priority)
-
-    def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
-        return now - priority * self.limits.ageing_s, self._num_opened
-
-    def _new_session(self, request: OpenRequest, now: float) -> Session:
-        self._num_opened += 1
-        chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
-        learned = self._learned.of(request.cache_salt)
-        drafter = _new_drafter(request, learned) if request.region_drafts else None
-        return Session(
-            request,
-            rank=self._rank(request.priority, now),
-            sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
-            reply=self._new_reply(request.sampling),
-            sources=DraftSources(chain, drafter, learned.edge),
-            context_limit=self._context_limit,
-            now=now,
-        )
-
-    def _learn_cost(self) -> None:
-        """From the last call that was timed."""
-        if self._timed is None:
-            return
-        (plan, duration_ms), self._timed = self._timed, None
-        self._cost.observe(plan.num_tokens, duration_ms, plan.context)
-        if plan.is_decode:
-            self._decode_cost.observe(plan.num_tokens, duration_ms, self._cost.row_ms)
-
-    def _land(self, plan: Plan) -> None:
-        if plan is not self._in_flight:
-            raise RuntimeError("this is not the plan in flight")
-        self._in_flight = None
-        self._roster.arrive()
-
-    def _is_live(self, part: Part) -> bool:
-        return self._roster.sessions.get(part.session.number) is part.session
-
-    def _apply_part(
-        self, part: Part, rows: LogitsRows, started_at: float, now: float
-    ) -> list[Event]:
-        session = part.session
-        if session.computed + part.num_tokens < len(session.ids):
-            session.computed += part.num_tokens
-            self._pool.commit(session.sequence, session.ids, session.computed)
-            return []
-        try:
-            committed = session.commit(
-                rows,
-                part.drafts,
-                num_guessed=part.num_guessed,
-                started_at=started_at,
-                row_ms=self._cost.row_ms,
-                now=now,
-            )
-        except OutriderError as error:
-            return [self._fail(session, error)]
-        if part.look is not None:
-            num_committed = len(committed.accepted_ids) + len(committed.ids)
-            session.watch.observe(part.look, num_committed)
-        self._pool.commit(session.sequence, session.ids, session.computed)
-        self._pool.truncate(session.sequence, session.computed + self._min_rows)
-        return [committed, *self._finish_if_over(session, now)]
-
-    def _finish_if_over(self, session: Session, now: float) -> list[Event]:
-        return [] if session.finished is None else [self._finish(session, session.finished, now)]
-
-    def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
-        if session.num_reply and session.state is not State.WAITING:
-            self._admission.stayed(session.stay_ms(now))
-        self._roster.end(session)
-        return Finished(
-            session.number, reason, session.num_reply, session.usage(), session.timings(now)
-        )
-
-    def _fail(self, session: Session, error: OutriderError) -> Failed:
-        self._roster.end(session)
-        return Failed(session.number, error)
+        self._queues.check_invariants()
 
 
-def _new_drafter(request: OpenRequest, learned: Learned) -> SuffixDrafter:
-    return SuffixDrafter(
-        phrases=learned.phrases,
-        num_prompt=len(request.prompt),
-        sampled=request.sampling.temperature > 0.0,
-    )
+def _prompt_tokens(sessions: Iterable[Session]) -> int:
+    """Those still to be computed; the next token of a reply is none."""
+    return sum([s.num_uncached for s in sessions if s.num_uncomputed > 1])

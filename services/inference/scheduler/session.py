@@ -1,4 +1,4 @@
-"""One session: its tokens, how far their KV is computed, and where it stands."""
+"""One session in the scheduler: its tokens, its state, and what a call commits to it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
-from outrider.speculation.verify import Verdict, verify
+from outrider.speculation.verify import verify
 from services.inference.scheduler.draft_sources import DraftSources
-from services.inference.scheduler.looking import Watch
 from services.inference.scheduler.types import (
     Committed,
     FinishReason,
     OpenRequest,
-    Priority,
     Timings,
     Usage,
 )
 
-_SMOOTHING = 0.25
+_INTERVAL_SMOOTHING = 0.25
+"""Weight of the last commit interval in the average."""
 
 
-class State(IntEnum):
-    """Where a session stands. All but WAITING and ENDED ones hold KV."""
+class SessionState(IntEnum):
+    """All but WAITING and ENDED sessions hold KV."""
 
     WAITING = auto()
+    """In the queue."""
     PREFILLING = auto()
+    """Running; nothing committed since it was admitted."""
     DECODING = auto()
+    """Running."""
     PAUSED = auto()
-    """In the middle of its reply, its KV kept, but without a place in the calls."""
+    """In the middle of its reply, taken out of the calls; its KV is kept."""
     ENDED = auto()
 
 
-class Input(IntEnum):
+class SessionInput(IntEnum):
     """What can happen to a session."""
 
     ADMIT = auto()
@@ -46,76 +48,78 @@ class Input(IntEnum):
     PREEMPT = auto()
     """Its KV is dropped, to be computed again later."""
     PAUSE = auto()
-    """It sits out for others and keeps its KV."""
+    """It is taken out of the calls and keeps its KV."""
     RESUME = auto()
     """It takes part in every call again."""
     END = auto()
-    """It finished, failed, was cancelled or ran out of time."""
+    """It finished, failed, was cancelled or reached its deadline."""
 
 
-# Asked once per commit: numbers hash sooner than members of a plain Enum.
-TRANSITIONS: dict[tuple[State, Input], State] = {
-    (State.WAITING, Input.ADMIT): State.PREFILLING,
-    (State.WAITING, Input.END): State.ENDED,
-    (State.PREFILLING, Input.COMMIT): State.DECODING,
-    (State.PREFILLING, Input.PREEMPT): State.WAITING,
-    (State.PREFILLING, Input.END): State.ENDED,
-    (State.DECODING, Input.COMMIT): State.DECODING,
-    (State.DECODING, Input.PAUSE): State.PAUSED,
-    (State.DECODING, Input.PREEMPT): State.WAITING,
-    (State.DECODING, Input.END): State.ENDED,
-    (State.PAUSED, Input.COMMIT): State.PAUSED,  # a turn now and then, so that it never starves
-    (State.PAUSED, Input.RESUME): State.DECODING,
-    (State.PAUSED, Input.PREEMPT): State.WAITING,
-    (State.PAUSED, Input.END): State.ENDED,
+TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
+    SessionState.WAITING: {
+        SessionInput.ADMIT: SessionState.PREFILLING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.PREFILLING: {
+        SessionInput.COMMIT: SessionState.DECODING,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.DECODING: {
+        SessionInput.COMMIT: SessionState.DECODING,
+        SessionInput.PAUSE: SessionState.PAUSED,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.PAUSED: {
+        SessionInput.COMMIT: SessionState.PAUSED,  # a starvation turn
+        SessionInput.RESUME: SessionState.DECODING,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.ENDED: {},
 }
 
 
-class _Times:
-    """When things first happened to a session, and how often it commits."""
+class _SessionTimes:
+    """When things first happened to a session, infinity until then, and how often it commits."""
 
     def __init__(self, now: float) -> None:
         self.opened_at = now
-        self._admitted_at: float | None = None
-        self.first_commit_at: float | None = None
+        self.admitted_at = math.inf
+        self.first_commit_at = math.inf
         self._last_commit_at = now
-        self._is_measured = False
+        self._is_interval_measured = False
         self.interval_ms = 0.0
-
-    def admitted(self, now: float) -> None:
-        if self._admitted_at is None:
-            self._admitted_at = now
+        """Between commits, smoothed."""
 
     def committed(self, started_at: float, now: float) -> None:
-        """The first interval is the duration of its call, prompt and all; there is no other measure
-        yet, and the first real one takes its place."""
+        """Of the first commit there is no interval yet: the duration of its call, which began at
+        `started_at`, stands in until the second."""
         interval_ms = (now - self._last_commit_at) * 1e3
-        if self.first_commit_at is None:
+        if self.first_commit_at == math.inf:
             self.first_commit_at = now
             self.interval_ms = (now - started_at) * 1e3
-        elif not self._is_measured:
-            self._is_measured = True
+        elif not self._is_interval_measured:
+            self._is_interval_measured = True
             self.interval_ms = interval_ms
         else:
-            self.interval_ms += _SMOOTHING * (interval_ms - self.interval_ms)
+            self.interval_ms += _INTERVAL_SMOOTHING * (interval_ms - self.interval_ms)
         self._last_commit_at = now
 
-    def stay_ms(self, now: float) -> float:
-        return 0.0 if self._admitted_at is None else (now - self._admitted_at) * 1e3
-
     def timings(self, now: float) -> Timings:
-        admitted = now if self._admitted_at is None else self._admitted_at
-        first = now if self.first_commit_at is None else self.first_commit_at
+        admitted_at = min(self.admitted_at, now)
+        first_commit_at = min(self.first_commit_at, now)
         return Timings(
-            queue_ms=(admitted - self.opened_at) * 1e3,
-            prefill_ms=(first - admitted) * 1e3,
-            ttft_ms=(first - self.opened_at) * 1e3,
+            queue_ms=(admitted_at - self.opened_at) * 1e3,
+            prefill_ms=(first_commit_at - admitted_at) * 1e3,
+            ttft_ms=(first_commit_at - self.opened_at) * 1e3,
             total_ms=(now - self.opened_at) * 1e3,
         )
 
 
 class Session:
-    """Invariant: 0 <= computed < len(ids), and KV exists for exactly ids[:computed]."""
+    """Invariant: 0 <= num_computed < len(ids), and KV exists for exactly ids[:num_computed]."""
 
     def __init__(
         self,
@@ -128,25 +132,33 @@ class Session:
         context_limit: int,
         now: float,
     ) -> None:
-        """Least `rank` first. Raises InvalidRequestError if resume goes past the reply's end."""
+        """Sessions of lower `rank` are served first. Raises InvalidRequestError if resume goes past
+        the reply's end."""
         self.request = request
-        self.number, self.rank = request.session, rank
+        self.session_id = request.session
+        self.priority = request.priority
+        self.rank = rank
         self.is_sampled = request.sampling.temperature > 0.0
-        self.state = State.WAITING
+        self.state = SessionState.WAITING
         self.sequence = 0
-        """The engine's number of this stay in the pool; new after every preemption."""
+        """The engine's number of this stay in the pool; a new one after every preemption."""
         self.ids = list(request.prompt)
-        self.computed = self.cached_tokens = 0
-        self.held = 0
-        """Tokens of it that were cached when it came."""
-        self.turn_at = now
+        """Prompt and committed reply."""
+        self.num_computed = 0
+        self.cached_tokens = 0
+        """Prompt tokens that were reused before the first commit."""
+        self.cached_at_arrival = 0
+        """Tokens of `ids` whose KV was in the prefix cache when the session was opened."""
+        self.last_scheduled_at = now
         """When it last took part in a call, or got its KV table."""
         self.sources = sources
-        self.watch = Watch()
         self.finished: FinishReason | None = None
-        self._context_limit, self._times = context_limit, _Times(now)
-        self._sampler, self._reply = sampler, reply
-        self._draft_tokens = self._accepted_tokens = 0
+        self._context_limit = context_limit
+        self._times = _SessionTimes(now)
+        self._sampler = sampler
+        self._reply = reply
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
         self._resume(request.resume)
 
     def _resume(self, ids: Sequence[int]) -> None:
@@ -157,11 +169,7 @@ class Session:
                     "send only what was committed"
                 )
             self._sampler.observe(token)
-            self._push(token)
-
-    @property
-    def priority(self) -> Priority:
-        return self.request.priority
+            self._append(token)
 
     @property
     def num_reply(self) -> int:
@@ -169,56 +177,59 @@ class Session:
         return len(self.ids) - len(self.request.prompt)
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens whose KV has to be computed before the next one can be chosen."""
-        return len(self.ids) - self.computed
+        return len(self.ids) - self.num_computed
 
     @property
     def num_uncached(self) -> int:
-        """The same, less what it will find cached by all that is known."""
-        return min(self.num_missing, len(self.ids) - self.held)
+        """num_uncomputed, less what was cached at arrival: an estimate, the cache may have lost
+        it."""
+        return len(self.ids) - max(self.num_computed, self.cached_at_arrival)
 
     @property
     def max_drafts(self) -> int:
-        """Drafts of use: the row behind the last one may still commit a token."""
+        """Most drafts that are of use: the row behind the last one may still commit a token."""
         left = self.request.sampling.max_tokens - self._reply.num_tokens
         return min(left, self._context_limit - len(self.ids)) - 1
 
-    def advance(self, what: Input) -> None:
-        """Change the state. Raises RuntimeError for an input that has no place in it."""
-        target = TRANSITIONS.get((self.state, what))
+    def transition(self, what: SessionInput) -> None:
+        """Change the state. Raises RuntimeError for an input that the state does not allow."""
+        target = TRANSITIONS[self.state].get(what)
         if target is None:
-            raise RuntimeError(f"session {self.number} cannot {what.name} while {self.state.name}")
+            raise RuntimeError(
+                f"session {self.session_id} cannot {what.name} while {self.state.name}"
+            )
         self.state = target
 
-    def admit(self, sequence: int, cached: int, now: float) -> None:
-        """The pool has a table for it, with `cached` tokens in it."""
-        self.advance(Input.ADMIT)
+    def admit(self, sequence: int, num_cached: int, now: float) -> None:
+        """The pool has a table for it, with num_cached tokens in it."""
+        self.transition(SessionInput.ADMIT)
         self.sequence = sequence
-        self.computed = 0
-        self.turn_at = now
-        self._times.admitted(now)
-        if self._times.first_commit_at is None:
+        self.num_computed = 0
+        self.last_scheduled_at = now
+        self._times.admitted_at = min(self._times.admitted_at, now)
+        if self._times.first_commit_at == math.inf:
             self.cached_tokens = 0
-        self.reuse(cached)
+        self.reuse(num_cached)
 
-    def reuse(self, cached: int) -> None:
-        """The pool holds the KV of the first `cached` tokens, whoever computed it."""
-        if cached <= self.computed:
+    def reuse(self, num_cached: int) -> None:
+        """The pool holds the KV of the first num_cached tokens, whoever computed it."""
+        if num_cached <= self.num_computed:
             return
-        if self._times.first_commit_at is None:
-            self.cached_tokens += min(cached, len(self.request.prompt)) - min(
-                self.computed, len(self.request.prompt)
-            )
-        self.computed = cached
+        if self._times.first_commit_at == math.inf:
+            num_prompt = len(self.request.prompt)
+            self.cached_tokens += min(num_cached, num_prompt) - min(self.num_computed, num_prompt)
+        self.num_computed = num_cached
 
     def preempt(self) -> None:
-        """Its KV is gone; its tokens, sampler and reply stay as they are."""
-        self.advance(Input.PREEMPT)
-        self.computed = 0
+        """Its KV is dropped; its tokens, sampler and reply stay as they are."""
+        self.transition(SessionInput.PREEMPT)
+        self.num_computed = 0
 
-    def foresee(self, num_rows: int) -> None:
-        """So many rows behind its last token are computed now: do what needs none of them."""
+    def prefetch_noise(self, num_rows: int) -> None:
+        """Draw the sampler's noise for the num_rows rows behind its last token: it depends on
+        position and seed only, so this can be done while the engine computes them."""
         self._sampler.prepare(len(self.ids), num_rows)
 
     def commit(
@@ -226,42 +237,42 @@ class Session:
         rows: LogitsRows,
         drafts: Sequence[int],
         *,
-        num_guessed: int,
+        num_drafts: int,
         started_at: float,
         row_ms: float,
         now: float,
     ) -> Committed:
-        """Verify `drafts`, which lie behind ids[-1] in a round that began at `started_at`.
+        """Verify `drafts`, which follow ids[-1] in a call that began at `started_at`.
 
-        num_guessed of them are guesses; the rest fills the round. Sets `finished` when the reply is
-        over. Raises EngineError.
+        The first num_drafts of them are drafts, the rest is padding. Sets `finished` when the reply
+        is over. Raises EngineError.
         """
-        base, position, n = self.num_reply, len(self.ids), len(rows.logits)
-        verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._push)
-        self.advance(Input.COMMIT)
-        self.computed = min(position + verdict.accepted, len(self.ids) - 1)
-        self._draft_tokens += min(num_guessed, n)
-        self._accepted_tokens += min(verdict.accepted, num_guessed)
-        self.sources.learn(min(num_guessed, n), verdict)
+        base = self.num_reply
+        position = len(self.ids)
+        verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._append)
+        self.transition(SessionInput.COMMIT)
+        self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
+        num_verified = min(num_drafts, len(rows.logits))
+        self._draft_tokens += num_verified
+        self._accepted_tokens += min(verdict.accepted, num_drafts)
+        self.sources.observe(num_verified, verdict)
         self._times.committed(started_at, now)
-        return self._committed(base, verdict, row_ms)
-
-    def _committed(self, base: int, verdict: Verdict, row_ms: float) -> Committed:
         chain = self.sources.chain
-        accepted = chain.advance(verdict.ids) if chain is not None else 0
+        num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
         return Committed(
-            session=self.number,
-            epoch=chain.epoch if chain is not None else self.request.epoch,
+            session=self.session_id,
+            epoch=self.request.epoch if chain is None else chain.epoch,
             base=base,
-            accepted=accepted,
-            ids=verdict.ids[accepted:],
+            accepted=num_from_edge,
+            ids=verdict.ids[num_from_edge:],
             commit_interval_ms=self._times.interval_ms,
             row_ms=row_ms,
-            lossy=tuple(base + index for index in verdict.lossy),
-            accepted_ids=verdict.ids[:accepted],
+            lossy=tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
+            accepted_ids=verdict.ids[:num_from_edge],
         )
 
-    def _push(self, token: int) -> bool:
+    def _append(self, token: int) -> bool:
+        """Add a committed token; whether the reply is over."""
         self.ids.append(token)
         self._reply.push(token)
         if self._reply.finished is not None:
@@ -282,19 +293,17 @@ class Session:
 
     @property
     def opened_at(self) -> float:
-        """When it came."""
         return self._times.opened_at
 
     @property
-    def began_at(self) -> float:
-        """When its first token was committed here; until then, infinity."""
-        first = self._times.first_commit_at
-        return math.inf if first is None else first
+    def first_commit_at(self) -> float:
+        """When its first token was committed here; infinity until then."""
+        return self._times.first_commit_at
 
     def stay_ms(self, now: float) -> float:
-        """Since it first held KV."""
-        return self._times.stay_ms(now)
+        """Since it was first admitted; 0 before."""
+        return max(0.0, now - self._times.admitted_at) * 1e3
 
     def timings(self, now: float) -> Timings:
-        """What did not happen yet lasts until now."""
+        """What has not happened yet lasts until now."""
         return self._times.timings(now)

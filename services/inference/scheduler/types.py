@@ -1,7 +1,8 @@
-"""What goes into the scheduler and what comes out: one dataclass per thing that happened."""
+"""What goes into the scheduler and what comes out of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -18,6 +19,21 @@ class Priority(IntEnum):
     HIGH = 3
 
 
+class OverloadLevel(IntEnum):
+    """What the replica gives up under load, each level with all those before it. Admitted sessions
+    are never dropped. The numbers are the wire's."""
+
+    NORMAL = 0
+    NO_DRAFTS = 1
+    """Drafts are verified only in rows that cost nothing."""
+    SMALL_CHUNKS = 2
+    """Prompts get smaller chunks: replies that have begun go first."""
+    QUEUE_LOW = 3
+    """LOW sessions stay in the queue while others are there."""
+    REFUSE = 4
+    """New sessions are refused with a retry delay."""
+
+
 class FinishReason(IntEnum):
     """Why a session ended; the numbers are the wire's."""
 
@@ -29,13 +45,13 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Guesses for the reply's tokens from number `base` on."""
+    """Draft tokens of the edge, for the reply from token number `base` on."""
 
     epoch: int
     base: int
     ids: tuple[int, ...]
     continues: bool = False
-    """An earlier frame of the epoch began its chain."""
+    """Whether an earlier frame of the epoch began its chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +59,12 @@ class OpenRequest:
     """A session to run. Ids are validated against the vocabulary by the scheduler."""
 
     session: int
-    """The shell's number, unique among live sessions."""
+    """Engine session id: unique among the live sessions of the replica."""
     prompt: tuple[int, ...]
     sampling: SamplingParams
     priority: Priority = Priority.MEDIUM
     deadline: float | None = None
-    """On the clock of `now`, seconds."""
+    """Seconds, on the clock of `now`."""
     resume: tuple[int, ...] = ()
     """Reply tokens committed before; generation goes on after them."""
     epoch: int = 0
@@ -58,7 +74,7 @@ class OpenRequest:
     region_drafts: bool = True
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
-    """Whose session: cached prefixes and what drafts go by are shared among equal salts alone."""
+    """The trust group: equal salts share cached prefixes and drafting statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +105,13 @@ class Opened:
     session: int
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens whose KV is there now; Usage has what was reused in the end."""
+    """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Tokens [base, base + accepted) are the edge's drafts of `epoch`; `ids` follow them."""
+    """Tokens that are final now: [base, base + accepted) are the edge's drafts of `epoch`; `ids`
+    follow them."""
 
     session: int
     epoch: int
@@ -104,8 +121,9 @@ class Committed:
     commit_interval_ms: float
     row_ms: float
     lossy: tuple[int, ...] = ()
+    """Numbers of the tokens that only the acceptance threshold let through."""
     accepted_ids: tuple[int, ...] = ()
-    """Those drafts."""
+    """The accepted drafts' ids."""
 
     @property
     def upto(self) -> int:
@@ -115,7 +133,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The session ended well, or by its own limits."""
+    """The session ended without an error: complete, cancelled or at its deadline."""
 
     session: int
     reason: FinishReason
@@ -126,7 +144,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The session ended by an error; its KV is free again."""
+    """The session ended with an error; its KV is freed."""
 
     session: int
     error: OutriderError
@@ -137,7 +155,7 @@ Event: TypeAlias = Opened | Committed | Finished | Failed
 
 @dataclass(frozen=True, slots=True)
 class ClassLoad:
-    """The part of one class in a load."""
+    """The sessions of one priority class in a Load."""
 
     sessions: int = 0
     """Running and queued."""
@@ -146,7 +164,7 @@ class ClassLoad:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A snapshot for routers."""
+    """Load of one scheduler, or of a replica (total_load), as routers are told it."""
 
     running_sessions: int
     queued_sessions: int
@@ -157,14 +175,47 @@ class Load:
     row_ms: float
     max_sessions: int
     paused_sessions: int = 0
-    """In the middle of a reply, their KV kept, without a place in the calls."""
+    """In the middle of a reply, taken out of the calls; their KV is kept."""
     overload_level: int = 0
-    """policy.overload.Level."""
+    """An OverloadLevel."""
     num_instances: int = 1
-    """Engine instances that these numbers are of."""
+    """Engine instances that these numbers add up."""
     low: ClassLoad = ClassLoad()
-    """Of LOW sessions, which those above go before."""
+    """LOW sessions: MEDIUM and HIGH ones are served before them."""
     medium: ClassLoad = ClassLoad()
-    """Of MEDIUM ones."""
     stay_ms: float = 0.0
-    """Mean time for which a session keeps its place; 0: none has ended yet."""
+    """Mean time from a session's admission to its end; 0: none has ended yet."""
+
+
+def total_load(loads: Sequence[Load]) -> Load:
+    """The load of a replica with one or more engine instances.
+
+    Sessions, places, prompt tokens and KV are sums. Costs are means, of one call of one instance:
+    calls of different instances run at the same time. The overload level is the lowest: new
+    sessions go to the instance that is best off.
+    """
+    count = len(loads)
+    return Load(
+        running_sessions=sum(load.running_sessions for load in loads),
+        queued_sessions=sum(load.queued_sessions for load in loads),
+        queued_prompt_tokens=sum(load.queued_prompt_tokens for load in loads),
+        kv_blocks_total=sum(load.kv_blocks_total for load in loads),
+        kv_blocks_free=sum(load.kv_blocks_free for load in loads),
+        fixed_ms=sum(load.fixed_ms for load in loads) / count,
+        row_ms=sum(load.row_ms for load in loads) / count,
+        max_sessions=sum(load.max_sessions for load in loads),
+        paused_sessions=sum(load.paused_sessions for load in loads),
+        overload_level=min(load.overload_level for load in loads),
+        num_instances=sum(load.num_instances for load in loads),
+        low=_total_class_load(load.low for load in loads),
+        medium=_total_class_load(load.medium for load in loads),
+        stay_ms=sum(load.stay_ms for load in loads) / count,
+    )
+
+
+def _total_class_load(loads: Iterable[ClassLoad]) -> ClassLoad:
+    sessions = queued_prompt_tokens = 0
+    for load in loads:
+        sessions += load.sessions
+        queued_prompt_tokens += load.queued_prompt_tokens
+    return ClassLoad(sessions, queued_prompt_tokens)

@@ -1,4 +1,4 @@
-"""What operators see of one session: its spans and its share of the metrics."""
+"""The spans of one session and its share of the metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.inference.scheduler.types import Committed, Finished, FinishReason
 _UNFINISHED = {FinishReason.CANCELLED: "CANCELLED", FinishReason.DEADLINE: "DEADLINE"}
 
 
-class SessionRecord:
+class SessionTelemetry:
     """Starts with the session; ended by exactly one of finished() and failed()."""
 
     def __init__(
@@ -57,7 +57,7 @@ class SessionRecord:
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""
-        self.used(event)
+        self.record_usage(event)
         self._request(_UNFINISHED.get(event.reason))
         self._phases(event.timings)
         usage = event.usage
@@ -70,8 +70,9 @@ class SessionRecord:
         self._span.set(**attributes)
         self._span.end()
 
-    def used(self, event: Finished) -> None:
-        """What the session took; by itself for one that failed() before the model knew of it."""
+    def record_usage(self, event: Finished) -> None:
+        """Tokens and time per token of a session. Part of finished(); called alone for a session
+        that failed() while the model thread still worked on it."""
         usage, timings = event.usage, event.timings
         num_generated = self._num_generated(event)
         self._metrics.record_verification(usage.draft_tokens, usage.accepted_tokens)

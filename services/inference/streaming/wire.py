@@ -54,7 +54,7 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What this replica serves, and so what a session must agree with."""
+    """What this replica serves: a session has to agree with it."""
 
     model: str
     replica: str
@@ -93,7 +93,7 @@ NO_ECHO = Echo()
 def open_request(
     number: int, frame: inference_pb2.OpenSession, contract: Contract, now: float
 ) -> tuple[OpenRequest, TokenCodec]:
-    """The session to run as `number`, and the codec its opener reads.
+    """The session to run under the engine session id `number`, and the codec its opener reads.
 
     Raises InvalidRequestError and its kinds, UnknownModelError, VocabularyMismatchError and
     PrefixUnknownError. Ids are known to be of the vocabulary afterwards.
@@ -170,7 +170,7 @@ def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int,
 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
-    """Guesses of the edge. Raises BadTokenBlockError."""
+    """Drafts of the edge. Raises BadTokenBlockError."""
     ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
     return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
@@ -203,9 +203,15 @@ def opened_frame(
 
 
 def commit_frame(
-    number: int, event: Committed, contract: Contract, codec: TokenCodec, *, echoes: bool = False
+    number: int,
+    event: Committed,
+    pace: inference_pb2.Pace,
+    contract: Contract,
+    codec: TokenCodec,
+    *,
+    sends_accepted_ids: bool = False,
 ) -> inference_pb2.SessionDown:
-    """New final tokens, without the pace; accepted drafts are counted, and told if `echoes`."""
+    """New final tokens. Accepted drafts are counted; their ids are repeated on request only."""
     commit = inference_pb2.Commit(
         epoch=event.epoch,
         base=event.base,
@@ -213,8 +219,9 @@ def commit_frame(
         ids=wire_tokens.to_proto(contract.coder.encode(event.ids, codec)),
         upto=event.upto,
         lossy=event.lossy,
+        pace=pace,
     )
-    if echoes and event.accepted:
+    if sends_accepted_ids and event.accepted:
         accepted = contract.coder.encode(event.accepted_ids, codec)
         commit.accepted_ids.CopyFrom(wire_tokens.to_proto(accepted))
     return inference_pb2.SessionDown(session=number, commit=commit)

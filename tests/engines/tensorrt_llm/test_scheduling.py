@@ -45,12 +45,12 @@ class Replica:
             self.scheduler.draft(request.session, Drafts(0, 0, chain), self.now)
 
     def tick(self) -> bool:
-        plan = self.scheduler.decide(self.now)
-        if plan is None:
+        batch = self.scheduler.schedule(self.now)
+        if batch is None:
             return False
-        rows = plan.run(self.engine)
+        rows = batch.run(self.engine)
         self.now += 0.01
-        self.take(self.scheduler.apply(plan, rows, self.now))
+        self.take(self.scheduler.postprocess(batch, rows, self.now))
         return True
 
     def finish(self) -> None:

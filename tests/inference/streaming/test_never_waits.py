@@ -28,7 +28,7 @@ REPEATING = FakeOptions(repetition=1.0, sizing=SizingRule((LEAD,)))
 
 TOLERANCE = 1.4
 """What a draft must promise depends on how long calls take, and these take as long as this machine
-does. In virtual time tests/inference/scheduling/test_never_waits.py counts exactly."""
+does. In virtual time tests/inference/scheduler/test_never_waits.py counts exactly."""
 
 Frames = Callable[[Sequence[int], int], tuple[int, Sequence[int]] | None]
 """Truth and number of final tokens -> base and ids of the frame that arrives now."""

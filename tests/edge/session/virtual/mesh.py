@@ -34,7 +34,7 @@ from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from services.inference.reference import generate
-from services.inference.scheduler.batch import Plan
+from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
@@ -209,18 +209,18 @@ class Mesh:
     def _compute(self) -> None:
         if self._is_computing:
             return
-        plan = self.scheduler.decide(self.now)
-        if plan is None:
+        batch = self.scheduler.schedule(self.now)
+        if batch is None:
             return
-        rows = plan.run(self.engine, self.scheduler.study)
+        rows = batch.run(self.engine, self.scheduler.overlapped_work)
         self._is_computing = True
         self.outcome.num_calls += 1
-        duration_s = self.engine.step_ms / 1e3 if plan.slices else 0.0
-        self.later(self.now + duration_s, lambda: self._computed(plan, rows))
+        duration_s = self.engine.step_ms / 1e3 if batch.slices else 0.0
+        self.later(self.now + duration_s, lambda: self._computed(batch, rows))
 
-    def _computed(self, plan: Plan, rows: Sequence[LogitsRows]) -> None:
+    def _computed(self, batch: Batch, rows: Sequence[LogitsRows]) -> None:
         self._is_computing = False
-        for event in self.scheduler.apply(plan, rows, self.now):
+        for event in self.scheduler.postprocess(batch, rows, self.now):
             self._tell(event)
         self._compute()
 
