@@ -12,6 +12,7 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import FinishReason, Priority
 from services.inference.kv.events import BlockLedger
 from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
@@ -22,9 +23,7 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     OpenRequest,
-    Priority,
 )
 
 OPTIONS = FakeOptions(num_blocks=128, max_context_tokens=512, min_rows=2, fixed_ms=40.0, row_ms=4.0)

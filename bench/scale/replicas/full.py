@@ -15,18 +15,11 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
+from outrider.session_types import Priority
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import (
-    Committed,
-    Event,
-    Failed,
-    Finished,
-    Load,
-    OpenRequest,
-    Priority,
-)
+from services.inference.scheduler.types import Committed, Event, Failed, Finished, Load, OpenRequest
 
 _TOKEN = 7
 """What the engine always says."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from outrider.errors import OverloadedError
+from outrider.session_types import FinishReason, Priority
 from services.inference.instances.prefixes import InstancePrefixes
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.admission import Forecast, QueueAhead
@@ -24,11 +25,9 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,
-    Priority,
 )
 
 _REPLY_TOKENS = 128.0

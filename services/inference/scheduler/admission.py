@@ -15,11 +15,12 @@ from outrider.errors import (
     OverloadedError,
     PromptTooLongError,
 )
+from outrider.session_types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.queues import SessionQueues
 from services.inference.scheduler.session import Session, SessionState
-from services.inference.scheduler.types import OpenRequest, OverloadLevel, Priority
+from services.inference.scheduler.types import OpenRequest, OverloadLevel
 
 _MAX_RETRY_DELAY_MS = 30_000
 _LEAST_SHARE = 0.5

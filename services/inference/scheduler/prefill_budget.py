@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider.session_types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.session import Session, SessionState
-from services.inference.scheduler.types import OverloadLevel, Priority
+from services.inference.scheduler.types import OverloadLevel
 
 LEAST_CHUNK = 12
 """Tokens that prefill advances per call at least, whatever the call already costs."""

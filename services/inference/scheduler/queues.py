@@ -9,9 +9,9 @@ import numpy as np
 
 from outrider.engines.base import NewSequence
 from outrider.engines.candidates import num_candidates
+from outrider.session_types import Priority
 from services.inference.kv.pool import KvPool
 from services.inference.scheduler.session import Session, SessionInput, SessionState
-from services.inference.scheduler.types import Priority
 
 STARVATION_TURNS = 4
 """All sessions that are left out of the calls together still get this many turns per

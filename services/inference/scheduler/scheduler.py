@@ -21,6 +21,7 @@ from outrider.errors import (
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Priority
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
@@ -42,11 +43,9 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,
-    Priority,
 )
 
 

@@ -10,15 +10,10 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Timings, Usage
 from outrider.speculation.verify import verify
 from services.inference.scheduler.draft_sources import DraftSources
-from services.inference.scheduler.types import (
-    Committed,
-    FinishReason,
-    OpenRequest,
-    Timings,
-    Usage,
-)
+from services.inference.scheduler.types import Committed, OpenRequest
 
 _INTERVAL_SMOOTHING = 0.25
 """Weight of the last commit interval in the average."""
@@ -276,8 +271,7 @@ class Session:
         self.ids.append(token)
         self._reply.push(token)
         if self._reply.finished is not None:
-            reasons = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-            self.finished = reasons[self._reply.finished]
+            self.finished = self._reply.finished
         elif len(self.ids) >= self._context_limit:
             self.finished = FinishReason.LENGTH
         return self.finished is not None

@@ -9,14 +9,7 @@ from typing import TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-
-
-class Priority(IntEnum):
-    """Order in which sessions get the engine; the numbers are the wire's."""
-
-    LOW = 1
-    MEDIUM = 2
-    HIGH = 3
+from outrider.session_types import FinishReason, Priority, Timings, Usage
 
 
 class OverloadLevel(IntEnum):
@@ -32,15 +25,6 @@ class OverloadLevel(IntEnum):
     """LOW sessions stay in the queue while others are there."""
     REFUSE = 4
     """New sessions are refused with a retry delay."""
-
-
-class FinishReason(IntEnum):
-    """Why a session ended; the numbers are the wire's."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    DEADLINE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +59,6 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one session."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Milliseconds since the session was opened."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)

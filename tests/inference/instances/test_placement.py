@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.errors import EngineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Timings, Usage
 from services.inference.instances.placement import InstancePlacement
 from services.inference.kv.events import Stored
 from services.inference.scheduler.limits import SchedulerLimits
@@ -19,13 +20,9 @@ from services.inference.scheduler.types import (
     Committed,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,
-    Priority,
-    Timings,
-    Usage,
     total_load,
 )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.admission import (
     THRESHOLDS,
     Forecast,
@@ -21,7 +22,7 @@ from services.inference.scheduler.admission import (
 )
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals
 

@@ -17,9 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 
 SAMPLINGS = (

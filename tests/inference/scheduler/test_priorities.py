@@ -9,9 +9,10 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.session import SessionState
-from services.inference.scheduler.types import Drafts, OpenRequest, Priority
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals, is_exact, poisson, quantile
 

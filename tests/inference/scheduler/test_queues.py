@@ -16,8 +16,9 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduler.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)

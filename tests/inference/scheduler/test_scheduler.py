@@ -11,15 +11,10 @@ from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.draft_sources import MAX_UNSEEN_TOKENS
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import (
-    ClassLoad,
-    Drafts,
-    FinishReason,
-    OpenRequest,
-    Priority,
-)
+from services.inference.scheduler.types import ClassLoad, Drafts, OpenRequest
 from tests.inference.scheduler.driver import (
     LONG,
     OPTIONS,

@@ -11,14 +11,10 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance, EdgeChain
 from services.inference.scheduler.session import TRANSITIONS, Session, SessionInput, SessionState
-from services.inference.scheduler.types import (
-    Committed,
-    Drafts,
-    FinishReason,
-    OpenRequest,
-)
+from services.inference.scheduler.types import Committed, Drafts, OpenRequest
 from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
 
 WAYS = {

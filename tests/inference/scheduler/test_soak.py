@@ -14,8 +14,9 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduler.types import Drafts, OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 
 OPTIONS = FakeOptions(
