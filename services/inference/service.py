@@ -34,7 +34,7 @@ _MAX_ENDED = 4096
 """Ended sessions whose late frames are still recognised."""
 
 
-class Stream:
+class GenerateStream:
     """One Generate call: its frames in, its sessions' frames out, bounded both ways. Implements
     sessions.Peer."""
 
@@ -52,7 +52,7 @@ class Stream:
         """Take frames until the peer has no more; its sessions then run to their end.
 
         A frame without a usable session number ends the stream, and so does a defect of ours:
-        a peer whose frames nobody takes would wait for ever.
+        otherwise the peer would wait for ever for frames to be taken.
         """
         try:
             async for request in frames:
@@ -155,7 +155,7 @@ class InferenceService(InferenceServiceServicer):
         self._blocks = blocks
         self._max_frames = max_frames
         self._max_sessions = max_sessions
-        self._streams: set[Stream] = set()
+        self._streams: set[GenerateStream] = set()
         self._closed = False
         self._refused = RefusalLog("streams")
 
@@ -169,7 +169,9 @@ class InferenceService(InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         if self._closed:
             raise UnavailableError("this replica is shutting down; go elsewhere")
-        stream = Stream(self._table, max_frames=self._max_frames, max_sessions=self._max_sessions)
+        stream = GenerateStream(
+            self._table, max_frames=self._max_frames, max_sessions=self._max_sessions
+        )
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(incoming(request_iterator)))
         try:

@@ -19,7 +19,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import SERVICE
 from services.inference.scheduler.types import Drafts, OpenRequest
-from services.inference.service import Stream
+from services.inference.service import GenerateStream
 from services.inference.streaming.sessions import Model, SessionTable
 from tests.inference.harness import CODER, GatedEngine, Peer, Running, opening, reference, running
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
@@ -306,8 +306,8 @@ class Counted:
         self._model.cancel(session)
 
 
-def _stream(table: SessionTable) -> Stream:
-    return Stream(table, max_frames=64, max_sessions=8)
+def _stream(table: SessionTable) -> GenerateStream:
+    return GenerateStream(table, max_frames=64, max_sessions=8)
 
 
 async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:

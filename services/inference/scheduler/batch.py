@@ -54,7 +54,7 @@ class Batch:
     closed: tuple[int, ...]
     """Sequences for Engine.close_sequence."""
     copies: tuple[BlockCopy, ...]
-    """For Engine.copy_block; their sessions are sequences."""
+    """For Engine.copy_block."""
     scheduled: tuple[ScheduledSequence, ...]
     """What each slice is for, in the same order."""
     scheduled_at: float

@@ -140,7 +140,7 @@ class Scheduler:
         for, end with this error; the others go on."""
         self._end_in_flight(batch)
         lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
-        lost |= {copy.session for copy in batch.copies}
+        lost |= {copy.sequence for copy in batch.copies}
         with_kv = (*self._queues.running, *self._queues.paused)
         doomed = [session for session in with_kv if session.sequence in lost]
         return [self._fail(session, error) for session in doomed]

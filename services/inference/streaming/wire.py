@@ -68,14 +68,14 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A number that a peer wants back, so that it can measure the round trip."""
+    """A number that a peer sent to measure the round trip, and wants back."""
 
     number: int = 0
     """0: there is none."""
     came_at: float = 0.0
 
     def put(self, frame: inference_pb2.SessionOpened | inference_pb2.Pace, now: float) -> None:
-        """Return it with `frame`, and the time that passed meanwhile."""
+        """Return it in `frame`, with the time since it came."""
         if self.number:
             frame.echo = self.number
             frame.held_ms = (now - self.came_at) * 1e3
@@ -110,7 +110,7 @@ def open_request(
         drafts=drafts,
         edge_drafts=edge_drafts,
         region_drafts=region_drafts,
-        # Without one the session is nobody's: it shares nothing, with other such sessions neither.
+        # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
     )
     return request, codec
@@ -270,7 +270,7 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
 
 
 def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
-    """Who this replica is."""
+    """What this replica serves, for routers."""
     return inference_pb2.GetModelResponse(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
