@@ -170,7 +170,7 @@ def _enter(outcome: Outcome, event: Event) -> None:
     if isinstance(event, Failed):
         raise event.error
     if isinstance(event, Committed):
-        outcome.replies[event.session].extend(event.ids)
+        outcome.replies[event.session_id].extend(event.ids)
         outcome.num_lossy += len(event.lossy)
         outcome.num_commits += 1
 

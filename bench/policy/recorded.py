@@ -90,6 +90,6 @@ def chats(
         rows = batch.run(engine, scheduler.overlapped_work)
         for event in scheduler.postprocess(batch, rows, time.monotonic()):
             if isinstance(event, Committed):
-                replies[event.session].extend(event.ids)
+                replies[event.session_id].extend(event.ids)
     print(f"{count} {kind} prompts answered", file=sys.stderr)
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]

@@ -115,7 +115,7 @@ class VirtualReplica:
         """What choosing its tokens took."""
         if not isinstance(event, Committed):
             return 0.0
-        sampled = self._readers[event.session].chat.temperature > 0.0
+        sampled = self._readers[event.session_id].chat.temperature > 0.0
         return CHOICE_MS[sampled] * len(event.ids)
 
     def _duration_ms(self, batch: Batch) -> float:
@@ -143,7 +143,7 @@ class VirtualReplica:
         return answers
 
     def _take(self, event: Event) -> None:
-        reader = self._readers.get(event.session)
+        reader = self._readers.get(event.session_id)
         if reader is not None and isinstance(event, Committed):
             gaps = self._served.gaps_ms if reader.got else self._served.ttft_ms
             gaps.append((self._now - reader.last) * 1e3)
@@ -152,4 +152,4 @@ class VirtualReplica:
             self._served.num_tokens += len(event.ids)
         elif reader is not None and isinstance(event, Finished):
             self._served.wrong += tuple(reader.got) != reader.chat.reply
-            del self._readers[event.session]
+            del self._readers[event.session_id]

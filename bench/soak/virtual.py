@@ -150,7 +150,7 @@ class VirtualReplica:
             temperature=chance.choice((0.0, 0.8)), seed=number, max_tokens=chance.randint(1, 50)
         )
         return OpenRequest(
-            session=number,
+            session_id=number,
             prompt=prompt,
             sampling=sampling,
             priority=chance.choice(tuple(Priority)),
@@ -170,13 +170,13 @@ class VirtualReplica:
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
-            watched = self._live[event.session]
+            watched = self._live[event.session_id]
             if isinstance(event, Committed):
                 self._committed(watched, event)
             elif isinstance(event, Finished):
                 self._finished(watched, event)
             elif isinstance(event, Failed):
-                del self._live[event.session]
+                del self._live[event.session_id]
                 self.tally.ends[f"failed: {event.error.reason}"] += 1
 
     def _committed(self, watched: Watched, event: Committed) -> None:
@@ -192,10 +192,10 @@ class VirtualReplica:
             ids = tuple(self._random.choices(range(64), k=4))
         epoch = len(watched.chains) + 1
         watched.chains[epoch], watched.bases[epoch] = ids, done
-        self.scheduler.draft(event.session, Drafts(epoch, done, ids), self.now)
+        self.scheduler.draft(event.session_id, Drafts(epoch, done, ids), self.now)
 
     def _finished(self, watched: Watched, event: Finished) -> None:
-        del self._live[event.session]
+        del self._live[event.session_id]
         whole = event.reason in _OVER
         reply, expected = tuple(watched.reply), watched.expected
         tally = self.tally

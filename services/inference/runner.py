@@ -40,7 +40,7 @@ _RETRY_S = 0.01
 class Draft:
     """Command: an edge's drafts for a session."""
 
-    session: int
+    session_id: int
     drafts: Drafts
 
 
@@ -48,7 +48,7 @@ class Draft:
 class Cancel:
     """Command: end a session."""
 
-    session: int
+    session_id: int
 
 
 Command: TypeAlias = OpenRequest | Draft | Cancel
@@ -277,12 +277,12 @@ class _ModelThread:
             if isinstance(command, OpenRequest):
                 return self._scheduler.open(command, now)
             if isinstance(command, Draft):
-                self._scheduler.draft(command.session, command.drafts, now)
+                self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
-            return self._scheduler.cancel(command.session, now)
+            return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            self._scheduler.cancel(command.session, now)
-            return [Failed(command.session, error)]
+            self._scheduler.cancel(command.session_id, now)
+            return [Failed(command.session_id, error)]
 
     def _run(self, batch: Batch) -> list[Event]:
         rows: list[LogitsRows] = []

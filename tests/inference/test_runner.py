@@ -42,7 +42,7 @@ SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
 
 
 def _request(session: int) -> OpenRequest:
-    return OpenRequest(session=session, prompt=(4 + session, 5), sampling=SAMPLING)
+    return OpenRequest(session_id=session, prompt=(4 + session, 5), sampling=SAMPLING)
 
 
 def test_a_full_inbox_takes_nothing_but_cancels() -> None:
@@ -87,11 +87,11 @@ class Watched:
         return [event for tick in self.ticks for event in tick.events]
 
     def ids(self, session: int) -> tuple[int, ...]:
-        commits = [e for e in self.events if isinstance(e, Committed) and e.session == session]
+        commits = [e for e in self.events if isinstance(e, Committed) and e.session_id == session]
         return tuple(token for commit in commits for token in commit.ids)
 
     def last(self, session: int) -> Event | None:
-        ends = [e for e in self.events if e.session == session and not isinstance(e, Opened)]
+        ends = [e for e in self.events if e.session_id == session and not isinstance(e, Opened)]
         return ends[-1] if ends and isinstance(ends[-1], Finished | Failed) else None
 
     async def end(self, session: int) -> Event:
@@ -145,7 +145,7 @@ async def test_the_loop_goes_on_while_the_engine_works() -> None:
 async def test_an_admission_is_known_before_the_engine_has_answered() -> None:
     async with _running(GatedEngine()) as it:
         it.runner.open(_request(1))
-        it.runner.open(OpenRequest(session=2, prompt=(99,), sampling=SAMPLING))
+        it.runner.open(OpenRequest(session_id=2, prompt=(99,), sampling=SAMPLING))
         await eventually(lambda: any(isinstance(event, Opened) for event in it.events))
         assert it.last(1) is None
         assert it.ticks[-1].num_scheduled == 0
@@ -175,7 +175,7 @@ async def test_requests_that_do_not_fit_are_refused() -> None:
 
 async def test_a_bad_request_comes_back_as_failed() -> None:
     async with _running(FakeEngine()) as it:
-        bad = OpenRequest(session=1, prompt=(99,), sampling=SAMPLING)
+        bad = OpenRequest(session_id=1, prompt=(99,), sampling=SAMPLING)
         it.runner.open(bad)
         event = await it.end(1)
         assert isinstance(event, Failed)

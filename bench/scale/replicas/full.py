@@ -41,7 +41,7 @@ class FullReplica:
 
     def open(self, ask: Ask) -> None:
         request = OpenRequest(
-            session=ask.number,
+            session_id=ask.number,
             prompt=ask.prompt,
             sampling=SamplingParams(max_tokens=ask.reply_tokens, ignore_eos=True),
             resume=(_TOKEN,) * ask.committed,
@@ -90,13 +90,13 @@ class FullReplica:
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
-            ask = self._asks[event.session]
+            ask = self._asks[event.session_id]
             if isinstance(event, Committed):
                 self._hooks.committed(ask, len(event.ids))
             elif isinstance(event, Finished):
-                del self._asks[event.session]
+                del self._asks[event.session_id]
                 ask.cached_tokens = ask.cached_tokens or event.usage.cached_tokens
                 self._hooks.finished(ask)
             elif isinstance(event, Failed):
-                del self._asks[event.session]
+                del self._asks[event.session_id]
                 self._hooks.refused(ask, event.error.reason)

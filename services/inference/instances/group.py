@@ -69,7 +69,7 @@ class InstanceGroup:
         try:
             self._hand(instance, request)
         except OutriderError:
-            self._placement.forget(request.session)
+            self._placement.forget(request.session_id)
             raise
 
     def draft(self, session: int, drafts: Drafts) -> bool:

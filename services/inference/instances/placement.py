@@ -149,13 +149,13 @@ class InstancePlacement:
     def place(self, request: OpenRequest) -> int:
         """Choose the instance of a new session, which counts as its from now on."""
         session = PlacedSession(request, instance=0, num_uncomputed=0)
-        self._sessions[request.session] = session
+        self._sessions[request.session_id] = session
         return self._choose(session)
 
     def place_again(self, refused: Failed) -> tuple[int, OpenRequest] | None:
         """Another instance for a session that its own had no room for, if there is one: it counts
         as that one's from now on. None for sessions that failed for another reason."""
-        session = self._sessions.get(refused.session)
+        session = self._sessions.get(refused.session_id)
         if session is None or session.cancelled or session.stage is not PlacementStage.PLACED:
             return None
         session.tried.add(session.instance)
@@ -192,7 +192,7 @@ class InstancePlacement:
 
     def take(self, event: Event) -> None:
         """What happened to a session; unknown ones are ignored."""
-        session = self._sessions.get(event.session)
+        session = self._sessions.get(event.session_id)
         if session is None:
             return
         instance = self._instances[session.instance]
@@ -206,7 +206,7 @@ class InstancePlacement:
         else:
             if isinstance(event, Finished):
                 self._observe(event)
-            self.forget(event.session)
+            self.forget(event.session_id)
 
     def _choose(self, session: PlacedSession) -> int:
         """Put the session on the best instance that was not tried."""

@@ -200,8 +200,8 @@ class Scheduler:
         DeadlineError for a deadline that cannot be met, and OverloadedError with a retry delay
         when the queue is full or the first token would miss the class's objective.
         """
-        if request.session in self._queues.sessions:
-            raise DuplicateSessionError(f"session {request.session} is open already")
+        if request.session_id in self._queues.sessions:
+            raise DuplicateSessionError(f"session {request.session_id} is open already")
         check_request(request, self.info, self._context_limit)
         if request.deadline is not None and request.deadline <= now:
             raise DeadlineError("the deadline had passed when the session was opened")
@@ -212,11 +212,11 @@ class Scheduler:
         if session.finished is None:
             self._admission.check_time(session, num_cached, now)
         num_prompt = len(request.prompt)
-        opened = Opened(request.session, num_prompt, min(num_cached, num_prompt))
+        opened = Opened(request.session_id, num_prompt, min(num_cached, num_prompt))
         self._queues.add(session)
         self._builder.prefill_budget.session_opened(request.priority, now)
         if request.drafts is not None:
-            self.draft(request.session, request.drafts, now)
+            self.draft(request.session_id, request.drafts, now)
         if session.finished is None:
             return [opened]
         return [opened, self._finish(session, session.finished, now)]
@@ -280,7 +280,7 @@ class Scheduler:
             self._admission.forecast.observe_stay(session.stay_ms(now))
         self._queues.end(session)
         return Finished(
-            session=session.session_id,
+            session_id=session.session_id,
             reason=reason,
             upto=session.num_reply,
             usage=session.usage(),

@@ -130,7 +130,7 @@ class Session:
         """Sessions of lower `rank` are served first. Raises InvalidRequestError if resume goes past
         the reply's end."""
         self.request = request
-        self.session_id = request.session
+        self.session_id = request.session_id
         self.priority = request.priority
         self.rank = rank
         self.is_sampled = request.sampling.temperature > 0.0
@@ -255,7 +255,7 @@ class Session:
         chain = self.sources.chain
         num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
         return Committed(
-            session=self.session_id,
+            session_id=self.session_id,
             epoch=self.request.epoch if chain is None else chain.epoch,
             base=base,
             accepted=num_from_edge,

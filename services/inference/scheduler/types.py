@@ -42,7 +42,7 @@ class Drafts:
 class OpenRequest:
     """A session to run. Ids are validated against the vocabulary by the scheduler."""
 
-    session: int
+    session_id: int
     """Engine session id: unique among the live sessions of the replica."""
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -65,7 +65,7 @@ class OpenRequest:
 class Opened:
     """The session was taken in and will be served."""
 
-    session: int
+    session_id: int
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
@@ -76,7 +76,7 @@ class Committed:
     """Tokens that are final now: [base, base + accepted) are the edge's drafts of `epoch`; `ids`
     follow them."""
 
-    session: int
+    session_id: int
     epoch: int
     base: int
     accepted: int
@@ -98,7 +98,7 @@ class Committed:
 class Finished:
     """The session ended without an error: complete, cancelled or at its deadline."""
 
-    session: int
+    session_id: int
     reason: FinishReason
     upto: int
     usage: Usage
@@ -109,7 +109,7 @@ class Finished:
 class Failed:
     """The session ended with an error; its KV is freed."""
 
-    session: int
+    session_id: int
     error: OutriderError
 
 

@@ -101,7 +101,7 @@ class RunningRequests:
 
     def claim(self, name: RequestName, request: OpenRequest) -> None:
         """It runs from now on, instead of any earlier one."""
-        self._running[name] = _RunningRequest(request.session, request)
+        self._running[name] = _RunningRequest(request.session_id, request)
 
     def release(self, name: RequestName, engine_session_id: int) -> None:
         """This session is over, or will be; a newer one keeps the name."""
@@ -252,7 +252,7 @@ class SessionTable:
         """Take the events of one tick of the model thread."""
         self.load = tick.replica_load
         for event in tick.events:
-            session = self._live.get(event.session)
+            session = self._live.get(event.session_id)
             if session is not None:
                 self._emit(session, event, tick.load)
             else:
@@ -327,7 +327,7 @@ class SessionTable:
     def _record_late_usage(self, event: Event) -> None:
         if not isinstance(event, Finished | Failed):
             return
-        telemetry = self._awaiting_usage.pop(event.session, None)
+        telemetry = self._awaiting_usage.pop(event.session_id, None)
         if telemetry is not None and isinstance(event, Finished):
             telemetry.record_usage(event)
 

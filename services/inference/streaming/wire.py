@@ -100,7 +100,7 @@ def open_request(
     prompt = _prompt(frame, contract)
     drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
     request = OpenRequest(
-        session=number,
+        session_id=number,
         prompt=prompt,
         sampling=wire_sampling.from_proto(frame.sampling),
         priority=priority,

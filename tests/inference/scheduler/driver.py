@@ -87,7 +87,7 @@ class Driver:
 
     def open(self, request: OpenRequest) -> Peer:
         events = self.scheduler.open(request, self.now)
-        peer = self.peers[request.session] = Peer(list(request.resume))
+        peer = self.peers[request.session_id] = Peer(list(request.resume))
         if request.drafts is not None:
             peer.sent(request.drafts)
         self.take(events)
@@ -102,7 +102,7 @@ class Driver:
 
     def take(self, events: Sequence[Event]) -> None:
         for event in events:
-            self.peers[event.session].take(event)
+            self.peers[event.session_id].take(event)
         self.scheduler.check_invariants()
 
     def schedule(self) -> Batch | None:

@@ -38,7 +38,7 @@ REQUEST = OpenRequest(
 
 def numbered(number: int, **changes: object) -> OpenRequest:
     prompt = (3 + number % 50, 4 + number // 50, *REQUEST.prompt)
-    return replace(REQUEST, session=number, prompt=prompt, **changes)  # type: ignore[arg-type]
+    return replace(REQUEST, session_id=number, prompt=prompt, **changes)  # type: ignore[arg-type]
 
 
 def test_a_deadline_that_cannot_be_met_even_alone_is_refused() -> None:
@@ -55,7 +55,7 @@ def test_a_cached_prompt_needs_less_time() -> None:
     driver = Driver(OPTIONS, LIMITS)
     driver.open(numbered(1))
     driver.finish()
-    driver.open(replace(numbered(1), session=2, deadline=driver.now + 0.04))
+    driver.open(replace(numbered(1), session_id=2, deadline=driver.now + 0.04))
     driver.finish()
     assert driver.peers[2].commits
 

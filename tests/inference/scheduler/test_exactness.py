@@ -115,7 +115,7 @@ class Exactness(RuleBasedStateMachine):
         reply = truth(prompt, sampling, self.options)
         resume = reply[: int(len(reply) * resumed)]
         request = OpenRequest(
-            session=len(self.requests) + 1,
+            session_id=len(self.requests) + 1,
             prompt=prompt,
             sampling=SAMPLINGS[sampling],
             deadline=None if lasting_s is None else self.driver.now + lasting_s,
@@ -123,9 +123,9 @@ class Exactness(RuleBasedStateMachine):
             drafts=Drafts(0, len(resume), reply[len(resume) : len(resume) + 3]),
             **terms,
         )
-        self.requests[request.session] = request
-        self.truths[request.session] = reply
-        self.epochs[request.session] = 0
+        self.requests[request.session_id] = request
+        self.truths[request.session_id] = reply
+        self.epochs[request.session_id] = 0
         self.ask(request)
 
     def ask(self, request: OpenRequest) -> None:

@@ -35,11 +35,11 @@ def test_tokens_come_at_most_twice_as_far_apart_while_long_prompts_keep_arriving
     num_chats: int,
 ) -> None:
     chats = [
-        (100.0, replace(CHAT, session=number, prompt=(number + 3, *CHAT.prompt)))
+        (100.0, replace(CHAT, session_id=number, prompt=(number + 3, *CHAT.prompt)))
         for number in range(1, num_chats + 1)
     ]
     documents = poisson(Random(4), 0.5, 5.0, DOCUMENT)
-    numbers = [request.session for _, request in chats]
+    numbers = [request.session_id for _, request in chats]
     quiet, busy = Arrivals(OPTIONS, LIMITS), Arrivals(OPTIONS, LIMITS)
     quiet.play(chats)
     busy.play(chats + documents)
@@ -47,13 +47,13 @@ def test_tokens_come_at_most_twice_as_far_apart_while_long_prompts_keep_arriving
     assert quantile(mixed, 0.99) <= 2.0 * quantile(alone, 0.99)
     assert mixed[-1] <= LIMITS.max_tick_ms + 5.0
     for _, request in chats + documents:
-        assert is_exact(busy.peers[request.session], request, OPTIONS)
+        assert is_exact(busy.peers[request.session_id], request, OPTIONS)
 
 
 def test_a_short_prompt_is_computed_at_once_and_overtakes_a_long_one() -> None:
     driver = Arrivals(OPTIONS, LIMITS)
-    short = replace(CHAT, session=2, sampling=replace(CHAT.sampling, max_tokens=2))
-    late = replace(short, session=3, prompt=(9, *CHAT.prompt))
+    short = replace(CHAT, session_id=2, sampling=replace(CHAT.sampling, max_tokens=2))
+    late = replace(short, session_id=3, prompt=(9, *CHAT.prompt))
     driver.play([(100.0, CHAT), (100.3, short), (100.5, DOCUMENT), (100.7, late)])
     assert driver.ttfts_ms([2])[0] <= LIMITS.max_tick_ms + 10.0
     assert driver.ttfts_ms([3])[0] <= 3 * LIMITS.max_tick_ms
@@ -65,13 +65,13 @@ def test_a_crowd_of_prompts_is_not_computed_in_small_bites() -> None:
     many = 24
     document = replace(DOCUMENT, sampling=replace(DOCUMENT.sampling, max_tokens=64))
     prompts = [
-        (100.0, replace(document, session=number, prompt=(number, *DOCUMENT.prompt[:300])))
+        (100.0, replace(document, session_id=number, prompt=(number, *DOCUMENT.prompt[:300])))
         for number in range(3, many + 3)
     ]
     driver = Arrivals(OPTIONS, replace(LIMITS, max_sessions=32))
     driver.play(prompts)
     at_full_speed_ms = many * 301 * 0.6 + many * 301 / 256 * 9.0
-    ttfts_ms = driver.ttfts_ms([request.session for _, request in prompts])
+    ttfts_ms = driver.ttfts_ms([request.session_id for _, request in prompts])
     assert max(ttfts_ms) <= 1.6 * at_full_speed_ms
 
 
@@ -79,13 +79,13 @@ def test_prompts_that_come_together_are_over_together() -> None:
     """The first to reply is as new as those in line behind it: all of them waited."""
     document = replace(DOCUMENT, sampling=replace(DOCUMENT.sampling, max_tokens=64))
     prompts = [
-        (100.0, replace(document, session=number, prompt=(number, *DOCUMENT.prompt[:400])))
+        (100.0, replace(document, session_id=number, prompt=(number, *DOCUMENT.prompt[:400])))
         for number in range(3, 9)
     ]
     driver = Arrivals(OPTIONS, LIMITS)
     driver.play(prompts)
     at_full_speed_ms = 6 * 401 * 0.6 + 6 * 401 / 256 * 9.0
-    ttfts_ms = driver.ttfts_ms([request.session for _, request in prompts])
+    ttfts_ms = driver.ttfts_ms([request.session_id for _, request in prompts])
     assert max(ttfts_ms) <= 1.3 * at_full_speed_ms
 
 
@@ -105,7 +105,7 @@ def test_a_call_waits_for_nobody_and_takes_all_who_came_meanwhile() -> None:
     batch = driver.schedule()
     assert batch is not None and batch.scheduled_at == driver.now
     for number in (2, 3, 4):
-        driver.open(replace(CHAT, session=number, prompt=(number + 3, *CHAT.prompt[:9])))
+        driver.open(replace(CHAT, session_id=number, prompt=(number + 3, *CHAT.prompt[:9])))
     driver.run(batch)
     driver.tick()
     assert {part.session.session_id for part in driver.batches[-1].scheduled} == {1, 2, 3, 4}
@@ -116,7 +116,7 @@ def test_drafts_do_not_stretch_a_call_beyond_the_latency_budget() -> None:
     options = replace(OPTIONS, repetition=1.0)
     driver = Arrivals(options, LIMITS)
     chats = [
-        (100.0, replace(CHAT, session=n, prompt=(n + 3, *CHAT.prompt), region_drafts=True))
+        (100.0, replace(CHAT, session_id=n, prompt=(n + 3, *CHAT.prompt), region_drafts=True))
         for n in range(1, 13)
     ]
     driver.play(chats)

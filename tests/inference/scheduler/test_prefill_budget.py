@@ -85,7 +85,9 @@ def test_low_replies_take_turns_on_an_engine_slower_than_their_calls_may_be() ->
     driver = Driver(options, limits)
     reply = SamplingParams(max_tokens=400, ignore_eos=True)
     low = OpenRequest(1, (3, 4), reply, Priority.LOW, edge_drafts=False, region_drafts=False)
-    peers = [driver.open(replace(low, session=number, prompt=(number,))) for number in range(4, 10)]
+    peers = [
+        driver.open(replace(low, session_id=number, prompt=(number,))) for number in range(4, 10)
+    ]
     driver.open(OpenRequest(1, (3,), SamplingParams(max_tokens=1), priority=Priority.HIGH))
     last, longest = dict.fromkeys(range(6), driver.now), 0.0
     for _ in range(300):

@@ -38,14 +38,14 @@ def test_others_hardly_notice_95_percent_of_low_load_and_low_is_served_exactly(
     alone, loaded = Arrivals(OPTIONS, LIMITS), Arrivals(OPTIONS, LIMITS)
     alone.play(highs)
     loaded.play(highs + lows)
-    numbers = [request.session for _, request in highs]
+    numbers = [request.session_id for _, request in highs]
     ratios = [
         quantile(loaded.ttfts_ms(numbers), share) / quantile(alone.ttfts_ms(numbers), share)
         for share in (0.5, 0.95)
     ]
     assert max(ratios) <= 1.3, ratios
     for _, request in highs + lows:
-        assert is_exact(loaded.peers[request.session], request, OPTIONS)
+        assert is_exact(loaded.peers[request.session_id], request, OPTIONS)
 
 
 def test_the_load_above_is_what_it_says() -> None:
@@ -130,11 +130,11 @@ def test_drafts_for_a_preempted_session_are_kept() -> None:
 def test_high_takes_the_places_of_low_replies_and_gives_them_back() -> None:
     driver = Driver(OPTIONS, replace(LIMITS, max_sessions=2, max_pause_ms=10_000.0))
     for number in (1000, 1001, 1002):
-        driver.open(replace(LOW, session=number, prompt=(number % 50, *PROMPT)))
+        driver.open(replace(LOW, session_id=number, prompt=(number % 50, *PROMPT)))
     while not driver.peers[1001].commits:
         driver.tick()
     for number in (1, 2):
-        driver.open(replace(HIGH, session=number, prompt=(number, *PROMPT)))
+        driver.open(replace(HIGH, session_id=number, prompt=(number, *PROMPT)))
     driver.tick()
     load = driver.scheduler.load()
     assert (load.running_sessions, load.paused_sessions, load.queued_sessions) == (2, 2, 1)
@@ -155,12 +155,12 @@ def test_endless_high_prompts_do_not_starve_low_replies_nor_low_prompts() -> Non
     limits = replace(LIMITS, max_pause_ms=200.0, max_sessions=8)
     driver = Driver(OPTIONS, limits)
     decoding(driver, LOW)
-    driver.open(replace(LOW, session=1001, prompt=(9, 9, *PROMPT)))
+    driver.open(replace(LOW, session_id=1001, prompt=(9, 9, *PROMPT)))
     short = SamplingParams(max_tokens=1)
     begin, number = driver.now, 1
     while driver.now < begin + 10.0:
         fresh = (3 + number % 60, 4 + number // 60)
-        driver.open(replace(HIGH, session=number, prompt=(*fresh, *PROMPT), sampling=short))
+        driver.open(replace(HIGH, session_id=number, prompt=(*fresh, *PROMPT), sampling=short))
         number += 1
         driver.tick()
     turns = {
@@ -186,7 +186,7 @@ def test_low_gets_a_place_by_ageing_however_many_high_ones_come() -> None:
     begin = driver.now
     while low.finished is None:
         if number < 3 + 3 * (driver.now - begin):
-            driver.open(replace(HIGH, session=number, prompt=(3 + number % 60, *PROMPT)))
+            driver.open(replace(HIGH, session_id=number, prompt=(3 + number % 60, *PROMPT)))
             number += 1
         driver.tick()
     # 2 s until it outranks the newest HIGH, those who came before that, and its own work.
@@ -200,7 +200,7 @@ def test_calls_of_low_sessions_are_short_while_high_ones_keep_coming() -> None:
     driver.finish()
     for number in range(1000, 1016):
         prompt, sampling = (number % 50, 7, *PROMPT), replace(LOW.sampling, max_tokens=150)
-        driver.open(replace(LOW, session=number, prompt=prompt, sampling=sampling))
+        driver.open(replace(LOW, session_id=number, prompt=prompt, sampling=sampling))
     calls = len(driver.batches)
     while any(len(driver.peers[number].reply) < 1 for number in range(1000, 1016)):
         driver.tick()

@@ -97,7 +97,7 @@ def test_a_pool_that_is_too_small_for_all_serves_all(scratch_tokens: int) -> Non
     driver.finish()
     assert sum(len(batch.opened) for batch in driver.batches) > len(requests)
     for each in requests:
-        assert tuple(driver.peers[each.session].reply) == reference(each, options)
+        assert tuple(driver.peers[each.session_id].reply) == reference(each, options)
 
 
 def test_the_oldest_keeps_its_memory() -> None:

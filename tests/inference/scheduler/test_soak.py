@@ -61,7 +61,7 @@ class Soak:
         lasting_s = rng.choice(LASTING_S)
         resume = text[: rng.choice([0, 0, 0, len(text) // 2])]
         request = OpenRequest(
-            session=number,
+            session_id=number,
             prompt=request.prompt,
             sampling=request.sampling,
             priority=rng.choice(list(Priority)),

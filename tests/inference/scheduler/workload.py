@@ -33,17 +33,17 @@ class Arrivals(Driver):
         self.finish()
 
     def _arrive(self, at: float, request: OpenRequest) -> None:
-        self.arrived[request.session] = at
+        self.arrived[request.session_id] = at
         try:
             self.open(request)
         except (OverloadedError, DeadlineError) as error:
-            self.refused[request.session] = error
+            self.refused[request.session_id] = error
 
     def take(self, events: Iterable[Event]) -> None:
         events = list(events)
         for event in events:
             if isinstance(event, Committed):
-                self.commits_at.setdefault(event.session, []).append(self.now)
+                self.commits_at.setdefault(event.session_id, []).append(self.now)
         super().take(events)
 
     def ttfts_ms(self, sessions: Iterable[int]) -> list[float]:
@@ -69,8 +69,8 @@ def poisson(
     at = begin + rng.expovariate(per_s)
     while at < begin + seconds:
         head = tuple(rng.randrange(3, 64) for _ in range(4))
-        number = request.session + len(arrivals)
-        arrivals.append((at, replace(request, session=number, prompt=head + request.prompt)))
+        number = request.session_id + len(arrivals)
+        arrivals.append((at, replace(request, session_id=number, prompt=head + request.prompt)))
         at += rng.expovariate(per_s)
     return arrivals
 
