@@ -299,6 +299,7 @@ class _ModelThread:
         return self._scheduler.postprocess(batch, rows, self._clock())
 
     def _report(self, events: list[Event], num_scheduled: int) -> None:
+        overhead_ms = self._overhead.take_ms() if num_scheduled else 0.0
         problem = ""
         if self._num_failures >= MAX_FAILURES:
             problem = f"the engine failed {self._num_failures} times in a row; restart the replica"
@@ -307,7 +308,7 @@ class _ModelThread:
                 tuple(events),
                 self._scheduler.load(),
                 num_scheduled,
-                overhead_ms=self._overhead.take_ms() if num_scheduled else 0.0,
+                overhead_ms=overhead_ms,
                 blocks=self._scheduler.take_block_events(),
                 problem=problem,
             )
