@@ -177,7 +177,11 @@ class ModelRunner:
     def start(self) -> None:
         """Begin. The running event loop gets the ticks."""
         loop = asyncio.get_running_loop()
-        model_thread = self._new_thread(partial(loop.call_soon_threadsafe, self._deliver))
+
+        def post(tick: Tick) -> None:
+            loop.call_soon_threadsafe(self._deliver, tick)
+
+        model_thread = self._new_thread(post)
         self._problem = ""
         self._thread = threading.Thread(target=model_thread.run, name="model", daemon=True)
         self._thread.start()
@@ -223,7 +227,7 @@ class _ModelThread:
         scheduler: Scheduler,
         inbox: Inbox,
         clock: Callable[[], float],
-        post: Callable[[Tick], object],
+        post: Callable[[Tick], None],
     ) -> None:
         """`post` hands a tick to the event loop."""
         self._engine = engine

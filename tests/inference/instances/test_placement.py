@@ -268,18 +268,18 @@ def test_the_books_add_up_whatever_happens(
     for session in live:
         it.take(finished(session))
     _check_counts(it)
-    assert all(standing.num_sessions == 0 for standing in it._standings)
+    assert all(status.num_sessions == 0 for status in it._instances)
     # Nothing is remembered of what is gone: new sessions spread as at first.
     assert sorted(it.place(request(1000 + n)) for n in range(count)) == list(range(count))
 
 
 def _check_counts(it: InstancePlacement) -> None:
-    for number, standing in enumerate(it._standings):
-        assert standing.num_sessions == len(it.sessions_on(number))
-        lowest = standing.ahead(Priority.LOW, 1 << 20)
+    for number, status in enumerate(it._instances):
+        assert status.num_sessions == len(it.sessions_on(number))
+        lowest = status.ahead(Priority.LOW, 1 << 20)
         replying = (1 << 20) - lowest.num_free_places
-        assert lowest.num_sessions + replying == standing.num_sessions
-        waits = [standing.ahead(priority, 4) for priority in Priority]
+        assert lowest.num_sessions + replying == status.num_sessions
+        waits = [status.ahead(priority, 4) for priority in Priority]
         for lower, higher in pairwise(waits):
             assert lower.num_sessions >= higher.num_sessions >= 0
             assert lower.prompt_tokens >= higher.prompt_tokens >= 0

@@ -17,12 +17,11 @@ from services.inference.scheduler.admission import (
     THRESHOLDS,
     Forecast,
     Overload,
-    OverloadLevel,
     QueueAhead,
 )
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import Drafts, OpenRequest, OverloadLevel
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals
 

@@ -13,13 +13,11 @@ from services.inference.scheduler.cost_model import DecodeCostModel
 from services.inference.scheduler.draft_budget import (
     LATENCY_WEIGHT,
     LEAST_PROFIT,
-    DraftAttempt,
-    DraftBackoff,
     DraftGate,
     DraftOffer,
-    ProfitTracker,
     allocate_draft_rows,
 )
+from services.inference.scheduler.draft_sources import DraftAttempt, DraftBackoff, ProfitTracker
 
 SURVIVAL = st.lists(st.floats(0.0, 1.0), max_size=4).map(lambda s: sorted(s, reverse=True))
 

@@ -14,14 +14,13 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import Priority
-from services.inference.scheduler.admission import OverloadLevel
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget, chunk_tokens
 from services.inference.scheduler.session import Session
-from services.inference.scheduler.types import OpenRequest
+from services.inference.scheduler.types import OpenRequest, OverloadLevel
 from tests.inference.letters import VOCABULARY_SIZE, new_reply
 from tests.inference.scheduler.driver import Driver
 

@@ -50,12 +50,12 @@ def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
         assert peer.finished is not None and peer.finished.reason is FinishReason.LENGTH
 
 
-def test_plans_are_answered_in_turn() -> None:
+def test_batches_are_answered_in_turn() -> None:
     driver = Driver(OPTIONS)
     driver.open(request())
     batch = driver.schedule()
     assert batch is not None
-    with pytest.raises(RuntimeError, match="neither applied nor failed"):
+    with pytest.raises(RuntimeError, match="neither postprocessed nor failed"):
         driver.scheduler.schedule(driver.now)
     driver.run(batch)
     with pytest.raises(RuntimeError, match="not the plan in flight"):
@@ -252,7 +252,7 @@ def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> Non
     limits = SchedulerLimits(max_sessions=5, max_batch_tokens=18, row_ms=0.001)
     driver = Driver(options, limits)
     repliers = [request(number, prompt) for number, prompt in enumerate(prompts(4), 1)]
-    truths = {one.session: reference(one, options) for one in repliers}
+    truths = {one.session_id: reference(one, options) for one in repliers}
     for one in repliers:
         driver.open(one)
     sizes = []
