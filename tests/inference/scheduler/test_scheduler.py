@@ -58,7 +58,7 @@ def test_batches_are_answered_in_turn() -> None:
     with pytest.raises(RuntimeError, match="neither postprocessed nor failed"):
         driver.scheduler.schedule(driver.now)
     driver.run(batch)
-    with pytest.raises(RuntimeError, match="not the plan in flight"):
+    with pytest.raises(RuntimeError, match="not the batch in flight"):
         driver.scheduler.postprocess(batch, [], driver.now)
 
 
@@ -375,4 +375,4 @@ def test_an_engine_that_answers_too_little_fails_the_call() -> None:
     batch = driver.schedule()
     assert batch is not None
     driver.take(driver.scheduler.postprocess(batch, [], driver.now))
-    assert peer.failed is not None and "1 rounds with 0" in peer.failed.error.message
+    assert peer.failed is not None and "1 slices with 0" in peer.failed.error.message
