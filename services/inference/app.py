@@ -30,7 +30,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.instances.group import InstanceGroup
-from services.inference.runner import ModelRunner, Tick
+from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
@@ -180,7 +180,7 @@ class Replica:
             return ModelRunner(*instances[0], self._on_tick)
         return InstanceGroup(instances, self._on_tick, metrics)
 
-    def _on_tick(self, tick: Tick) -> None:
+    def _on_tick(self, tick: ModelTick) -> None:
         self.table.on_tick(tick)
         self.blocks.take(tick.blocks)
         if tick.problem:

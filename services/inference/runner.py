@@ -55,7 +55,7 @@ Command: TypeAlias = OpenRequest | Draft | Cancel
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ModelTick:
     """What one tick of the model thread brought."""
 
     events: tuple[Event, ...]
@@ -155,7 +155,7 @@ class ModelRunner:
         self,
         engine: Engine,
         scheduler: Scheduler,
-        on_tick: Callable[[Tick], None],
+        on_tick: Callable[[ModelTick], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         max_commands: int = MAX_COMMANDS,
@@ -178,7 +178,7 @@ class ModelRunner:
         """Begin. The running event loop gets the ticks."""
         loop = asyncio.get_running_loop()
 
-        def post(tick: Tick) -> None:
+        def post(tick: ModelTick) -> None:
             loop.call_soon_threadsafe(self._deliver, tick)
 
         model_thread = self._new_thread(post)
@@ -210,7 +210,7 @@ class ModelRunner:
         """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
-    def _deliver(self, tick: Tick) -> None:
+    def _deliver(self, tick: ModelTick) -> None:
         # A replica that was given up is not taken back by a call that succeeds by chance.
         self._problem = tick.problem or self._problem
         if tick.over:
@@ -227,7 +227,7 @@ class _ModelThread:
         scheduler: Scheduler,
         inbox: Inbox,
         clock: Callable[[], float],
-        post: Callable[[Tick], None],
+        post: Callable[[ModelTick], None],
     ) -> None:
         """`post` hands a tick to the event loop."""
         self._engine = engine
@@ -244,7 +244,7 @@ class _ModelThread:
     def run(self) -> None:
         problem = "the model thread has stopped"
         try:
-            self._post(Tick((), self._scheduler.load(), 0))
+            self._post(ModelTick((), self._scheduler.load(), 0))
             while (commands := self._inbox.take(self._wait_s())) is not None:
                 self._tick(commands)
         except Exception as error:
@@ -252,7 +252,7 @@ class _ModelThread:
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
             self._close_engine()
-            self._post(Tick((), self._scheduler.load(), 0, problem=problem, over=True))
+            self._post(ModelTick((), self._scheduler.load(), 0, problem=problem, over=True))
 
     def _wait_s(self) -> float | None:
         """How long to wait for commands; None: until there is one."""
@@ -308,7 +308,7 @@ class _ModelThread:
         if self._num_failures >= MAX_FAILURES:
             problem = f"the engine failed {self._num_failures} times in a row; restart the replica"
         self._post(
-            Tick(
+            ModelTick(
                 tuple(events),
                 self._scheduler.load(),
                 num_scheduled,

@@ -22,7 +22,7 @@ from services.inference.runner import (
     Draft,
     Inbox,
     ModelRunner,
-    Tick,
+    ModelTick,
 )
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
@@ -77,7 +77,7 @@ class Watched:
     """A started runner and the ticks it sent."""
 
     def __init__(self, engine: Engine, max_commands: int = 4096) -> None:
-        self.ticks: list[Tick] = []
+        self.ticks: list[ModelTick] = []
         self.engine = engine
         scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply)
         self.runner = ModelRunner(engine, scheduler, self.ticks.append, max_commands=max_commands)

@@ -20,7 +20,7 @@ from outrider.wire import tokens as wire_tokens
 from services.inference.app import SERVICE
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.service import GenerateStream
-from services.inference.streaming.sessions import Model, SessionTable
+from services.inference.streaming.sessions import ModelThreads, SessionTable
 from tests.inference.harness import CODER, GatedEngine, Peer, Running, opening, reference, running
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
 
@@ -291,7 +291,7 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 class Counted:
     """A model whose cancels are counted on their way."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelThreads) -> None:
         self._model = model
         self.num_cancels = 0
 

@@ -12,22 +12,22 @@ from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from services.inference.instances.placement import InstancePlacement
-from services.inference.runner import ModelRunner, Tick
+from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest, total_load
 
 
 class InstanceGroup:
-    """What ModelRunner is to one instance, for several. Its verbs belong to the event loop.
+    """A ModelRunner for several instances. Its methods are the event loop's.
 
-    One instance that cannot go on takes the replica with it: `problem` is set and no session is
-    taken any more. Those on the other instances run on until the replica is stopped.
+    If one instance breaks down the whole replica does: `problem` is set and no session is opened
+    any more. Those on the other instances run on until the replica is stopped.
     """
 
     def __init__(
         self,
         instances: Sequence[tuple[Engine, Scheduler]],
-        on_tick: Callable[[Tick], None],
+        on_tick: Callable[[ModelTick], None],
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -87,7 +87,7 @@ class InstanceGroup:
         self._runners[instance].open(request)
         self._metrics.counter(names.INSTANCE_SESSIONS).add(1, {names.INSTANCE: str(instance)})
 
-    def _take(self, instance: int, tick: Tick) -> None:
+    def _take(self, instance: int, tick: ModelTick) -> None:
         blocks = self._placement.report(instance, tick.load, tick.blocks)
         events = [event for event in tick.events if not self._moved(event)]
         if tick.over:
@@ -96,7 +96,7 @@ class InstanceGroup:
         for event in events:
             self._placement.take(event)
         self._on_tick(
-            Tick(
+            ModelTick(
                 tuple(events),
                 tick.load,
                 tick.num_scheduled,

@@ -18,7 +18,7 @@ from outrider.engines.base import (
 )
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
-from services.inference.scheduler.draft_budget import DraftBudget, DraftGrant, Slot
+from services.inference.scheduler.draft_budget import BatchSlot, DraftBudget, DraftGrant
 from services.inference.scheduler.draft_sources import DraftAttempt
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget
@@ -130,7 +130,7 @@ class BatchBuilder:
 
     def _allocate(
         self, schedulable: list[Session], max_prompt_tokens: int, starving: Session | None
-    ) -> list[Slot]:
+    ) -> list[BatchSlot]:
         """Who takes part, with how many tokens, in order of rank. KV is allocated for these, not
         yet for drafts; it may be taken from sessions that come later in the list."""
         prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
@@ -140,7 +140,7 @@ class BatchBuilder:
         chunks: dict[int, int] = {}
         if prompts:
             chunks = self.prefill_budget.share_out(prompts, max_prompt_tokens, starving)
-        slots: list[Slot] = []
+        slots: list[BatchSlot] = []
         for session in schedulable:
             if session.state is SessionState.WAITING:
                 continue  # preempted for one before it
@@ -148,10 +148,10 @@ class BatchBuilder:
             count = chunks.get(session.sequence, num_uncomputed)
             padding = max(0, self._min_rows - count)
             if count and self._queues.grow(session, session.num_computed + count + padding):
-                slots.append(Slot(session, count, padding, count == num_uncomputed))
+                slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
         return slots
 
-    def _learn_prompts(self, slots: list[Slot]) -> None:
+    def _learn_prompts(self, slots: list[BatchSlot]) -> None:
         """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
         first. Replies go on drafting meanwhile."""
         left = _MAX_LEARNED_TOKENS
@@ -161,7 +161,7 @@ class BatchBuilder:
             left -= session.sources.learn_prompt(session.ids, left)
 
     def _add_drafts(
-        self, slots: list[Slot], *, short: bool, level: OverloadLevel
+        self, slots: list[BatchSlot], *, short: bool, level: OverloadLevel
     ) -> list[ScheduledSequence]:
         """The slots with the drafts that are worth their rows."""
         drafting = [slot for slot in slots if slot.is_last]
@@ -179,7 +179,7 @@ class BatchBuilder:
             for slot in slots
         ]
 
-    def _scheduled(self, slot: Slot, grant: DraftGrant) -> ScheduledSequence:
+    def _scheduled(self, slot: BatchSlot, grant: DraftGrant) -> ScheduledSequence:
         """Drafts take free blocks only: no session loses KV for them."""
         session = slot.session
         count = grant.num_drafts

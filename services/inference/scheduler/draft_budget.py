@@ -27,7 +27,7 @@ and the prompts that arrive meanwhile. On chats with a 135M model on one core 1.
 the tokens per second at 4 to 8 sessions, and shortens the median call by a fifth at 8."""
 
 
-class Slot(NamedTuple):
+class BatchSlot(NamedTuple):
     """One session's place in a call, before drafts."""
 
     session: Session
@@ -174,7 +174,13 @@ class DraftBudget:
         self._gate = DraftGate(decode_cost, limits.draft_attempt_ms)
 
     def max_rows(
-        self, slots: Sequence[Slot], rows: int, taken: int, *, short: bool, level: OverloadLevel
+        self,
+        slots: Sequence[BatchSlot],
+        rows: int,
+        taken: int,
+        *,
+        short: bool,
+        level: OverloadLevel,
     ) -> int:
         """Most rows, drafts included, of these slots, which have `rows` without them, in a call of
         `taken` tokens. Prompt tokens take time from drafts in short calls only: in others, drafts
@@ -194,7 +200,7 @@ class DraftBudget:
             most = max(free, rows + int(spare_ms / row_ms))
         return min(most, rows + self._limits.max_batch_tokens - taken)
 
-    def allocate(self, slots: Sequence[Slot], rows: int, max_rows: int) -> list[DraftGrant]:
+    def allocate(self, slots: Sequence[BatchSlot], rows: int, max_rows: int) -> list[DraftGrant]:
         """One grant for each slot of a call, whose slots have `rows` rows without drafts.
 
         Prompt tokens are left out of the price: beside a long prefill every draft would look cheap.

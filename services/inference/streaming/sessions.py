@@ -14,7 +14,7 @@ from outrider.errors import DuplicateSessionError, EngineError, OutriderError, O
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
-from services.inference.runner import Tick
+from services.inference.runner import ModelTick
 from services.inference.scheduler.types import (
     Committed,
     Drafts,
@@ -38,7 +38,7 @@ DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
 _DRAIN_RETRY_MS = 1000
 
 
-class Model(Protocol):
+class ModelThreads(Protocol):
     """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
     def open(self, request: OpenRequest) -> None: ...
@@ -139,7 +139,7 @@ class SessionTable:
     def __init__(
         self,
         contract: wire.Contract,
-        model: Model,
+        model: ModelThreads,
         metrics: Metrics,
         *,
         max_sessions: int,
@@ -248,7 +248,7 @@ class SessionTable:
             session.telemetry.failed(error)
             session.peer.ended(session.upstream_session_id)
 
-    def on_tick(self, tick: Tick) -> None:
+    def on_tick(self, tick: ModelTick) -> None:
         """Take the events of one tick of the model thread."""
         self.load = tick.replica_load
         for event in tick.events:
@@ -346,7 +346,7 @@ class SessionTable:
             self._idle.set()
         return True
 
-    def _measure(self, tick: Tick) -> None:
+    def _measure(self, tick: ModelTick) -> None:
         load = tick.replica_load
         if tick.num_scheduled:
             self._metrics.set_batch_utilization(tick.num_scheduled / self._max_sessions)

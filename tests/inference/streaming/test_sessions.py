@@ -8,7 +8,7 @@ from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import tokens as wire_tokens
 from services.inference.scheduler.types import Drafts, OpenRequest
-from services.inference.streaming.sessions import Model
+from services.inference.streaming.sessions import ModelThreads
 from tests.inference.harness import CODER, GatedEngine, reference, running
 
 SAMPLING = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -18,7 +18,7 @@ PROMPT = tuple(range(3, 30))
 class Busy:
     """A model thread with no room for drafts; all else gets through."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelThreads) -> None:
         self._model = model
         self.num_refused = 0
 
