@@ -17,8 +17,8 @@ from outrider.client.events import (
     FinishReason,
     Provisional,
     Retracted,
-    RidingAhead,
     ServerTimings,
+    SpeculationStats,
     Usage,
 )
 from outrider.codec.frames import encode_frame
@@ -50,7 +50,7 @@ _FINISH: Final[Mapping[int, FinishReason]] = {
     common_pb2.FINISH_REASON_CANCELLED: "cancelled",
     common_pb2.FINISH_REASON_DEADLINE: "deadline",
 }
-_AHEAD: Final = tuple(spec.name for spec in fields(RidingAhead))
+_STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
 TYPED_TEXT_CHARS: Final = 1 << 18
 """Longer texts are not worth computing ahead: each change sends all of it."""
@@ -249,7 +249,9 @@ def _done(done: edge_pb2.ChatDone) -> Done:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
-        ahead=RidingAhead(**{name: getattr(done.ahead, name) for name in _AHEAD}),
+        speculation_stats=SpeculationStats(
+            **{name: getattr(done.speculation_stats, name) for name in _STATS}
+        ),
     )
 
 

@@ -12,8 +12,7 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
-from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, RegionFailed
+from services.edge.session.events import ChatRequest, OpenRegion, RegionFailed
 
 
 @dataclass(frozen=True, slots=True)

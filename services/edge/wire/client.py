@@ -24,20 +24,18 @@ from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from services.edge.identity import Credential
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
+    CancelAsked,
+    ChatAsked,
+    ChatRequest,
     ClientEvent,
     Commit,
     Done,
     Failed,
     Provisional,
-    Retract,
-)
-from services.edge.session.inputs import (
-    CancelAsked,
-    ChatAsked,
-    ChatRequest,
     ResumePoint,
+    Retract,
     Speculation,
     Timings,
     Usage,
@@ -285,7 +283,7 @@ def _done(done: Done) -> edge_pb2.ChatDone:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
-        ahead=edge_pb2.RidingAhead(**asdict(done.ahead)),
+        speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
     )
 
 

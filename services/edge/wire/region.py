@@ -14,15 +14,16 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
 from services.edge.identity import NOBODY, Identity
-from services.edge.session.actions import OpenRegion, SendDraft
-from services.edge.session.control.pace import Pace
-from services.edge.session.inputs import (
+from services.edge.session.events import (
     FinishReason,
+    OpenRegion,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    ReplicaPace,
+    SendDraft,
     Timings,
     Usage,
 )
@@ -143,8 +144,8 @@ class RegionWire:
         )
 
 
-def _pace(pace: inference_pb2.Pace) -> Pace:
-    return Pace(
+def _pace(pace: inference_pb2.Pace) -> ReplicaPace:
+    return ReplicaPace(
         interval_s=_seconds(pace.commit_interval_ms),
         row_s=_seconds(pace.row_ms),
         ready_sessions=pace.ready_sessions,

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.actions import Accepted, ClientEvent, Commit, Done, Provisional
-from services.edge.session.inputs import FinishReason, Timings, Usage
+from services.edge.session.events import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    FinishReason,
+    Provisional,
+    Timings,
+    Usage,
+)
 
 ACCEPTED = Accepted("r", "m", 3)
 

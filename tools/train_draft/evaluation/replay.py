@@ -22,15 +22,15 @@ from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.link import first_guess_limit_s, heard_of
 from services.edge.drafter.messages import Commit, Open
 from services.edge.drafter.settings import DrafterLimits
-from services.edge.session.actions import Action
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.inputs import (
+from services.edge.session.events import (
+    Action,
     ChatAsked,
     ChatRequest,
+    DrafterReport,
     DraftsReady,
     FinishReason,
-    Heard,
     Input,
     PromptReady,
     RegionCommit,
@@ -39,8 +39,7 @@ from services.edge.session.inputs import (
     Speculation,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from tools.train_draft.corpus.records import Reply
 
@@ -80,7 +79,7 @@ class Guessed:
 
     reply: Reply
     rtt_s: float
-    heard: tuple[tuple[float, Heard], ...]
+    heard: tuple[tuple[float, DrafterReport], ...]
     """When it was heard, from the prompt's tokens being known, and what."""
 
 
@@ -113,7 +112,7 @@ class GuessRecorder:
 
     def guesses(self, reply: Reply, rtt_s: float) -> Guessed:
         """What it says, and when."""
-        drafter, heard = self._drafter, list[tuple[float, Heard]]()
+        drafter, heard = self._drafter, list[tuple[float, DrafterReport]]()
         drafter.open(
             Open(_SESSION, tuple(reply.prompt.tolist()), (), params_of(reply), self._ends), 0.0
         )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from services.edge.session.sources.base import Guess
-from tests.edge.session.virtual.circumstances import PROMPT, Circumstances
+from services.edge.session.draft_sources import Guess
+from tests.edge.session.simulation.circumstances import PROMPT, Circumstances
 
 
 class Host(Protocol):

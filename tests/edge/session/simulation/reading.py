@@ -9,10 +9,10 @@ from functools import partial
 from random import Random
 
 from outrider.sampling.reply import ReplyText
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
-from services.edge.session.drafting import DraftLimits
-from services.edge.session.inputs import (
+from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.events import (
     ChatAsked,
     DraftsReady,
     FinishReason,
@@ -24,12 +24,11 @@ from services.edge.session.inputs import (
     Speculation,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
+from tests.edge.session.simulation.beside import Beside
+from tests.edge.session.simulation.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.edge.session.toolkit import DIGEST, request
-from tests.edge.session.virtual.beside import Beside
-from tests.edge.session.virtual.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.inference import letters
 
 

@@ -15,12 +15,11 @@ from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.identity import NOBODY, Credential
 from services.edge.parts import EdgeParts
-from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
 from services.edge.resumption.reception import RequestStream
 from services.edge.routers.link import RouterLink
-from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, Input, Speculation
+from services.edge.session.events import ChatRequest, Input, OpenRegion, Speculation
+from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -35,7 +34,7 @@ class TypedStream(RequestStream, Protocol):
         ...
 
 
-class Typist:
+class TypeaheadPrefill:
     """One prompt that is being typed. Whatever fails here costs the chat nothing but its head
     start, so it is logged and no more.
 
@@ -48,7 +47,7 @@ class Typist:
     def __init__(self, stream: TypedStream, parts: EdgeParts) -> None:
         self._stream = stream
         self._parts = parts
-        self._plan = PrefillPlan(parts.prefill)
+        self._plan = TypeaheadPlan(parts.typeahead)
         self._identity = NOBODY
         self.closed = False
         self._before: tuple[Message, ...] = ()
