@@ -20,6 +20,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.session.events import (
     Accepted,
     Action,
@@ -36,7 +37,6 @@ from services.edge.session.events import (
     DraftsReady,
     Failed,
     Finish,
-    FinishReason,
     Input,
     OpenRegion,
     PromptFailed,
@@ -49,9 +49,7 @@ from services.edge.session.events import (
     RegionOpened,
     SpeculationStats,
     Tick,
-    Timings,
     Tokenize,
-    Usage,
 )
 from services.edge.session.reopening import Reopening, ReopenPolicy
 from services.edge.session.reply import ReplyFlow, ReplyPolicy, ReplyTools

@@ -7,17 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.events import (
-    Accepted,
-    ClientEvent,
-    Commit,
-    Done,
-    FinishReason,
-    Provisional,
-    Timings,
-    Usage,
-)
+from services.edge.session.events import Accepted, ClientEvent, Commit, Done, Provisional
 
 ACCEPTED = Accepted("r", "m", 3)
 

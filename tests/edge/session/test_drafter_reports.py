@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation
 from services.edge.session.events import (
     Action,
     ChatAsked,
@@ -17,7 +18,6 @@ from services.edge.session.events import (
     Commit,
     DrafterReport,
     DraftsReady,
-    FinishReason,
     Input,
     OpenDrafter,
     OpenRegion,
@@ -26,7 +26,6 @@ from services.edge.session.events import (
     RegionCommit,
     RegionDone,
     SendDraft,
-    Speculation,
     TellDrafter,
     Tick,
 )

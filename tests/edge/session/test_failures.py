@@ -13,11 +13,11 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
+from outrider.session_types import FinishReason
 from services.edge.session.events import (
     ChatAsked,
     Failed,
     Finish,
-    FinishReason,
     Input,
     OpenRegion,
     PromptReady,

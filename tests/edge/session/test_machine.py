@@ -12,6 +12,7 @@ from outrider.errors import (
     OverloadedError,
 )
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation, Usage
 from services.edge.session.events import (
     Accepted,
     CancelAsked,
@@ -26,7 +27,6 @@ from services.edge.session.events import (
     DraftsReady,
     Failed,
     Finish,
-    FinishReason,
     Input,
     OpenRegion,
     PromptFailed,
@@ -39,10 +39,8 @@ from services.edge.session.events import (
     RegionOpened,
     Retract,
     SendDraft,
-    Speculation,
     Tick,
     Tokenize,
-    Usage,
 )
 from services.edge.session.machine import TABLE, SessionState
 from tests.edge.session.toolkit import (

@@ -16,13 +16,13 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
+from outrider.session_types import FinishReason
 from services.edge.session.events import (
     ChatAsked,
     Commit,
     Done,
     Failed,
     Finish,
-    FinishReason,
     OpenRegion,
     PromptReady,
     Provisional,

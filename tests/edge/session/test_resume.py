@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.session_types import FinishReason
 from services.edge.session.events import (
     Accepted,
     ChatAsked,
@@ -13,7 +14,6 @@ from services.edge.session.events import (
     Commit,
     Failed,
     Finish,
-    FinishReason,
     OpenRegion,
     PromptReady,
     Provisional,

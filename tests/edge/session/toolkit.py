@@ -10,6 +10,7 @@ from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import Speculation
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.draft_sources import Guess
 from services.edge.session.events import (
@@ -20,7 +21,6 @@ from services.edge.session.events import (
     PromptReady,
     RegionFailed,
     RegionOpened,
-    Speculation,
 )
 from services.edge.session.machine import ChatSession, SessionPolicy, SessionState
 from services.edge.session.reply import ReplyPolicy, ReplyTools

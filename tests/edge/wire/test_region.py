@@ -9,13 +9,13 @@ import pytest
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
+from outrider.session_types import FinishReason, Timings, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
 from services.edge.identity import Identity
 from services.edge.session.events import (
-    FinishReason,
     OpenRegion,
     RegionCommit,
     RegionDone,
@@ -25,8 +25,6 @@ from services.edge.session.events import (
     ReplicaPace,
     ResumePoint,
     SendDraft,
-    Timings,
-    Usage,
 )
 from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
 from tests.edge.session.toolkit import DIGEST, request

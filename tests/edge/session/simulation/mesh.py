@@ -14,6 +14,7 @@ from random import Random
 from outrider.engines.base import Rows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import FinishReason
 from services.edge.session.acceptance import Averages
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.events import (
@@ -21,7 +22,6 @@ from services.edge.session.events import (
     ChatAsked,
     Commit,
     DraftsReady,
-    FinishReason,
     Input,
     OpenRegion,
     PromptReady,
