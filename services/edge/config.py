@@ -394,7 +394,7 @@ class EdgeConfig:
 
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
-        boldness = DISPLAY_PRESETS[self.display]
+        preset = DISPLAY_PRESETS[self.display]
         return ReplyPolicy(
             drafts=DraftLimits(
                 max_lead=self.max_lead,
@@ -403,10 +403,8 @@ class EdgeConfig:
                 first_survival=self.first_survival,
             ),
             display=DisplayPolicy(
-                theta=boldness.theta if self.theta is None else self.theta,
-                first_theta=(
-                    boldness.first_theta if self.first_theta is None else self.first_theta
-                ),
+                theta=preset.theta if self.theta is None else self.theta,
+                first_theta=(preset.first_theta if self.first_theta is None else self.first_theta),
                 first_tokens=self.first_tokens,
                 line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,

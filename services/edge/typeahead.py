@@ -1,4 +1,4 @@
-"""Has a region compute what a user has typed so far, so that the chat finds it done."""
+"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ log = structlog.get_logger()
 
 
 class TypedStream(RequestStream, Protocol):
-    """Where typed text comes from."""
+    """A client's stream that carries typed text."""
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use up so much of what this client and its address may use; False if that is too much."""
+        """Charge this amount to the client's rate limit and its address's; False if either is
+        exceeded."""
         ...
 
 
 class TypeaheadPrefill:
-    """One prompt that is being typed. Whatever fails here costs the chat nothing but its head
-    start, so it is logged and no more.
+    """One prompt that is being typed.
 
-    A prefill is a session of one token at LOW priority: what it leaves in the replica's prefix
-    cache is what it is for.
+    A prefill is a session of one token at LOW priority, for the sake of what it leaves in the
+    replica's prefix cache. Failures are only logged: without it the chat merely starts later.
     """
 
     awaits_request = False
@@ -61,10 +61,10 @@ class TypeaheadPrefill:
         if self.closed:
             return
         try:
-            # Before it is parsed: that is what costs. Of the first frame nobody knows yet whose it
-            # is, so it counts for its address alone.
+            # Before it is parsed, because parsing is what costs. The client of the first frame is
+            # not known yet, so it counts for the address alone.
             if not self._spend(Rate.TYPED_BYTES, len(payload)):
-                self._close()  # what came before the text may have been in this frame
+                self._close()  # the conversation before the text may have been in this frame
                 return
             typed = read_typed_text(payload)
             if self._identity is NOBODY:
@@ -84,16 +84,16 @@ class TypeaheadPrefill:
         return self._stream.spend(rate, amount, self._identity.client)
 
     def _admit(self, credential: Credential) -> None:
-        """Whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
+        """Find out whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
         self._identity = self._parts.identities.of(credential, secret, fresh, address)
         if not self._identity.group:
-            # A chat with a cache of its own would not find what was computed for it.
+            # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
             self._plan.close()
 
     def feed(self, item: Input) -> None:
-        """The user sent the prompt or left, or the edge ends: all the same here."""
+        """The user sent the prompt or left, or the edge stops."""
         self._close()
 
     def client_lost(self) -> None:

@@ -147,7 +147,7 @@ class EdgeConnection(QuicConnectionProtocol):
         for stream in list(self._chats.values()):
             stream.chat.feed(ClientFailed(error))
 
-    def stop_typists(self) -> None:
+    def stop_typeaheads(self) -> None:
         """What was typed is sent: nothing needs to be computed ahead of it any more."""
         for stream in list(self._chats.values()):
             if isinstance(stream.chat, TypeaheadPrefill):
@@ -429,7 +429,7 @@ class ChatStream:
             self.chat.feed(ClientGone())  # there never was one
             return
         if isinstance(self.chat, TypeaheadPrefill) and not is_typed_text(payload):
-            self._connection.stop_typists()  # the prompt itself
+            self._connection.stop_typeaheads()  # the prompt itself
         self.chat.receive(payload)
 
     def begin(self, frames: list[bytes]) -> None:
@@ -441,7 +441,7 @@ class ChatStream:
             if is_typed_text(frames[0]):
                 self.chat = TypeaheadPrefill(self, parts)
             else:
-                self._connection.stop_typists()
+                self._connection.stop_typeaheads()
                 self.chat = Chat(self, parts)
             self._hold()
             for payload in frames:

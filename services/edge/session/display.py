@@ -95,11 +95,11 @@ class Display:
         self._policy = policy
         self._shown = ""
         self._ends: list[int] = []
-        """Where in it each token ends that is shown whole."""
+        """[n] where in it each token ends that is shown whole."""
         self.quiet_until = float("-inf")
         """Nothing new is shown before this time."""
         self._next_rewrite = float("-inf")
-        """When the next erasure would be due, were they spread evenly."""
+        """When the next retraction would keep to the mean rate."""
         self.shown_chars = 0
         """Code points sent as provisional text."""
         self.erased_chars = 0
@@ -140,7 +140,8 @@ class Display:
 
     def forget(self) -> None:
         """The client has no provisional text: it is another client, or the same after a loss."""
-        self._shown, self._ends = "", []
+        self._shown = ""
+        self._ends = []
         if self._first_word_left is not None:
             self._first_word_left = 0  # its fate is not seen any more
 

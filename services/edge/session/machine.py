@@ -254,7 +254,7 @@ class ChatSession:
             chat.request,
             chat.prompt,
             tuple(chat.reply.ids),
-            chat.reply.controller.next_echo(now),
+            chat.reply.controller.round_trip.next_echo(now),
             now - chat.asked_at,
         )
         self.state = SessionState.OPENING

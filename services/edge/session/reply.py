@@ -160,7 +160,7 @@ class ReplyFlow:
         ]
 
     def opened(self, opened: RegionOpened, now: float) -> None:
-        """The replica took the session."""
+        """The replica opened the session."""
         self.controller.opened(opened.echo, opened.held_s, opened.max_drafts, now)
 
     def lost(self, epoch: int | None = None) -> None:
@@ -276,7 +276,7 @@ class ReplyFlow:
         if draft is None:
             return None
         self.controller.sent(len(draft.ids))
-        return replace(draft, echo=self.controller.next_echo(now))
+        return replace(draft, echo=self.controller.round_trip.next_echo(now))
 
     def _show(self, now: float) -> ClientEvent | None:
         if now < self.display.quiet_until and self.chain.ids:

@@ -97,10 +97,14 @@ class UploadController:
         self.shows = shows
         """Whether the client is shown drafts."""
         self._pays = True
+        """Whether uploads are predicted to pay."""
         self._is_probe = False
+        """Whether drafts are uploaded until the next commit only to measure."""
         self._overloaded = False
         self._since_change = 0
+        """Commits since `_pays` changed."""
         self._since_probe = 0
+        """Commits since the last probe."""
         self._num_path_changes = 0
         self._max_drafts = 0
         self.round_trip = RoundTrip()
@@ -159,17 +163,13 @@ class UploadController:
             **limits,
         )
 
-    def next_echo(self, now: float) -> int:
-        """The number that a frame to the region carries which is sent now."""
-        return self.round_trip.next_echo(now)
-
     def opened(self, echo: int, held_s: float, max_drafts: int, now: float) -> None:
-        """The replica took the session."""
+        """The replica opened the session."""
         self.round_trip.returned(echo, held_s, now)
         self._max_drafts = max_drafts
 
     def drafted(self, progress: DraftProgress) -> None:
-        """The chain was drafted on."""
+        """The chain was advanced."""
         self.counts.drafted += progress.num_kept
         if progress.num_made:
             self.pace.drafted(progress.num_made, progress.took_s)
@@ -251,4 +251,5 @@ class UploadController:
             return
         self._since_probe += 1
         if self._since_probe >= self._policy.probe_every:
-            self._is_probe, self._since_probe = True, 0
+            self._is_probe = True
+            self._since_probe = 0

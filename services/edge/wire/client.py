@@ -1,4 +1,4 @@
-"""Frames between client and edge. What passes here is in order; the rest is a typed error."""
+"""Frames between client and edge; invalid ones raise typed errors."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class TokenArrived:
-    """The client has its new resume token; no concern of the chat's session."""
+    """The client acknowledged its resume token; the chat's session does not need to know."""
 
 
 def read(
     payload: bytes, offer: Offer, admit: Callable[[Credential], None] = lambda credential: None
 ) -> ChatAsked | CancelAsked | TokenArrived:
-    """One ClientFrame. `admit` looks at a chat's credential before anything else of it is, and
-    raises for one that is no good. Raises MalformedFrameError for bytes that are no frame (a string
-    that is not UTF-8 among them), and InvalidRequestError and UnknownModelError for a chat not to
-    be served."""
+    """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
+    is read, and raises if it is refused. Raises MalformedFrameError for bytes that are no frame
+    (text that is not UTF-8 included), InvalidRequestError and UnknownModelError for a chat that
+    cannot be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:

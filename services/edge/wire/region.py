@@ -1,4 +1,4 @@
-"""Session frames between edge and region."""
+"""Session frames between edge and region (router and replica)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class RegionWire:
         identity: Identity = NOBODY,
         rewriter: Rewriter | None = None,
     ) -> None:
-        """`rewriter`: puts the operator's prefix before messages; what is too long, who tokenizes
-        them finds out."""
+        """`rewriter`: puts the operator's prefix before messages that the region tokenizes; the
+        region shortens what is too long."""
         self._coder = coder
         self._digest = vocabulary_digest
         self._origin_region = origin_region
@@ -76,7 +76,7 @@ class RegionWire:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
         else:
-            opening.messages.messages.extend(_turns(self._rewriter.prepare(request.messages)))
+            opening.messages.messages.extend(_messages(self._rewriter.prepare(request.messages)))
             opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
 
@@ -159,7 +159,7 @@ def _seconds(ms: float) -> float:
     return ms / 1e3
 
 
-def _turns(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
+def _messages(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
     return (common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages)
 
 

@@ -1,4 +1,4 @@
-"""A drafter beside the own one: whose guesses count, and when it is not waited for."""
+"""Two drafters for one reply: whose guesses count, and when reports are not waited for."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Own(ScriptedDrafter):
         return OWN
 
 
-def tandem(*final: int) -> CombinedDrafter:
+def combined(*final: int) -> CombinedDrafter:
     drafter = CombinedDrafter(Own(), len(PROMPT))
     drafter.extend(PROMPT)
     drafter.extend(final)
     return drafter
 
 
-def test_unheard_of_the_own_drafter_works_alone() -> None:
-    assert tandem(10).draft_after((), 8) == OWN
+def test_without_reports_the_own_drafter_works_alone() -> None:
+    assert combined(10).draft_after((), 8) == OWN
 
 
 def test_one_that_is_up_is_waited_for_from_the_start() -> None:
@@ -68,7 +68,7 @@ def test_nothing_is_left_to_one_that_is_not_there() -> None:
 
 
 def test_what_is_heard_counts() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.take_report(REPORT)
     guess = drafter.draft_after((), 3)
     assert guess.ids == (11, 12, 13) and guess.survival == (0.8, 0.6, 0.4)
@@ -77,7 +77,7 @@ def test_what_is_heard_counts() -> None:
 
 
 def test_it_goes_on_behind_a_chain_that_agrees() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.take_report(REPORT)
     guess = drafter.draft_after((11, 12), 8)
     assert guess.ids == (13, 14)
@@ -85,35 +85,35 @@ def test_it_goes_on_behind_a_chain_that_agrees() -> None:
 
 
 def test_a_late_chain_counts_if_it_was_right() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.extend((11, 12))
     drafter.take_report(REPORT)
     assert drafter.draft_after((), 8).ids == (13, 14)
 
 
 def test_a_late_chain_that_was_wrong_is_dropped() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.extend((11, 99))
     drafter.take_report(REPORT)
-    # Beside it only sure guesses of the own drafter are taken.
+    # With a report only sure guesses of the own drafter are taken.
     guess = drafter.draft_after((), 8)
     assert guess.ids == (21, 22) and not guess.ended
 
 
 def test_a_chain_ahead_of_what_is_final_is_dropped() -> None:
-    drafter = tandem()
+    drafter = combined()
     drafter.take_report(REPORT)
     assert drafter.draft_after((), 8).ids == (21, 22)
 
 
 def test_where_it_ends_only_sure_guesses_follow() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.take_report(REPORT)
     assert drafter.draft_after((11, 12, 13, 14), 8).ids == (21, 22)
 
 
 def test_a_silent_one_is_not_waited_for() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.take_report(REPORT)
     drafter.extend(range(50, 50 + PATIENCE_TOKENS))
     assert drafter.draft_after((), 8).ids == (21, 22)
@@ -122,6 +122,6 @@ def test_a_silent_one_is_not_waited_for() -> None:
 
 
 def test_a_hopeless_chain_is_no_division_by_zero() -> None:
-    drafter = tandem(10)
+    drafter = combined(10)
     drafter.take_report(DrafterReport(1, (11, 12), (0.0, 0.0), ("model", "model")))
     assert drafter.draft_after((11,), 8).survival == (0.0,)

@@ -45,7 +45,7 @@ REPLY = (1, 2, 3, 4, 1, 5, 6, EOS)
 
 
 class Chat:
-    """A session with a drafter beside it, and all that it wanted done."""
+    """A session with a drafter process, and all that it wanted done."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Chat:
         self.controller = UploadController(
             policy or UploadPolicy(), averages, max_lead=32, sends=sends, shows=shows
         )
-        self.controller.opened(self.controller.next_echo(0.0), 0.0, 8, rtt_s)
+        self.controller.opened(self.controller.round_trip.next_echo(0.0), 0.0, 8, rtt_s)
         self.controller.drafted(DraftProgress(False, 100, 0.5, 100))
 
     def commit(
@@ -43,7 +43,7 @@ class Chat:
     ) -> None:
         """A commit that answers drafts sent a round trip before."""
         controller = self.controller
-        number = controller.next_echo(self.now)
+        number = controller.round_trip.next_echo(self.now)
         self.now += interval_s + self.rtt_s
         pace = ReplicaPace(interval_s, 0.0006, 1, 64, overload_level, number, interval_s)
         controller.checked(outcomes, None)

@@ -47,7 +47,7 @@ from services.inference.scheduling.events import (
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
-from tests.edge.session.simulation.beside import Beside
+from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.simulation.circumstances import (
     PROMPT,
     SESSION,
@@ -139,7 +139,7 @@ class Mesh:
     def _tools(self, averages: Averages) -> ReplyTools:
         return ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: Beside(self, self.truth),
+            new_drafter=lambda: VirtualDrafter(self, self.truth),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: averages,

@@ -25,7 +25,7 @@ from services.edge.session.events import (
 )
 from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
-from tests.edge.session.simulation.beside import Beside
+from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.simulation.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.edge.session.toolkit import DIGEST, request
 from tests.inference import letters
@@ -53,7 +53,7 @@ class Reading:
         known = averages or Averages()
         tools = ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: Beside(self, self._truth, boast=boast),
+            new_drafter=lambda: VirtualDrafter(self, self._truth, boast=boast),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: known,
