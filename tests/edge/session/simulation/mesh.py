@@ -47,7 +47,6 @@ from services.inference.scheduling.events import (
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler
-from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.simulation.circumstances import (
     PROMPT,
     SESSION,
@@ -56,6 +55,7 @@ from tests.edge.session.simulation.circumstances import (
     sampling,
     word,
 )
+from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.toolkit import DIGEST, request
 from tests.inference import letters
 

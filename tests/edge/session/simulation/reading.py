@@ -25,8 +25,8 @@ from services.edge.session.events import (
 )
 from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
-from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.simulation.circumstances import PROMPT, Circumstances, Words, sampling, word
+from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.toolkit import DIGEST, request
 from tests.inference import letters
 
