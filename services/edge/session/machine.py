@@ -162,6 +162,8 @@ class ChatSession:
         and REOPENING; in CLOSED the last of these."""
         self.state = SessionState.AWAITING
         self.milestones = Milestones()
+        self.num_resumed = 0
+        """Final tokens of earlier runs, once they have been taken over."""
         self.error: OutriderError | None = None
         """Why the chat failed."""
 
@@ -183,12 +185,7 @@ class ChatSession:
     @property
     def num_tokens(self) -> int:
         """Final tokens so far, those of earlier runs included."""
-        return self.reply.chain.committed if self.reply else 0
-
-    @property
-    def num_resumed(self) -> int:
-        """Those of earlier runs, once they have been taken over."""
-        return min(len(self.request.resume.ids), self.num_tokens) if self.request else 0
+        return self._chat.reply.chain.committed if isinstance(self._chat, _OpenedChat) else 0
 
     def next_deadline(self) -> float | None:
         """When to call `handle(Tick(), now)`, unless something else comes first."""
@@ -198,7 +195,7 @@ class ChatSession:
         if not isinstance(chat, _OpenedChat):
             return self._deadline
         times = (self._deadline, chat.reply.refresh_at, chat.reopening.again_at)
-        return min((at for at in times if at is not None), default=None)
+        return min([at for at in times if at is not None], default=None)
 
     def handle(self, item: Input, now: float) -> Actions:
         """Take one input; the returned actions are to be done in this order."""
@@ -243,6 +240,7 @@ class ChatSession:
             is_accepted=False,
         )
         chat.resumed = [*chat.reply.resume(request.resume.ids)]
+        self.num_resumed = len(request.resume.ids)
         begun = chat.reply.start(now)
         self.milestones.opened = now
         actions = [self._open_region(chat, now), *begun]

@@ -197,6 +197,16 @@ def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
     assert chat.next_deadline() == 0.001, "the drafts from the prompt are due since the opening"
     sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, SendDraft)]
     assert sent == [SendDraft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
+
+
+def test_drafts_that_could_not_be_sent_are_sent_again() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(SessionState.STREAMING, drafter)
+    (frame,) = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, SendDraft)]
+    assert chat.handle(DraftDropped(frame), 0.001) == []
+    chat.handle(DraftsReady(), 0.002)
+    assert [a for a in chat.handle(Tick(), 0.002) if isinstance(a, SendDraft)] == [frame]
     assert chat.next_deadline() is None
 
 
