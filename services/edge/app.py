@@ -44,11 +44,11 @@ from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
 from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
-from services.edge.session.control.acceptance import GroupAverages
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.acceptance import GroupAverages
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
-from services.edge.session.sources.copies import CopyDrafter
 from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
@@ -163,7 +163,7 @@ class Edge:
             drafter=self.drafter,
             telemetry=self.telemetry,
             reception=Reception(config.resume_limits(), self.telemetry),
-            prefill=config.prefill_policy(),
+            typeahead=config.typeahead_policy(),
             slices=Slices(),
             rewriter=Rewriter(config.rewriting),
         )

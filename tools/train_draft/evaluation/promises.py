@@ -32,7 +32,7 @@ from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.line import weigh
 from services.edge.drafter.core.rates import SOURCE_NAMES, Rates
-from services.edge.session.sources.copies import CopyDrafter
+from services.edge.session.draft_sources import CopyDrafter
 from tools.train_draft.artifact.calibration import Bools, Floats
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.scoring import read, replies_with_room

@@ -1,4 +1,4 @@
-"""Has a region compute what a user has typed so far, so that the chat finds it done."""
+"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.identity import NOBODY, Credential
 from services.edge.parts import EdgeParts
-from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
 from services.edge.resumption.reception import RequestStream
 from services.edge.routers.link import RouterLink
-from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, Input
+from services.edge.session.events import ChatRequest, Input, OpenRegion
+from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -29,19 +28,19 @@ log = structlog.get_logger()
 
 
 class TypedStream(RequestStream, Protocol):
-    """Where typed text comes from."""
+    """A client's stream that carries typed text."""
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use up so much of what this client and its address may use; False if that is too much."""
+        """Charge this amount to the client's rate limit and its address's; False if either is
+        exceeded."""
         ...
 
 
-class Typist:
-    """One prompt that is being typed. Whatever fails here costs the chat nothing but its head
-    start, so it is logged and no more.
+class TypeaheadPrefill:
+    """One prompt that is being typed.
 
-    A prefill is a session of one token at LOW priority: what it leaves in the replica's prefix
-    cache is what it is for.
+    A prefill is a session of one token at LOW priority, for the sake of what it leaves in the
+    replica's prefix cache. Failures are only logged: without it the chat merely starts later.
     """
 
     awaits_request = False
@@ -49,7 +48,7 @@ class Typist:
     def __init__(self, stream: TypedStream, parts: EdgeParts) -> None:
         self._stream = stream
         self._parts = parts
-        self._plan = PrefillPlan(parts.prefill)
+        self._plan = TypeaheadPlan(parts.typeahead)
         self._identity = NOBODY
         self.closed = False
         self._before: tuple[Message, ...] = ()
@@ -62,10 +61,10 @@ class Typist:
         if self.closed:
             return
         try:
-            # Before it is parsed: that is what costs. Of the first frame nobody knows yet whose it
-            # is, so it counts for its address alone.
+            # Before it is parsed, because parsing is what costs. The client of the first frame is
+            # not known yet, so it counts for the address alone.
             if not self._spend(Rate.TYPED_BYTES, len(payload)):
-                self._close()  # what came before the text may have been in this frame
+                self._close()  # the conversation before the text may have been in this frame
                 return
             typed = read_typed_text(payload)
             if self._identity is NOBODY:
@@ -85,16 +84,16 @@ class Typist:
         return self._stream.spend(rate, amount, self._identity.client)
 
     def _admit(self, credential: Credential) -> None:
-        """Whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
+        """Find out whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
         self._identity = self._parts.identities.of(credential, secret, fresh, address)
         if not self._identity.group:
-            # A chat with a cache of its own would not find what was computed for it.
+            # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
             self._plan.close()
 
     def feed(self, item: Input) -> None:
-        """The user sent the prompt or left, or the edge ends: all the same here."""
+        """The user sent the prompt or left, or the edge stops."""
         self._close()
 
     def client_lost(self) -> None:
