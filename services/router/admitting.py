@@ -1,4 +1,4 @@
-"""Admission and conductor of one router, built, and their figures exported."""
+"""Admission and autoscale advisor of one router, built, and their figures exported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final
 from outrider.cost import NANOS
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
-from services.router.conductor.conductor import Conductor, Figures, Post
-from services.router.conductor.fleets import fleets
+from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
 from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.relay.dispatch import Dispatch
@@ -33,7 +32,7 @@ WINDOW_REQUESTS: Final = "outrider.router.window_requests"
 UTILIZATION: Final = "outrider.router.utilization"
 
 REVIEW_S: Final = 1.0
-"""Time between two looks of the conductor."""
+"""Time between two reviews of the autoscale advisor."""
 
 WAIT_BOUNDARIES_MS: Final = (
     *(0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
@@ -56,9 +55,9 @@ class Admitting:
             config.admission, config.tenants, config.lengths, config.price_table()
         )
         self.scout = FleetScout(dispatch.decide, config.region, config.return_s)
-        self.conductor = Conductor(config.conductor)
-        self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.conductor)
-        self._slo_ttft_ms = config.conductor.slo_ttft_ms
+        self.autoscale = AutoscaleAdvisor(config.autoscale)
+        self.entry = Entry(table, dispatch, registry, self.admission, self.scout, self.autoscale)
+        self._slo_ttft_ms = config.autoscale.slo_ttft_ms
         self._registry = registry
         self._metrics = metrics
         self._review_at = 0.0
@@ -68,16 +67,16 @@ class Admitting:
         self._export_admission()
         if now >= self._review_at:
             self._review_at = now + REVIEW_S
-            self._export_conductor(self._reviewed(now))
+            self._export_advice(self._advised(now))
 
-    def _reviewed(self, now: float) -> dict[Post, Figures]:
+    def _advised(self, now: float) -> dict[FleetKey, ScalingAdvice]:
         waiting = Counter(
-            Post(self.scout.home(request), request.model) for request in self.entry.waiting()
+            FleetKey(self.scout.home(request), request.model) for request in self.entry.waiting()
         )
-        found = fleets(self._registry, waiting, self._slo_ttft_ms)
-        return self.conductor.review(found, now)
+        found = fleet_usage(self._registry, waiting, self._slo_ttft_ms)
+        return self.autoscale.advise(found, now)
 
-    def _export_conductor(self, figures: dict[Post, Figures]) -> None:
+    def _export_advice(self, figures: dict[FleetKey, ScalingAdvice]) -> None:
         rows = [({"region": p.region, "model": p.model}, found) for p, found in figures.items()]
         table = self._metrics.table
         table(DESIRED).set((found.desired_replicas, labels) for labels, found in rows)
@@ -87,19 +86,19 @@ class Admitting:
         table(UTILIZATION).set((found.utilization, labels) for labels, found in rows)
 
     def _export_admission(self) -> None:
-        waiting = self.admission.waiting()
+        waiting = self.admission.num_waiting()
         self._metrics.table(WAITING).set(
             (count, {"priority": priority.name}) for priority, count in waiting.items()
         )
-        tally = self.admission.tally.take()
+        stats = self.admission.stats.take()
         waits = self._metrics.histogram(WAIT_MS, WAIT_BOUNDARIES_MS)
-        for priority, wait_ms in tally.waits_ms:
+        for priority, wait_ms in stats.waits_ms:
             waits.record(wait_ms, {"priority": priority.name})
-        self._count(REFUSED, tally.refused, ("priority", "cause"))
-        self._count(SPILLED, tally.spilled, ("home", "region", "cause"))
-        self._count(TENANT_SESSIONS, tally.sessions, ("tenant", "outcome"))
-        self._count(TENANT_TOKENS, tally.tokens, ("tenant",))
-        costs = {labels: nanos / NANOS for labels, nanos in tally.costs_nanos.items()}
+        self._count(REFUSED, stats.refused, ("priority", "cause"))
+        self._count(SPILLED, stats.spilled, ("home", "region", "cause"))
+        self._count(TENANT_SESSIONS, stats.sessions, ("tenant", "outcome"))
+        self._count(TENANT_TOKENS, stats.tokens, ("tenant",))
+        costs = {labels: nanos / NANOS for labels, nanos in stats.costs_nanos.items()}
         self._count(TENANT_COST, costs, ("tenant", "model"))
 
     def _count(

@@ -205,7 +205,7 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         router.switch,
         router.registry,
         _explainer(router),
-        router.deciding.placement.standings,
+        router.deciding.placement.statuses,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,

@@ -7,11 +7,11 @@ from typing import Final
 
 from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
-from services.router.placement.history import History
+from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.assignment import Prompts
 from services.router.upstream.prefixes import PrefixWatch
 
@@ -24,19 +24,20 @@ class Deciding:
 
     def __init__(self, config: RouterConfig, registry: Registry, rng: Random) -> None:
         self._index = PrefixIndex(
-            PrefixLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
+            PrefixIndexLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
         )
-        self._ids = IdReader()
+        self._ids = TokenIdReader()
         policy = PlacementPolicy(
             near_ms=config.near_ms,
             max_queued=config.max_queued,
-            report_ms=config.load_interval_ms,
             work_weight=config.work_weight,
             busy_work_weight=config.busy_work_weight,
         )
-        self.placement = Placement(registry, self._index, policy, rng)
+        self.placement = Placement(
+            registry, self._index, policy, rng, report_ms=config.load_interval_ms
+        )
         self.prompts = Prompts(self._index, self._ids)
-        self.history = History(config.history)
+        self.history = PlacementHistory(config.history)
 
     def watch(self) -> PrefixWatch:
         """For one replica's link."""
@@ -44,4 +45,4 @@ class Deciding:
 
     def tick(self, now: float) -> None:
         """What passes with time alone."""
-        self._index.tidy(now, _MAX_TIDIED_ROWS)
+        self._index.sweep(now, _MAX_TIDIED_ROWS)

@@ -11,11 +11,10 @@ from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire import cost as cost_wire
-from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Request
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex
-from services.router.prefixes.prompt import Prompt
-from services.router.prefixes.recent import RecentMap
+from services.router.placement.types import RETRY_DELAY_MS, PlacementRequest, Priority
+from services.router.prefix_index.index import PrefixIndex
+from services.router.prefix_index.prompt import HashedPrompt, TokenIdReader
+from services.router.recent_map import RecentMap
 from services.router.relay.sessions import Session
 
 Up = router_pb2.RouteRequest
@@ -29,12 +28,12 @@ _RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMB
 class Prompts:
     """The prompts of sessions that are being placed: read once, however often it is tried."""
 
-    def __init__(self, index: PrefixIndex, ids: IdReader) -> None:
+    def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
         self._index = index
         self._ids = ids
-        self._read: RecentMap[int, Prompt] = RecentMap(_MAX_READ)
+        self._read: RecentMap[int, HashedPrompt] = RecentMap(_MAX_READ)
 
-    def of(self, session: Session[Up]) -> Prompt | None:
+    def of(self, session: Session[Up]) -> HashedPrompt | None:
         """What can be known of the prompt: the part of it that the replica may hold."""
         assert session.open is not None, "a session that is placed has its open"
         opening = session.open.frame.open
@@ -46,27 +45,27 @@ class Prompts:
             self._read.put(session.relayed, found)
         return found
 
-    def read(self, opening: inference_pb2.OpenSession) -> Prompt:
+    def read(self, opening: inference_pb2.OpenSession) -> HashedPrompt:
         """The prompt of an open that brings ids."""
         block = opening.ids.tail
         ids = self._ids.read(block.codec, block.count, block.payload, opening.vocabulary_digest)
         return self._index.prompt(ids, opening.cache_salt)
 
 
-def request_of(session: Session[Up], prompts: Prompts) -> Request:
+def request_of(session: Session[Up], prompts: Prompts) -> PlacementRequest:
     """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
     assert session.open is not None, "a session that is placed has its open"
     frame = session.open.frame.open
     prompt_tokens = frame.ids.prefix_tokens + frame.ids.tail.count
     if not prompt_tokens:
         raise EmptyPromptError("The session has no prompt: send messages or token ids.")
-    return Request(
+    return PlacementRequest(
         model=frame.model,
         vocabulary_digest=frame.vocabulary_digest,
         # Tokens to resume after are prefilled like the prompt.
         prompt_tokens=prompt_tokens + session.upto,
         residency=tuple(frame.residency),
-        priority=frame.priority or MEDIUM,
+        priority=frame.priority or Priority.MEDIUM,
         prompt=prompts.of(session),
     )
 

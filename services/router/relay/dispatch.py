@@ -8,7 +8,7 @@ from outrider.errors import NoReplicaError, OutriderError
 from outrider.v1 import inference_pb2, router_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
-from services.router.placement.request import Decision, Request
+from services.router.placement.types import Decision, PlacementRequest
 from services.router.relay import assignment
 from services.router.relay.journal import Journal
 from services.router.relay.outlet import Outlet
@@ -99,14 +99,14 @@ class Dispatch:
         assignment.renew_deadline(session.open, session.deadline_at, now)
         return self.decide(replace(self.request_of(session), exclude=exclude), now)
 
-    def decide(self, request: Request, now: float) -> Decision:
+    def decide(self, request: PlacementRequest, now: float) -> Decision:
         """As `Placement.decide`, with the time it takes."""
         started_s = self._journal.clock()
         decision = self._placement.decide(request, now)
         self._decided_ms = (self._journal.clock() - started_s) * 1000.0
         return decision
 
-    def request_of(self, session: Session[Up]) -> Request:
+    def request_of(self, session: Session[Up]) -> PlacementRequest:
         """What placement has to know of a session. Raises EmptyPromptError."""
         return assignment.request_of(session, self._prompts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.errors import OutriderError, OverloadedError
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors as wire_errors
-from services.router.placement.request import RETRY_DELAY_MS
+from services.router.placement.types import RETRY_DELAY_MS
 from services.router.relay.outlet import Outlet
 
 Down = router_pb2.RouteResponse

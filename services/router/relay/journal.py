@@ -16,8 +16,8 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.occurrences import Occurrences
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
-from services.router.placement.history import History, Placed
-from services.router.placement.request import Candidate, Decision, Request
+from services.router.placement.history import PlacementHistory, PlacementRecord
+from services.router.placement.types import Candidate, Decision, PlacementRequest
 
 log = structlog.get_logger()
 
@@ -70,7 +70,9 @@ class Journal:
     """Records sessions as they go. Until `flush` frames and placements are plain numbers: no
     session waits for a metric."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float], history: History) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float], history: PlacementHistory
+    ) -> None:
         """`clock` is in seconds and measures how long decisions take; `history` keeps why."""
         self.clock = clock
         self._history = history
@@ -96,7 +98,12 @@ class Journal:
             frame.trace.traceparent, frame.trace.tracestate = span.context
 
     def placed(
-        self, session: int, request: Request, decision: Decision, decided_ms: float, now: float
+        self,
+        session: int,
+        request: PlacementRequest,
+        decision: Decision,
+        decided_ms: float,
+        now: float,
     ) -> None:
         """A replica was chosen and sent the open."""
         entry = self._entries[session]
@@ -106,7 +113,7 @@ class Journal:
             entry.span.set(**where)
             entry.span.event(PLACED, _explained(decision))
         self._history.add(
-            Placed(
+            PlacementRecord(
                 entry.request_id, request.model, request.prompt_tokens, decision, now, decided_ms
             )
         )

@@ -18,9 +18,8 @@ from outrider.rpc import from_rpc_error, make_channel, until_distrusted
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
-from services.router.fleet.load import Identity, Model
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import Replica
+from services.router.fleet.replica import Replica, ReplicaIdentity, ServedModel
 from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches
@@ -84,14 +83,17 @@ class ReplicaLink:
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(call.cancel)
                     await call.wait_for_connection()
-                self._registry.introduce(self._name, said)
+                self._registry.identify(self._name, said)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
                 self._backoff_s = _FIRST_BACKOFF_S
                 await self._serve(channel, call, said.model)
 
     async def _serve(
-        self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down], model: Model
+        self,
+        channel: grpc.aio.Channel,
+        call: grpc.aio.StreamStreamCall[Up, Down],
+        model: ServedModel,
     ) -> NoReturn:
         outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outlet)
@@ -132,19 +134,19 @@ class ReplicaLink:
             region=self._replica.region,
         )
 
-    async def _greet(self, channel: grpc.aio.Channel) -> Identity:
+    async def _greet(self, channel: grpc.aio.Channel) -> ReplicaIdentity:
         """Who the replica is, and what it serves."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         said = await stub.GetModel(inference_pb2.GetModelRequest())
-        model = Model(
+        model = ServedModel(
             name=said.model,
             vocabulary_digest=said.vocabulary_digest,
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
         )
-        return Identity(said.replica, said.region, model)
+        return ReplicaIdentity(said.replica, said.region, model)
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall[Up, Down], outlet: Outlet[Up]

@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.fleet.load import ClassLoad, Load
+from services.router.fleet.replica import ClassLoad, ReplicaLoad
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -35,7 +35,7 @@ async def health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
 
 async def loads(
     channel: grpc.aio.Channel, *, min_interval_ms: int, max_interval_ms: int
-) -> AsyncIterator[Load]:
+) -> AsyncIterator[ReplicaLoad]:
     """The replica's load, now, after each change, and at least every `max_interval_ms`."""
     stub: inference_pb2_grpc.InferenceServiceAsyncStub
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -43,7 +43,7 @@ async def loads(
         min_interval_ms=min_interval_ms, max_interval_ms=max_interval_ms
     )
     async for report in stub.WatchLoad(request):
-        yield Load(
+        yield ReplicaLoad(
             running_sessions=report.running_sessions,
             queued_sessions=report.queued_sessions,
             queued_prompt_tokens=report.queued_prompt_tokens,

@@ -11,19 +11,19 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.admission.admission import Admission
-from services.router.admission.counting.prices import PriceTable
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.conductor import Conductor
-from services.router.conductor.policy import ConductorPolicy
+from services.router.admission.pricing import PriceTable
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.advisor import AutoscaleAdvisor
+from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
-from services.router.placement.history import History
+from services.router.fleet.replica import ServedModel
+from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.assignment import Prompts
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.entry.entry import Entry
@@ -61,20 +61,20 @@ class Mesh:
         replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
         self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
-        self.history = History(100)
+        self.history = PlacementHistory(100)
         self.journal = Journal(self.metrics, self.clock, self.history)
         self.texts: list[RelayedSession] = []
-        index = PrefixIndex(PrefixLimits())
+        index = PrefixIndex(PrefixIndexLimits())
         self.placement = Placement(
             self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )
-        prompts = Prompts(index, IdReader())
+        prompts = Prompts(index, TokenIdReader())
         dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
         self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
         self.scout = FleetScout(dispatch.decide, "us", return_s)
-        self.conductor = Conductor(ConductorPolicy())
+        self.autoscale = AutoscaleAdvisor(AutoscalePolicy())
         self.entry = Entry(
-            self.table, dispatch, self.registry, self.admission, self.scout, self.conductor
+            self.table, dispatch, self.registry, self.admission, self.scout, self.autoscale
         )
         moves = Moves(self.table, dispatch, self.journal)
         silence = Silence(SilencePolicy())
@@ -104,7 +104,7 @@ class Mesh:
     def connect(self, name: str) -> None:
         self.up[name] = Outlet(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
-        self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
+        self.registry.connected(name, ServedModel("m", DIGEST, 2048, (1, 2)), self.clock())
         self.scout.survey(self.registry, self.clock())
 
     def lose(self, name: str, *, is_own: bool = False) -> None:

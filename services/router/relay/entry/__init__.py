@@ -1,1 +1,1 @@
-"""Where sessions come in: admission, the queue before placement, what is told to the conductor."""
+"""Where sessions come in: admission, the queue before placement, what autoscaling is told."""

@@ -10,12 +10,11 @@ from outrider.errors import DrainingError, OutriderError, OverloadedError, Promp
 from outrider.v1 import common_pb2, router_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
-from services.router.admission.choosing import Route
-from services.router.admission.policy import Priority
-from services.router.admission.ticket import Arrival
-from services.router.conductor.conductor import Conductor, Post
+from services.router.admission.routing import Route
+from services.router.admission.session import AdmissionRequest
+from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry
-from services.router.placement.request import Request
+from services.router.placement.types import PlacementRequest, Priority
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.entry.runs import Runs
@@ -47,14 +46,14 @@ class Entry:
         registry: Registry,
         admission: Admission,
         scout: FleetScout,
-        conductor: Conductor,
+        autoscale: AutoscaleAdvisor,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
         self._admission = admission
         self._scout = scout
-        self._conductor = conductor
+        self._autoscale = autoscale
         self._waiting: dict[int, Session[Up]] = {}
         self.runs = Runs()
         self._is_draining = False
@@ -72,7 +71,7 @@ class Entry:
         self._looked_at = now if is_due else self._looked_at
         return is_due
 
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[PlacementRequest]:
         """What those in the queue want."""
         return [self._dispatch.request_of(session) for session in self._waiting.values()]
 
@@ -112,8 +111,8 @@ class Entry:
         """Those in the queue whose turn has come."""
         if not self._waiting:
             return
-        for turn in self._admission.wake(self._scout, now):
-            session = self._waiting.pop(turn.session)
+        for turn in self._admission.dequeue(self._scout, now):
+            session = self._waiting.pop(turn.session_id)
             if isinstance(turn.outcome, OutriderError):
                 yield session, turn.outcome
                 continue
@@ -137,34 +136,34 @@ class Entry:
         replica = self._registry.find(session.replica)
         if replica is not None:
             ttft_ms = (now - session.opened_at) * 1000.0 - replica.rtt.smoothed_ms
-            self._conductor.first_token(Post(replica.region, replica.model_name), ttft_ms, now)
+            self._autoscale.record_ttft(FleetKey(replica.region, replica.model_name), ttft_ms, now)
 
     def left(self, session: Session[Up], now: float) -> None:
         """A session ended."""
         self._waiting.pop(session.relayed, None)
         self.runs.ended(session)
         was_taken = session.is_announced or session.began_at is not None
-        self._admission.leave(session.relayed, session.upto, now, was_taken=was_taken)
+        self._admission.close(session.relayed, session.upto, now, was_taken=was_taken)
 
-    def _arrival(self, session: Session[Up], now: float) -> Arrival:
+    def _arrival(self, session: Session[Up], now: float) -> AdmissionRequest:
         """Raises EmptyPromptError, PromptTooLongError."""
         assert session.open is not None, "a session that is placed has its open"
         frame = session.open.frame.open
         asked = _PRIORITIES.get(frame.priority)
         num_prompt = frame.ids.prefix_tokens + frame.ids.tail.count
         self._check_window(frame.model, num_prompt)
-        asking = Arrival(
-            session=session.relayed,
+        asking = AdmissionRequest(
+            session_id=session.relayed,
             request=self._dispatch.request_of(session),
             max_tokens=frame.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             tenant=frame.tenant,
-            address=frame.address_hash,
-            group=frame.cache_salt,
+            address_hash=frame.address_hash,
+            cache_salt=frame.cache_salt,
             priority=asked,
             deadline_at=session.deadline_at,
-            has_started=session.is_under_way,
-            num_resumed=session.upto,
-            chat=assignment.chat_of(frame),
+            is_resumed=session.is_under_way,
+            num_resumed_tokens=session.upto,
+            chat_digest=assignment.chat_of(frame),
         )
         granted = self._admission.grant(asking, now)
         frame.priority = common_pb2.Priority.ValueType(granted)
@@ -184,9 +183,11 @@ class Entry:
         and it has to be another one."""
         assert session.open is not None, "a session that is placed has its open"
         assignment.renew_deadline(session.open, session.deadline_at, now)
-        if route.spilled:
-            self._conductor.lacked(Post(route.home, session.open.frame.open.model), now)
-        if not self._dispatch.put(session, route.sight.decision, now):
+        if route.spill_cause:
+            self._autoscale.record_shortage(
+                FleetKey(route.home, session.open.frame.open.model), now
+            )
+        if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)
 
     def _refused(self, now: float) -> list[Ending]:
@@ -202,4 +203,4 @@ class Entry:
         """More replicas at home would have helped."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _LACKS:
             request = self._dispatch.request_of(session)
-            self._conductor.lacked(Post(self._scout.home(request), request.model), now)
+            self._autoscale.record_shortage(FleetKey(self._scout.home(request), request.model), now)

@@ -18,7 +18,7 @@ from outrider.errors import (
     ReplicaLostError,
 )
 from outrider.v1 import router_pb2
-from services.router.placement.request import RETRY_DELAY_MS
+from services.router.placement.types import RETRY_DELAY_MS
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.journal import Journal
 from services.router.relay.sessions import Session, SessionTable

@@ -10,8 +10,8 @@ from outrider.peers.health import PeerState, Signal
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import errors
 from services.router.admission.admission import Admission
-from services.router.fleet.load import Load
 from services.router.fleet.registry import Registry
+from services.router.fleet.replica import ReplicaLoad
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.lifecycle import Input, State
@@ -157,7 +157,7 @@ class Watch:
 
     def _hung(self, stream: int, now: float) -> Iterator[Leaving]:
         replica = self._registry[self._dispatch.replica_of(stream)]
-        load = replica.load or Load()
+        load = replica.load or ReplicaLoad()
         is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
         cost = (0.0, 0.0) if is_suspect else (load.fixed_ms, load.row_ms)
         limit_s = self._silence.limit_s(*cost)
