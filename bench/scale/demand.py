@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bench.scale.regions import Region
 from outrider.codec.block_hashes import block_hash, root_hash
-from services.router.placement.types import Priority
+from outrider.session_types import Priority
 
 GROUPS_PER_REPLICA = 15
 BLOCK_TOKENS = 32

@@ -27,8 +27,8 @@ from bench.scale.replicas.full import FullReplica
 from bench.scale.routing.base import Router
 from bench.scale.routing.floors import LeastLoaded, RoundRobin
 from bench.scale.routing.mesh import MeshRouter
+from outrider.session_types import Priority
 from services.router.admission.policy import AdmissionPolicy
-from services.router.placement.types import Priority
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""

@@ -10,6 +10,7 @@ from bench.scale.demand import BLOCK_TOKENS, Ask
 from bench.scale.regions import Region
 from bench.scale.routing.base import Report, Site
 from outrider.errors import OutriderError
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.session import AdmissionRequest
@@ -19,7 +20,7 @@ from services.router.fleet.geography import Geography
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest, Priority
+from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.kv_events import KvEventFollower, SnapshotPart
 from services.router.relay.entry.scout import FleetScout

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from services.router.placement.types import Priority
+from outrider.session_types import Priority
 
 PRESENCE_S: Final = 60.0
 """A flow counts as present for so long after its last session ended."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.address_limit import AddressLimit
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
 from services.router.admission.pricing import ChatCharges, PriceTable
@@ -22,7 +23,6 @@ from services.router.admission.queue import AdmissionQueue, QueueRate, SubQueue
 from services.router.admission.routing import FleetView, Route, choose_route
 from services.router.admission.session import AdmissionRequest, AdmittedSession
 from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
-from services.router.placement.types import Priority
 
 MAX_WAITS: Final = 4096
 """Waits kept between two calls of AdmissionStats.take, the latest ones."""

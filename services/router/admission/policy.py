@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 from outrider.errors import ConfigError
-from services.router.placement.types import Priority
+from outrider.session_types import Priority
 
 
 class QueuePriority(IntEnum):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from outrider.session_types import Priority
 from services.router.admission.policy import QueuePriority
-from services.router.placement.types import PlacementRequest, Priority
+from services.router.placement.types import PlacementRequest
 
 
 @dataclass(frozen=True, slots=True)

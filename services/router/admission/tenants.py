@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.token_bucket import ReservationBucket
-from services.router.placement.types import Priority
 
 OTHERS: Final = "*"
 """Name of the entry for tenants that have none of their own; each of them gets these limits."""

@@ -13,14 +13,10 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.session_types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement.replica_table import Bools, ReplicaTable
-from services.router.placement.types import (
-    RETRY_DELAY_MS,
-    PlacementPolicy,
-    PlacementRequest,
-    Priority,
-)
+from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest
 
 LOW_WAITS = 3
 """Overload level from which a replica leaves LOW sessions in its queue."""

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from outrider.session_types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement import constraints, prediction
 from services.router.placement.prediction import PredictedWaits
@@ -27,7 +28,6 @@ from services.router.placement.types import (
     Decision,
     PlacementPolicy,
     PlacementRequest,
-    Priority,
     ReplicaStatus,
 )
 from services.router.prefix_index.index import PrefixIndex, mask_of, tokens_by_owner

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from outrider.session_types import Priority
 from services.router.fleet.call_costs import CallCosts
 from services.router.fleet.replica import Replica, ReplicaLoad
-from services.router.placement.types import Priority
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
+from outrider.session_types import Priority
 from services.router.prefix_index.prompt import HashedPrompt
 
 RETRY_DELAY_MS = 250
-
-
-class Priority(IntEnum):
-    """Classes of sessions, as in common.proto."""
-
-    LOW = 1
-    MEDIUM = 2
-    HIGH = 3
 
 
 @dataclass(frozen=True, slots=True)

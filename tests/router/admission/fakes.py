@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import NoReplicaError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.policy import QueuePriority
 from services.router.admission.session import AdmissionRequest, AdmittedSession
-from services.router.placement.types import (
-    Candidate,
-    Decision,
-    PlacementRequest,
-    PredictedWait,
-    Priority,
-)
+from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait
 
 REQUEST = PlacementRequest("m", b"", 10)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import OutriderError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.routing import Route
 from services.router.admission.session import AdmissionRequest
-from services.router.placement.types import Priority
 from tests.router.admission.fakes import FakeFleetView, Region
 
 STEP_S = 0.05

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.session_types import Priority
 from services.router.admission.address_limit import MAX_REMEMBERED, PRESENCE_S, AddressLimit
-from services.router.placement.types import Priority
 
 ADDRESSES = st.sampled_from([b"", b"a", b"b", b"c"])
 HIGH, MEDIUM, LOW = Priority.HIGH, Priority.MEDIUM, Priority.LOW

@@ -13,11 +13,11 @@ from outrider.errors import (
     NoReplicaError,
     OverloadedError,
 )
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.routing import Route
 from services.router.admission.tenants import TenantPolicy
-from services.router.placement.types import Priority
 from tests.router.admission.fakes import FakeFleetView, Region, asking
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

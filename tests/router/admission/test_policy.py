@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
+from outrider.session_types import Priority
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
-from services.router.placement.types import Priority
 
 TOKENS = st.integers(0, 10**6)
 

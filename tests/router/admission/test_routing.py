@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import NoReplicaError
+from outrider.session_types import Priority
 from services.router.admission.policy import AdmissionPolicy, QueuePriority
 from services.router.admission.routing import Route, choose_route
-from services.router.placement.types import Priority
 from tests.router.admission.fakes import REQUEST, FakeFleetView, Region, admitted
 
 POLICY = AdmissionPolicy(slo_ttft_high_ms=400.0, slo_ttft_medium_ms=1000.0, slo_ttft_low_ms=5000.0)

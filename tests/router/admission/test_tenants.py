@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission import tenants as tenants_module
 from services.router.admission.tenants import TenantPolicy, Tenants
-from services.router.placement.types import Priority
 
 
 @pytest.mark.parametrize(

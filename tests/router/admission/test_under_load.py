@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
-from services.router.placement.types import Priority
 from tests.router.admission.fakes import asking
 from tests.router.admission.mesh import STEP_S, Mesh
 

@@ -16,8 +16,9 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.peers.health import PeerState
+from outrider.session_types import Priority
 from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
-from services.router.placement.types import Decision, PlacementRequest, Priority
+from services.router.placement.types import Decision, PlacementRequest
 from tests.router.placement.fleet import ASK, DIGEST, MODEL, OTHER, Town, replica
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
+from outrider.session_types import Priority
 from outrider.v1 import common_pb2, router_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
@@ -14,7 +15,7 @@ from services.router.admission.routing import Route
 from services.router.admission.session import AdmissionRequest
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry
-from services.router.placement.types import PlacementRequest, Priority
+from services.router.placement.types import PlacementRequest
 from services.router.relay import assignment
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.entry.runs import Runs

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from outrider.session_types import Priority
 from outrider.v1 import common_pb2
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.advisor import FleetKey, FleetUsage
 from services.router.fleet.replica import ReplicaLoad
-from services.router.placement.types import Priority
 from services.router.relay.entry.entry import LOOK_S
 from services.router.relay.lifecycle import State
 from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, opening, reasons
