@@ -15,7 +15,7 @@ _FIGURES: Final = ("desired_replicas", "serving_replicas", "late_share", "utiliz
 
 
 def desired_replicas(host: str, admin_port: int) -> list[dict[str, Any]]:
-    """The conductor's figures by region and model. Raises UnavailableError."""
+    """The autoscale advice by region and model. Raises UnavailableError."""
     connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
