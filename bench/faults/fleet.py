@@ -157,7 +157,7 @@ def _router(
         "replicas": table,
         "tokenizers": tuple(tokenizer.address for tokenizer in tokenizers),
         "max_backoff_s": 0.5,
-        "near_ms": 50.0,
+        "placement": {"near_ms": 50.0},
     }
     if shape.forgives:
         values["quarantine_failures"] = 1_000_000

@@ -15,6 +15,8 @@ from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndexLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +118,16 @@ class RouterConfig:
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
     """RTT assumed for another region until coordinates or a probe say better."""
-    near_ms: float = 5.0
-    """Replicas whose predicted wait lies this close to the best one share the load."""
-    max_queued: int = 128
-    """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
-    work_weight: float = 0.5
-    """What a millisecond of a replica's work costs in milliseconds of a session's wait, where no
-    replica of the region has prompts waiting (docs/guides/placement.md)."""
-    busy_work_weight: float = 4.0
-    """The same where all of them have."""
-    prefix_blocks: int = 1 << 20
-    """Blocks of the replicas' prefix caches known at once, about 250 bytes each."""
-    expected_s: float = 5.0
-    """A prompt is expected in the cache of the replica it was sent to for so long."""
+    placement: PlacementPolicy = dataclasses.field(default_factory=PlacementPolicy)
+    """How replicas are compared (docs/guides/placement.md)."""
+    prefix_index: PrefixIndexLimits = dataclasses.field(default_factory=PrefixIndexLimits)
+    """Bounds of what is known of the replicas' prefix caches."""
     history: int = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
-    """Promises to each class of sessions (docs/guides/admission.md)."""
+    """Admission control (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
-    """Limits of tenants; without any everybody may have everything."""
+    """Limits of tenants; without any there are none."""
     lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
@@ -264,10 +257,6 @@ class RouterConfig:
 
 
 _NOT_NEGATIVE = (
-    "near_ms",
-    "max_queued",
-    "work_weight",
-    "busy_work_weight",
     "default_rtt_ms",
     "drain_s",
     "return_s",
@@ -275,8 +264,6 @@ _NOT_NEGATIVE = (
 )
 
 _POSITIVE = (
-    "prefix_blocks",
-    "expected_s",
     "history",
     "max_sessions",
     "max_sessions_per_stream",

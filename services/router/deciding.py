@@ -9,8 +9,7 @@ from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.types import PlacementPolicy
-from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.assignment import Prompts
 from services.router.upstream.prefixes import PrefixWatch
@@ -23,18 +22,10 @@ class Deciding:
     """One router's, wired together."""
 
     def __init__(self, config: RouterConfig, registry: Registry, rng: Random) -> None:
-        self._index = PrefixIndex(
-            PrefixIndexLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
-        )
+        self._index = PrefixIndex(config.prefix_index)
         self._ids = TokenIdReader()
-        policy = PlacementPolicy(
-            near_ms=config.near_ms,
-            max_queued=config.max_queued,
-            work_weight=config.work_weight,
-            busy_work_weight=config.busy_work_weight,
-        )
         self.placement = Placement(
-            registry, self._index, policy, rng, report_ms=config.load_interval_ms
+            registry, self._index, config.placement, rng, report_ms=config.load_interval_ms
         )
         self.prompts = Prompts(self._index, self._ids)
         self.history = PlacementHistory(config.history)
