@@ -32,6 +32,8 @@ from services.inference.config import InferenceConfig
 from services.inference.instances.fleet import Fleet
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit
+from services.inference.scheduling.policy.chunks import LEAST_CHUNK
+from services.inference.scheduling.policy.pace import LEAST_STRETCH
 from services.inference.scheduling.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.streaming.block_feed import BlockFeed
@@ -284,4 +286,11 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         block_tokens=info.block_tokens,
         max_lead=config.max_lead,
         max_drafts=config.max_draft_tokens,
+        prefill_limits=inference_pb2.PrefillLimits(
+            max_chunk_tokens=config.prefill_chunk_tokens,
+            min_chunk_tokens=LEAST_CHUNK,
+            max_call_ms=config.max_tick_ms,
+            max_stretch=config.prefill_stretch,
+            min_stretch=LEAST_STRETCH,
+        ),
     )

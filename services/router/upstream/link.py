@@ -145,6 +145,7 @@ class ReplicaLink:
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
+            prefill_limits=watches.prefill_limits(said),
         )
         return ReplicaIdentity(said.replica, said.region, model)
 

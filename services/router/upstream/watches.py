@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.fleet.replica import ClassLoad, ReplicaLoad
+from services.router.fleet.replica import ClassLoad, PrefillLimits, ReplicaLoad
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -56,7 +56,23 @@ async def loads(
             low=_class_load(report.low),
             medium=_class_load(report.medium),
             stay_ms=_cost_ms(report.stay_ms),
+            queues_low=report.queues_low,
+            refuses_sessions=report.refuses_sessions,
         )
+
+
+def prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits | None:
+    """How many prompt tokens a call takes; None if the replica does not report it."""
+    if not told.HasField("prefill_limits"):
+        return None
+    limits = told.prefill_limits
+    return PrefillLimits(
+        max_chunk_tokens=max(1, limits.max_chunk_tokens),
+        min_chunk_tokens=max(1, limits.min_chunk_tokens),
+        max_call_ms=_cost_ms(limits.max_call_ms),
+        max_stretch=_cost_ms(limits.max_stretch),
+        min_stretch=_cost_ms(limits.min_stretch),
+    )
 
 
 def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
