@@ -15,7 +15,7 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
-from outrider.rpc import incoming
+from outrider.rpc import Outbox, incoming
 from outrider.telemetry import names
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import span
@@ -30,7 +30,6 @@ from services.router.explain import Explainer
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.placement.request import Standing
-from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, RelayedSession, Switch, Up
 from services.router.upstream.tokenizers import Tokenized, TokenizerPool
 
@@ -43,7 +42,7 @@ _MAX_VOCABULARIES: Final = 2
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
-    """Feeds the switch from edge streams and drains its outlets into them."""
+    """Feeds the switch from edge streams and drains its outboxes into them."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._standings = standings
         self._clock = clock
         self._buffer_frames = buffer_frames
-        self._reserve = max_sessions_per_stream
+        self._max_sessions_per_stream = max_sessions_per_stream
         self._refused = RefusalLog("streams")
 
     async def Route(
@@ -74,13 +73,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncIterator[Down]:
         """One edge's stream; ends when the edge does, or with a status when it breaks the
         protocol (MalformedFrameError) or never reads (OverloadedError)."""
-        outlet: Outlet[Down] = Outlet(self._buffer_frames, self._reserve)
-        edge = self._switch.attach_edge(outlet)
-        reader = asyncio.create_task(self._read(edge, request_iterator, outlet))
+        outbox: Outbox[Down] = Outbox(self._buffer_frames, self._max_sessions_per_stream)
+        edge = self._switch.attach_edge(outbox)
+        reader = asyncio.create_task(self._read(edge, request_iterator, outbox))
         try:
-            while (response := await outlet.take()) is not None:
+            async for response in outbox:
                 yield response
-            if outlet.is_broken:
+            if outbox.is_overrun:
                 raise OverloadedError("This stream is not read: open another and read it.")
             if reader.done():
                 reader.result()
@@ -91,12 +90,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             reader.cancel()
             self._switch.detach_edge(edge, self._clock())
 
-    async def _read(self, edge: int, requests: AsyncIterator[Up], outlet: Outlet[Down]) -> None:
+    async def _read(self, edge: int, requests: AsyncIterator[Up], outbox: Outbox[Down]) -> None:
         try:
             async for request in incoming(requests):
                 self._switch.from_edge(edge, request, self._clock())
         except BaseException:
-            outlet.close()
+            outbox.close()
             raise
         self._switch.half_close_edge(edge)
 

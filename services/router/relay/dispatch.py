@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.v1 import inference_pb2, router_pb2
@@ -11,8 +12,10 @@ from services.router.placement.placement import Placement
 from services.router.placement.request import Decision, Request
 from services.router.relay import assignment
 from services.router.relay.journal import Journal
-from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import Session, SessionTable
+
+if TYPE_CHECKING:
+    from outrider.rpc import Outbox
 
 Up = router_pb2.RouteRequest
 
@@ -33,33 +36,33 @@ class Dispatch:
         self._journal = journal
         self._placement = placement
         self._prompts = prompts
-        self._outlets: dict[int, Outlet[Up]] = {}
+        self._outboxes: dict[int, Outbox[Up]] = {}
         self._stream_of: dict[str, int] = {}
         self._name_of: dict[int, str] = {}
         self._decided_ms = 0.0
 
-    def attach(self, replica: str, outlet: Outlet[Up]) -> int:
+    def attach(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up."""
         stream = self._table.attach_stream()
-        self._outlets[stream] = outlet
+        self._outboxes[stream] = outbox
         self._stream_of[replica] = stream
         self._name_of[stream] = replica
         return stream
 
     def detach(self, replica: str, stream: int) -> None:
         """A replica's stream broke."""
-        del self._outlets[stream], self._stream_of[replica], self._name_of[stream]
+        del self._outboxes[stream], self._stream_of[replica], self._name_of[stream]
 
     def send(self, stream: int, request: Up, *, last: bool) -> bool:
         """Queue a frame; False if that replica's buffer is full."""
-        return self._outlets[stream].offer(request, last=last)
+        return self._outboxes[stream].offer(request, last=last)
 
     def cancel(self, stream: int | None, leg: int, error: OutriderError) -> None:
         """Tell the replica that had a session to stop, if its stream is still there."""
-        outlet = self._outlets.get(stream) if stream is not None else None
-        if outlet is not None:
+        outbox = self._outboxes.get(stream) if stream is not None else None
+        if outbox is not None:
             cancel = inference_pb2.CancelSession(reason=error.reason)
-            outlet.offer(Up(frame=inference_pb2.SessionUp(session=leg, cancel=cancel)), last=True)
+            outbox.offer(Up(frame=inference_pb2.SessionUp(session=leg, cancel=cancel)), last=True)
 
     def release(self, session: Session[Up]) -> None:
         """A session left the replica it was on."""

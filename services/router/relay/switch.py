@@ -2,14 +2,14 @@
 
 Frames are renumbered in place and forwarded as they are: RouteRequest and GenerateRequest (and
 their responses) are one and the same on the wire, so no token block is ever copied or re-encoded.
-Nothing here waits: a full outlet loses drafts, which are guesses, moves opens elsewhere, and ends
+Nothing here waits: a full outbox loses drafts, which are guesses, moves opens elsewhere, and ends
 the sessions of an edge that does not read; it never holds up another edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import DuplicateSessionError, MalformedFrameError, OutriderError
 from outrider.v1 import common_pb2, router_pb2
@@ -19,10 +19,12 @@ from services.router.relay.edges import Edges, unread
 from services.router.relay.entry.entry import Entry
 from services.router.relay.journal import Journal
 from services.router.relay.lifecycle import Action, Input, State
-from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import Session, SessionTable
 from services.router.relay.survival.moves import Moves
 from services.router.relay.survival.watch import Leaving, Watch
+
+if TYPE_CHECKING:
+    from outrider.rpc import Outbox
 
 Up: TypeAlias = router_pb2.RouteRequest
 Down: TypeAlias = router_pb2.RouteResponse
@@ -62,14 +64,14 @@ class Switch:
 
     # --- the two sides come and go ---
 
-    def attach_edge(self, outlet: Outlet[Down]) -> int:
+    def attach_edge(self, outbox: Outbox[Down]) -> int:
         """A new edge stream; its number for the other verbs."""
         edge = self._table.attach_edge()
-        self._edges.attach(edge, outlet)
+        self._edges.attach(edge, outbox)
         return edge
 
     def half_close_edge(self, edge: int) -> None:
-        """The edge sends nothing more: its outlet closes after the last of its sessions."""
+        """The edge sends nothing more: its outbox closes after the last of its sessions."""
         self._edges.half_close(edge)
         self._settle(edge)
 
@@ -80,11 +82,11 @@ class Switch:
         self._table.forget_edge(edge)
         self._edges.detach(edge)
 
-    def attach_replica(self, replica: str, outlet: Outlet[Up]) -> int:
+    def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
         if len(self._moves) or self._entry.num_waiting:
             self._hurry()
-        return self._dispatch.attach(replica, outlet)
+        return self._dispatch.attach(replica, outbox)
 
     def detach_replica(
         self, replica: str, stream: int, now: float, *, is_own: bool = False

@@ -8,29 +8,31 @@ from random import Random
 from typing import Final, NoReturn
 
 import grpc.aio
-from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.errors import OverloadedError, UnavailableError
 from outrider.peers.awake import AwakeClock
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
-from outrider.rpc import from_rpc_error, make_channel, until_distrusted
+from outrider.rpc import (
+    LOSSES,
+    Outbox,
+    Reconnector,
+    loss_reason,
+    loss_text,
+    make_channel,
+    until_distrusted,
+)
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
 from services.router.fleet.load import Identity, Model
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
-from services.router.relay.outlet import Outlet
 from services.router.relay.switch import Down, Switch, Up
 from services.router.upstream import watches
 from services.router.upstream.prefixes import PrefixWatch
 
 _GENERATE: Final = "/outrider.v1.InferenceService/Generate"
-_FIRST_BACKOFF_S: Final = 0.1
-
-_LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
-"""How a replica can be lost, bytes that are no frame included."""
 
 
 class ReplicaLink:
@@ -54,9 +56,8 @@ class ReplicaLink:
         self._switch = switch
         self._prefixes = prefixes
         self._clock = clock
-        self._rng = rng
+        self._reconnector = Reconnector(max_backoff_s=config.max_backoff_s, rng=rng)
         self._tls = tls
-        self._backoff_s = _FIRST_BACKOFF_S
 
     @property
     def _name(self) -> str:
@@ -65,13 +66,7 @@ class ReplicaLink:
 
     async def run(self) -> None:
         """Connect, serve, and reconnect with jittered exponential backoff, for ever."""
-        while True:
-            try:
-                await self._connect()
-            except _LOSSES as error:
-                self._lose(error)
-            await asyncio.sleep(self._backoff_s * self._rng.uniform(0.5, 1.0))
-            self._backoff_s = min(2.0 * self._backoff_s, self._config.max_backoff_s)
+        await self._reconnector.run(self._connect, self._lose)
 
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""
@@ -87,18 +82,18 @@ class ReplicaLink:
                 self._registry.introduce(self._name, said)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
-                self._backoff_s = _FIRST_BACKOFF_S
+                self._reconnector.reset()
                 await self._serve(channel, call, said.model)
 
     async def _serve(
         self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down], model: Model
     ) -> NoReturn:
-        outlet: Outlet[Up] = Outlet(self._config.replica_buffer_frames, self._config.max_sessions)
-        stream = self._switch.attach_replica(self._name, outlet)
+        outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
+        stream = self._switch.attach_replica(self._name, outbox)
         is_own = False
         try:
             await until_one_fails(
-                self._write(call, outlet),
+                self._write(call, outbox),
                 self._read(call, stream),
                 self._watch_load(channel),
                 self._watch_health(channel),
@@ -106,7 +101,7 @@ class ReplicaLink:
                 self._probe(channel),
                 self._distrust(),
             )
-        except _LOSSES as error:
+        except LOSSES as error:
             is_own = self._lose(error)  # before its sessions are placed anew
             raise
         finally:
@@ -147,9 +142,9 @@ class ReplicaLink:
         return Identity(said.replica, said.region, model)
 
     async def _write(
-        self, call: grpc.aio.StreamStreamCall[Up, Down], outlet: Outlet[Up]
+        self, call: grpc.aio.StreamStreamCall[Up, Down], outbox: Outbox[Up]
     ) -> NoReturn:
-        while (request := await outlet.take()) is not None:
+        async for request in outbox:
             try:
                 await call.write(request)
             except asyncio.InvalidStateError as error:  # grpc.aio's word for an ended call
@@ -193,10 +188,8 @@ class ReplicaLink:
     def _lose(self, error: Exception) -> bool:
         """It is lost; whether by this router's own fault: it was late, so that the replica gave it
         up, or it did not read what the replica had to say."""
-        told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
-        is_own = self._clock.was_late or isinstance(told, OverloadedError)
-        why = str(told) or type(told).__name__
-        self._registry.lost(self._name, why, self._clock(), is_own=is_own)
+        is_own = self._clock.was_late or isinstance(loss_reason(error), OverloadedError)
+        self._registry.lost(self._name, loss_text(error), self._clock(), is_own=is_own)
         return is_own
 
 

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from outrider.errors import OutriderError
+from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
@@ -29,7 +30,6 @@ from services.router.relay.dispatch import Dispatch
 from services.router.relay.entry.entry import Entry
 from services.router.relay.entry.scout import FleetScout
 from services.router.relay.journal import Journal
-from services.router.relay.outlet import Outlet
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.survival.moves import Moves
 from services.router.relay.survival.silence import Silence, SilencePolicy
@@ -93,8 +93,8 @@ class Mesh:
         )
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.streams: dict[str, int] = {}
-        self.up: dict[str, Outlet[Up]] = {}
-        self.down: dict[int, Outlet[Down]] = {}
+        self.up: dict[str, Outbox[Up]] = {}
+        self.down: dict[int, Outbox[Down]] = {}
         for config in replicas:
             self.connect(config.name)
 
@@ -102,7 +102,7 @@ class Mesh:
         self.num_hurries += 1
 
     def connect(self, name: str) -> None:
-        self.up[name] = Outlet(self.replica_capacity, 16)
+        self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
         self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
         self.scout.survey(self.registry, self.clock())
@@ -113,9 +113,9 @@ class Mesh:
         self.switch.detach_replica(name, stream, self.clock(), is_own=is_own)
 
     def edge(self) -> int:
-        outlet: Outlet[Down] = Outlet(self.edge_capacity, 16)
-        edge = self.switch.attach_edge(outlet)
-        self.down[edge] = outlet
+        outbox: Outbox[Down] = Outbox(self.edge_capacity, 16)
+        edge = self.switch.attach_edge(outbox)
+        self.down[edge] = outbox
         return edge
 
     def send(self, edge: int, frame: inference_pb2.SessionUp) -> None:
@@ -132,8 +132,8 @@ class Mesh:
         return [response.frame for response in await _drain(self.down[edge])]
 
 
-async def _drain(outlet: Outlet[FrameT]) -> list[FrameT]:
-    found = [await outlet.take() for _ in range(len(outlet))]
+async def _drain(outbox: Outbox[FrameT]) -> list[FrameT]:
+    found = [await anext(outbox) for _ in range(len(outbox))]
     return [frame for frame in found if frame is not None]
 
 

@@ -28,8 +28,8 @@ _INPUTS: Final = {
     "done": Input.DONE,
     "error": Input.ERROR,
 }
-_REFUSALS: Final = frozenset({8, 14})
-"""google.rpc.Code RESOURCE_EXHAUSTED and UNAVAILABLE."""
+_REFUSALS: Final = frozenset({errors.GrpcCode.RESOURCE_EXHAUSTED, errors.GrpcCode.UNAVAILABLE})
+"""A replica that ends a session with one of these did not take it: another one may."""
 _STALL_CHECK_S: Final = 1.0
 _REPORTS: Final = 0.75
 """A replica that told its load within this part of the limit of silence is at work: if no session
