@@ -11,6 +11,7 @@ from bench.scale.regions import Region
 from bench.scale.routing.base import Report, Site
 from outrider.errors import OutriderError
 from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.admission.ticket import Arrival
@@ -23,7 +24,6 @@ from services.router.placement.request import Decision, PlacementPolicy, Request
 from services.router.prefixes import follower
 from services.router.prefixes.follower import Follower
 from services.router.prefixes.index import PrefixIndex, PrefixLimits
-from services.router.relay.entry.scout import FleetScout
 
 MODEL = Model("virtual", b"virtual", block_tokens=BLOCK_TOKENS)
 _DEFAULTS = RouterConfig()
@@ -53,7 +53,7 @@ class MeshRouter:
         self._followers: dict[str, Follower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._scout = FleetScout(self._placement.decide, own.name, return_s=0.0)
+        self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
         self._gated = gated
         self._asks: dict[int, tuple[Ask, Request]] = {}
         self._on: dict[int, str] = {}
@@ -79,7 +79,7 @@ class MeshRouter:
 
     def _survey(self, now: float) -> None:
         if self._gated:
-            self._scout.survey(self._registry, now)
+            self._fleet_view.refresh(self._registry, now)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -122,11 +122,11 @@ class MeshRouter:
             has_started=ask.num_places > 0,
             num_resumed=ask.committed,
         )
-        route = self._admission.open(arrival, self._scout, now)
+        route = self._admission.open(arrival, self._fleet_view, now)
         return None if route is None else route.sight.decision
 
     def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
-        for turn in self._admission.wake(self._scout, now):
+        for turn in self._admission.wake(self._fleet_view, now):
             ask, _ = self._asks[turn.session]
             if isinstance(turn.outcome, OutriderError):
                 self.release(ask, now)

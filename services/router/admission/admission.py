@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
-from services.router.admission.choosing import Route, Scout, choose
+from services.router.admission.choosing import FleetView, Route, choose
 from services.router.admission.counting.charges import Charges
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.counting.prices import PriceTable
@@ -77,7 +77,7 @@ class Admission:
             self._crowds.highest(share_of(arrival), arrival.address, now),
         )
 
-    def open(self, arrival: Arrival, scout: Scout, now: float) -> Route | None:
+    def open(self, arrival: Arrival, fleet_view: FleetView, now: float) -> Route | None:
         """Let a session in: where it goes now, or None if it waits for `wake`.
 
         Raises OverloadedError with `cause` in its metadata (tenant_sessions, tenant_tokens, queue,
@@ -87,7 +87,7 @@ class Admission:
         try:
             ticket = self._enter(arrival, priority, now)
             try:
-                route = self._pass(ticket, scout, now)
+                route = self._pass(ticket, fleet_view, now)
                 if route is None:
                     self._wait(ticket, now)
             except OutriderError:
@@ -99,11 +99,11 @@ class Admission:
         self.tally.sessions[self.tenants.label(arrival.tenant), "admitted"] += 1
         return route
 
-    def wake(self, scout: Scout, now: float) -> Iterator[Turn]:
+    def wake(self, fleet_view: FleetView, now: float) -> Iterator[Turn]:
         """The sessions whose turn has come, one by one: the caller sends each on its way before
         it asks for the next, so that placement knows."""
         for pool in self._room.pools():
-            while (turn := self._next(pool, scout, now)) is not None:
+            while (turn := self._next(pool, fleet_view, now)) is not None:
                 yield turn
 
     def leave(self, session: int, upto: int, now: float, *, was_taken: bool = True) -> None:
@@ -183,12 +183,12 @@ class Admission:
         self._crowds.enter(ticket.share, ticket.address, priority)
         return ticket
 
-    def _pass(self, ticket: Ticket, scout: Scout, now: float) -> Route | None:
+    def _pass(self, ticket: Ticket, fleet_view: FleetView, now: float) -> Route | None:
         """Straight to a replica, unless somebody is in line before it."""
         pool = self._room.pool(ticket)
         if pool is not None and pool.num_ahead(ticket.lane, ticket.share):
             return None
-        route = choose(ticket, ticket.lane, scout, self.policy, now)
+        route = choose(ticket, ticket.lane, fleet_view, self.policy, now)
         if route is not None:
             self._count_route(ticket, route, now)
             if pool is not None:
@@ -230,10 +230,10 @@ class Admission:
         self._give_up(victim)
         self._refuse_waiting(victim, "shed", now)
 
-    def _next(self, pool: Pool, scout: Scout, now: float) -> Turn | None:
+    def _next(self, pool: Pool, fleet_view: FleetView, now: float) -> Turn | None:
         for ticket, room in pool.heads(now):
             try:
-                route = choose(ticket, room, scout, self.policy, now)
+                route = choose(ticket, room, fleet_view, self.policy, now)
             except OutriderError as error:
                 self._give_up(ticket)
                 return Turn(ticket.session, error)

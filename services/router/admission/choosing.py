@@ -37,7 +37,7 @@ class Sight:
         return self.least_backlog_ms <= limit_ms + self.rtt_ms
 
 
-class Scout(Protocol):
+class FleetView(Protocol):
     """Placement and fleet, as admission sees them."""
 
     def home(self, request: Request) -> str:
@@ -51,7 +51,7 @@ class Scout(Protocol):
         silent, on trial, or was lost a moment ago."""
         ...
 
-    def look(self, request: Request, region: str, now: float) -> Sight:
+    def quote(self, request: Request, region: str, now: float) -> Sight:
         """The best replica in a region; "": in any that the request allows. Raises what placement
         raises."""
         ...
@@ -63,13 +63,13 @@ class Route:
 
     sight: Sight
     home: str
-    """Where it belongs (`Scout.home`), however near other regions are."""
+    """Where it belongs (`FleetView.home`), however near other regions are."""
     spilled: str = ""
     """Why it went to another, where home would not have done: `full`, `slow` or `absent`."""
 
 
 def choose(
-    ticket: Ticket, room: Lane, scout: Scout, policy: AdmissionPolicy, now: float
+    ticket: Ticket, room: Lane, fleet_view: FleetView, policy: AdmissionPolicy, now: float
 ) -> Route | None:
     """Where a session goes now, or None: it has to wait, or had better.
 
@@ -77,34 +77,34 @@ def choose(
     and NoReplicaError only where none is about to be back.
     """
     try:
-        sight = scout.look(ticket.request, "", now)
+        sight = fleet_view.quote(ticket.request, "", now)
     except OverloadedError:
         return None
     except NoReplicaError:
-        if scout.may_return(ticket.request):
+        if fleet_view.may_return(ticket.request):
             return None  # a process that starves is silent for a while, and then goes on
         raise
     left_ms = policy.slo_ms(ticket.priority) - (now - ticket.arrived_at) * 1000.0
     limit_ms = policy.backlog_ms(room)
     if sight.ttft_ms > left_ms and not sight.has_room(limit_ms):
         return None
-    home = scout.home(ticket.request) or sight.region
+    home = fleet_view.home(ticket.request) or sight.region
     if sight.region == home:
         return Route(sight, home)
-    return Route(sight, home, _cause(ticket.request, home, scout, (left_ms, limit_ms), now))
+    return Route(sight, home, _cause(ticket.request, home, fleet_view, (left_ms, limit_ms), now))
 
 
 def _cause(
     request: Request,
     home: str,
-    scout: Scout,
+    fleet_view: FleetView,
     limits_ms: tuple[float, float],
     now: float,
 ) -> str:
     """What was wrong at home; "" if nothing was: it is only cheaper elsewhere."""
     left_ms, limit_ms = limits_ms
     try:
-        sight = scout.look(request, home, now)
+        sight = fleet_view.quote(request, home, now)
     except NoReplicaError:
         return "absent"
     except OverloadedError:

@@ -10,7 +10,7 @@ from services.router.admission.admission import Admission
 from services.router.admission.choosing import Route
 from services.router.admission.policy import Priority
 from services.router.admission.ticket import Arrival
-from tests.router.admission.people import FakeScout, Region
+from tests.router.admission.people import FakeFleetView, Region
 
 STEP_S = 0.05
 """Time between two load reports, each of which wakes the queue."""
@@ -54,12 +54,12 @@ class Mesh:
     rtt_ms: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     fates: dict[int, Fate] = field(default_factory=dict)
-    scout: FakeScout = field(init=False)
+    fleet_view: FakeFleetView = field(init=False)
     _there: dict[str, list[Fate]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._there = {name: [] for name in self.places}
-        self.scout = FakeScout({name: Region() for name in self.places})
+        self.fleet_view = FakeFleetView({name: Region() for name in self.places})
         self._see()
 
     def run(self, arrivals: Iterable[tuple[float, Arrival]], until: float) -> None:
@@ -75,7 +75,7 @@ class Mesh:
             arrival = replace(arrival, deadline_at=self.now + arrival.deadline_at)
         fate = self.fates[arrival.session] = Fate(arrival, self.now)
         try:
-            route = self.admission.open(arrival, self.scout, self.now)
+            route = self.admission.open(arrival, self.fleet_view, self.now)
         except OverloadedError as error:
             fate.refused_at, fate.error = self.now, error
         else:
@@ -105,7 +105,7 @@ class Mesh:
         self._see()
         self.admission.expire(self.now)
         self._take_refused()
-        for turn in self.admission.wake(self.scout, self.now):
+        for turn in self.admission.wake(self.fleet_view, self.now):
             assert isinstance(turn.outcome, Route)
             self._place(self.fates[turn.session], turn.outcome)
 
@@ -133,7 +133,7 @@ class Mesh:
                 max(0, sum(fate.priority >= priority for fate in there) + 1 - places)
                 for priority in Priority
             ]
-            self.scout.fleet[name] = Region(
+            self.fleet_view.fleet[name] = Region(
                 backlogs_ms=tuple(count * self.service_s * 1000.0 / places for count in excess),
                 rtt_ms=self.rtt_ms.get(name, 1.0),
             )

@@ -80,7 +80,7 @@ class Region:
 
 
 @dataclass
-class FakeScout:
+class FakeFleetView:
     """Placement over regions that a test describes, the first one at home."""
 
     fleet: dict[str, Region] = field(default_factory=lambda: {"us": Region()})
@@ -92,7 +92,7 @@ class FakeScout:
     def may_return(self, request: Request) -> bool:
         return any(self.fleet[name].is_silent for name in self._allowed(request))
 
-    def look(self, request: Request, region: str, now: float) -> Sight:
+    def quote(self, request: Request, region: str, now: float) -> Sight:
         self.looked.append(region)
         names = (region,) if region else self._allowed(request)
         found = {name: self.fleet[name] for name in names}

@@ -19,7 +19,7 @@ from services.router.admission.choosing import Route
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.admission.tenants.accounts import TenantPolicy
-from tests.router.admission.people import FakeScout, Region, arrival
+from tests.router.admission.people import FakeFleetView, Region, arrival
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 
@@ -41,19 +41,21 @@ def test_a_long_prompt_steps_back_and_a_resumed_one_counts_without_its_reply() -
     assert admission.waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
 
 
-def full() -> FakeScout:
+def full() -> FakeFleetView:
     """A fleet without room."""
-    return FakeScout({"us": Region(is_full=True)})
+    return FakeFleetView({"us": Region(is_full=True)})
 
 
 def gate(*tenants: TenantPolicy, **policy: Any) -> Admission:
     return Admission(AdmissionPolicy(**policy), tenants)
 
 
-def woken(admission: Admission, scout: FakeScout, now: float, count: int = 1000) -> list[int]:
+def woken(
+    admission: Admission, fleet_view: FakeFleetView, now: float, count: int = 1000
+) -> list[int]:
     """Sessions that get a replica, at most so many."""
     found = []
-    for turn in admission.wake(scout, now):
+    for turn in admission.wake(fleet_view, now):
         assert isinstance(turn.outcome, Route)
         found.append(turn.session)
         if len(found) == count:
@@ -63,7 +65,7 @@ def woken(admission: Admission, scout: FakeScout, now: float, count: int = 1000)
 
 def test_with_room_a_session_goes_on_at_once() -> None:
     admission = gate()
-    route = admission.open(arrival(1), FakeScout(), 0.0)
+    route = admission.open(arrival(1), FakeFleetView(), 0.0)
     assert route is not None and route.sight.decision.replica == "us-0"
     assert list(admission.tally.take().waits_ms) == [(MEDIUM, 0.0)]
     admission.leave(1, 50, 1.0)
@@ -75,7 +77,7 @@ def test_without_room_it_waits_and_goes_on_when_there_is() -> None:
     assert admission.open(arrival(1), full(), 0.0) is None
     assert admission.waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
     assert woken(admission, full(), 0.5) == []
-    assert woken(admission, FakeScout(), 2.0) == [1]
+    assert woken(admission, FakeFleetView(), 2.0) == [1]
     assert sum(admission.waiting().values()) == 0
     assert list(admission.tally.take().waits_ms) == [(MEDIUM, 2000.0)]
 
@@ -83,11 +85,11 @@ def test_without_room_it_waits_and_goes_on_when_there_is() -> None:
 def test_nobody_goes_past_those_in_line() -> None:
     admission = gate()
     admission.open(arrival(1), full(), 0.0)
-    assert admission.open(arrival(2), FakeScout(), 0.0) is None
-    assert admission.open(arrival(3, LOW), FakeScout(), 0.0) is None
-    assert admission.open(arrival(4, HIGH), FakeScout(), 0.0) is not None
-    assert admission.open(arrival(5, model="other"), FakeScout(), 0.0) is not None
-    assert woken(admission, FakeScout(), 0.0) == [1, 2, 3]
+    assert admission.open(arrival(2), FakeFleetView(), 0.0) is None
+    assert admission.open(arrival(3, LOW), FakeFleetView(), 0.0) is None
+    assert admission.open(arrival(4, HIGH), FakeFleetView(), 0.0) is not None
+    assert admission.open(arrival(5, model="other"), FakeFleetView(), 0.0) is not None
+    assert woken(admission, FakeFleetView(), 0.0) == [1, 2, 3]
 
 
 def test_clients_of_no_tenant_share_by_where_they_are() -> None:
@@ -96,12 +98,12 @@ def test_clients_of_no_tenant_share_by_where_they_are() -> None:
     for session in range(64):
         admission.open(replace(arrival(session), address=b"many"), full(), 0.0)
     admission.open(replace(arrival(64), address=b"one"), full(), 0.0)
-    assert 64 in woken(admission, FakeScout(), 1.0, count=2)
+    assert 64 in woken(admission, FakeFleetView(), 1.0, count=2)
     # Those of one tenant have its share between them.
     for session in range(100, 164):
         admission.open(replace(arrival(session, tenant="acme"), address=b"many"), full(), 2.0)
     admission.open(replace(arrival(164, tenant="acme"), address=b"one"), full(), 2.0)
-    assert 164 not in woken(admission, FakeScout(), 3.0, count=64)
+    assert 164 not in woken(admission, FakeFleetView(), 3.0, count=64)
 
 
 def test_of_one_address_only_a_few_sessions_outrank_anybody_while_others_are_there() -> None:
@@ -115,8 +117,8 @@ def test_of_one_address_only_a_few_sessions_outrank_anybody_while_others_are_the
     for session in range(5):
         admission.open(replace(arrival(session), address=b"many"), full(), 0.0)
     assert admission.waiting() == {LOW: 3, MEDIUM: 3, HIGH: 0}
-    assert 9 in woken(admission, FakeScout(), 1.0, count=2)
-    assert woken(admission, FakeScout(), 1.0)[-3:] == [2, 3, 4]
+    assert 9 in woken(admission, FakeFleetView(), 1.0, count=2)
+    assert woken(admission, FakeFleetView(), 1.0)[-3:] == [2, 3, 4]
     assert highest(b"many") is LOW
     admission.leave(2, 10, 2.0)
     assert highest(b"many") is LOW, "one that was LOW has left"
@@ -131,7 +133,7 @@ def test_a_session_that_leaves_the_queue_is_never_woken() -> None:
         admission.open(arrival(session), full(), 0.0)
     admission.leave(1, 0, 1.0)
     admission.leave(1, 0, 1.0)
-    assert woken(admission, FakeScout(), 1.0) == [2]
+    assert woken(admission, FakeFleetView(), 1.0) == [2]
 
 
 def test_a_wait_has_an_end_with_a_time_to_come_back() -> None:
@@ -188,7 +190,7 @@ def test_who_started_elsewhere_is_not_refused_for_lack_of_room() -> None:
     assert admission.open(arrival(2, LOW, has_started=True), full(), 0.0) is None
     assert admission.open(arrival(3, LOW, has_started=True), full(), 0.0) is None
     assert admission.take_refused() == []
-    assert woken(admission, FakeScout({"us": Region(backlog_ms=1e5)}), 1.0) == [2, 3]
+    assert woken(admission, FakeFleetView({"us": Region(backlog_ms=1e5)}), 1.0) == [2, 3]
 
 
 def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
@@ -196,7 +198,7 @@ def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
     for session in range(20):
         admission.open(arrival(session), full(), 0.0)
     for turn in range(10):  # one leaves every second
-        assert len(woken(admission, FakeScout(), 1.0 + turn, 1)) == 1
+        assert len(woken(admission, FakeFleetView(), 1.0 + turn, 1)) == 1
     admission.open(arrival(100, tenant="other"), full(), 10.0)
     with pytest.raises(OverloadedError) as caught:
         admission.open(arrival(101), full(), 10.0)
@@ -204,7 +206,7 @@ def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:
     # 12 s would pass, 2 too many; in one more second the next session leaves.
     assert caught.value.retry_delay_ms == pytest.approx(3000, abs=300)
     later = 10.0 + caught.value.retry_delay_ms / 1000.0
-    woken(admission, FakeScout(), later, 3)
+    woken(admission, FakeFleetView(), later, 3)
     assert admission.open(arrival(101), full(), later) is None
 
 
@@ -213,7 +215,7 @@ def test_a_burst_is_told_to_come_back_one_after_the_other() -> None:
     for session in range(8):  # the ninth place is kept for LOW ones
         admission.open(arrival(session), full(), 0.0)
     for turn in range(4):
-        assert len(woken(admission, FakeScout(), 1.0 + turn, 1)) == 1
+        assert len(woken(admission, FakeFleetView(), 1.0 + turn, 1)) == 1
         admission.open(arrival(100 + turn), full(), 1.0 + turn)
     delays = []
     for session in range(200, 204):
@@ -225,15 +227,15 @@ def test_a_burst_is_told_to_come_back_one_after_the_other() -> None:
 
 def test_what_a_tenant_may_not_is_refused_and_leaves_nothing_behind() -> None:
     admission = gate(TenantPolicy("acme", max_sessions=1, tokens_per_minute=200))
-    assert admission.open(arrival(1, tenant="acme"), FakeScout(), 0.0)
+    assert admission.open(arrival(1, tenant="acme"), FakeFleetView(), 0.0)
     with pytest.raises(OverloadedError):
-        admission.open(arrival(2, tenant="acme"), FakeScout(), 0.0)
+        admission.open(arrival(2, tenant="acme"), FakeFleetView(), 0.0)
     admission.leave(1, 90, 0.0)
     with pytest.raises(OverloadedError):
-        admission.open(arrival(3, tenant="acme", max_tokens=150), FakeScout(), 0.0)
+        admission.open(arrival(3, tenant="acme", max_tokens=150), FakeFleetView(), 0.0)
     with pytest.raises(InvalidRequestError):
-        admission.open(arrival(4, tenant="acme", max_tokens=250), FakeScout(), 0.0)
-    assert admission.open(arrival(5, tenant="acme"), FakeScout(), 0.0)
+        admission.open(arrival(4, tenant="acme", max_tokens=250), FakeFleetView(), 0.0)
+    assert admission.open(arrival(5, tenant="acme"), FakeFleetView(), 0.0)
     assert len(admission) == 1
     tally = admission.tally.take()
     assert tally.refused == {("MEDIUM", "tenant_sessions"): 1, ("MEDIUM", "tenant_tokens"): 1}
@@ -247,16 +249,16 @@ def test_a_session_refused_by_the_queue_gives_its_tokens_back() -> None:
     with pytest.raises(OverloadedError) as caught:
         admission.open(arrival(2, tenant="acme"), full(), 0.0)
     assert caught.value.metadata == {"cause": "queue"}
-    assert admission.open(arrival(3, HIGH, tenant="acme"), FakeScout(), 0.0)
+    assert admission.open(arrival(3, HIGH, tenant="acme"), FakeFleetView(), 0.0)
 
 
 def test_without_any_replica_there_is_nothing_to_wait_for() -> None:
-    admission, scout = gate(), full()
-    admission.open(arrival(1), scout, 0.0)
-    scout.fleet["us"].is_down = True
+    admission, fleet_view = gate(), full()
+    admission.open(arrival(1), fleet_view, 0.0)
+    fleet_view.fleet["us"].is_down = True
     with pytest.raises(NoReplicaError):
-        admission.open(arrival(2, model="other"), scout, 0.0)
-    (turn,) = admission.wake(scout, 1.0)
+        admission.open(arrival(2, model="other"), fleet_view, 0.0)
+    (turn,) = admission.wake(fleet_view, 1.0)
     assert turn.session == 1 and isinstance(turn.outcome, NoReplicaError)
     admission.leave(1, 0, 1.0)
     assert len(admission) == 0
@@ -264,23 +266,23 @@ def test_without_any_replica_there_is_nothing_to_wait_for() -> None:
 
 def test_spilling_over_is_counted_and_ends_when_home_has_room_again() -> None:
     admission = gate()
-    scout = FakeScout({"us": Region(is_full=True), "eu": Region(rtt_ms=90.0)})
-    route = admission.open(arrival(1), scout, 0.0)
+    fleet_view = FakeFleetView({"us": Region(is_full=True), "eu": Region(rtt_ms=90.0)})
+    route = admission.open(arrival(1), fleet_view, 0.0)
     assert route is not None and (route.home, route.sight.region) == ("us", "eu")
     assert admission.tally.take().spilled == {("us", "eu", "full"): 1}
-    scout.fleet["us"].is_full = False
-    route = admission.open(arrival(2), scout, 0.0)
+    fleet_view.fleet["us"].is_full = False
+    route = admission.open(arrival(2), fleet_view, 0.0)
     assert route is not None and route.sight.region == "us" and not route.spilled
     assert admission.tally.take().spilled == {}
 
 
 def test_the_caller_places_one_before_the_next_is_chosen() -> None:
-    admission, scout = gate(), full()
+    admission, fleet_view = gate(), full()
     for session in range(3):
-        admission.open(arrival(session), scout, 0.0)
-    scout.fleet["us"].is_full = False
-    for _ in admission.wake(scout, 1.0):
-        scout.fleet["us"].is_full = True
+        admission.open(arrival(session), fleet_view, 0.0)
+    fleet_view.fleet["us"].is_full = False
+    for _ in admission.wake(fleet_view, 1.0):
+        fleet_view.fleet["us"].is_full = True
     assert sum(admission.waiting().values()) == 2
 
 
@@ -301,14 +303,14 @@ def test_promises_that_cannot_work_are_refused(policy: dict[str, Any], said: str
 
 def test_what_was_not_computed_is_given_back() -> None:
     admission = gate(TenantPolicy("*", tokens_per_minute=300))
-    assert admission.open(arrival(1, tenant="a"), FakeScout(), 0.0)
+    assert admission.open(arrival(1, tenant="a"), FakeFleetView(), 0.0)
     assert admission.open(arrival(2, tenant="a"), full(), 0.0) is None
     resumed = replace(arrival(3, tenant="a", has_started=True), num_resumed=5)
-    assert admission.open(resumed, FakeScout(), 0.0)
+    assert admission.open(resumed, FakeFleetView(), 0.0)
     for session in (1, 2, 3):
         admission.leave(session, 25, 0.0)
     # 10 of the prompt and 25; nothing; 10, which include 5 that came along, and 20 more.
     assert admission.tally.take().tokens == {("*",): 35 + 30}
     with pytest.raises(OverloadedError):
-        admission.open(arrival(4, tenant="a", max_tokens=290 - 65 + 1), FakeScout(), 0.0)
-    assert admission.open(arrival(4, tenant="a", max_tokens=290 - 65), FakeScout(), 0.0)
+        admission.open(arrival(4, tenant="a", max_tokens=290 - 65 + 1), FakeFleetView(), 0.0)
+    assert admission.open(arrival(4, tenant="a", max_tokens=290 - 65), FakeFleetView(), 0.0)

@@ -9,16 +9,16 @@ from services.router.admission.admission import Admission
 from services.router.admission.counting.prices import Price, PriceTable
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
-from tests.router.admission.people import FakeScout, Region, arrival
+from tests.router.admission.people import FakeFleetView, Region, arrival
 
 
 def test_what_was_used_is_charged_by_tenant_and_model() -> None:
     prices = PriceTable([Price(1.0, 10.0), Price(2.0, 20.0, tenant="acme")], "USD")
     admission = Admission(AdmissionPolicy(), [TenantPolicy("acme")], prices=prices)
     for number, tenant in enumerate(("acme", "other", "another")):
-        assert admission.open(arrival(number, tenant=tenant), FakeScout(), 0.0)
+        assert admission.open(arrival(number, tenant=tenant), FakeFleetView(), 0.0)
         admission.leave(number, 50, 1.0)
-    full = FakeScout({"us": Region(is_full=True)})
+    full = FakeFleetView({"us": Region(is_full=True)})
     assert admission.open(arrival(9, tenant="acme"), full, 2.0) is None
     admission.leave(9, 0, 3.0)  # it never had a replica
     prompt = arrival(0).request.prompt_tokens
@@ -34,7 +34,7 @@ def test_a_run_that_brings_tokens_costs_as_if_it_had_computed_them() -> None:
     for number, chat in enumerate((b"chat", b"chat", b"other")):
         resumed = replace(arrival(number), num_resumed=4 * number, chat=chat)
         request = replace(resumed.request, prompt_tokens=30 + 4 * number)
-        admission.open(replace(resumed, request=request), FakeScout(), 0.0)
+        admission.open(replace(resumed, request=request), FakeFleetView(), 0.0)
         assert admission.cost(number, 0) == Cost(1000 * (30 + 10 * 4 * number), "USD")
         assert admission.cost(number, 20) == Cost(1000 * (30 + 10 * 20), "USD")
     admission.leave(0, 6, 1.0)
@@ -50,7 +50,7 @@ def test_what_no_replica_took_costs_nothing_and_is_given_back() -> None:
     tenants = [TenantPolicy("*", tokens_per_minute=100)]
     admission = Admission(AdmissionPolicy(), tenants, prices=prices)
     for number in range(2):  # the second has room for its 100 tokens
-        assert admission.open(arrival(number), FakeScout(), 0.0)
+        assert admission.open(arrival(number), FakeFleetView(), 0.0)
         admission.leave(number, 0, 0.0, was_taken=False)
     tally = admission.tally.take()
     assert not tally.costs_nanos

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from outrider.errors import NoReplicaError
 from services.router.admission.choosing import Route, choose
 from services.router.admission.policy import AdmissionPolicy, Lane, Priority
-from tests.router.admission.people import REQUEST, FakeScout, Region, ticket
+from tests.router.admission.people import REQUEST, FakeFleetView, Region, ticket
 
 POLICY = AdmissionPolicy(slo_ttft_high_ms=400.0, slo_ttft_medium_ms=1000.0, slo_ttft_low_ms=5000.0)
 
 
 def taken(near: Region, far: Region | None, lane: Lane = Lane.MEDIUM, waited_s: float = 0.0) -> str:
     """`region` or `region cause`, or `waits`."""
-    scout = FakeScout({"us": near} if far is None else {"us": near, "eu": far})
-    route = choose(ticket(lane=lane), lane, scout, POLICY, waited_s)
+    fleet_view = FakeFleetView({"us": near} if far is None else {"us": near, "eu": far})
+    route = choose(ticket(lane=lane), lane, fleet_view, POLICY, waited_s)
     if route is None:
         return "waits"
     return f"{route.sight.region} {route.spilled}".strip()
@@ -72,18 +72,18 @@ def test_what_may_be_back_is_waited_for(lane: Lane) -> None:
     silent, down = Region(is_silent=True), Region(is_down=True)
     assert taken(silent, None, lane) == taken(silent, down, lane) == "waits"
     assert taken(silent, FAR, lane) == "eu absent"
-    scout = FakeScout({"us": Region(is_down=True), "eu": silent})
+    fleet_view = FakeFleetView({"us": Region(is_down=True), "eu": silent})
     request = replace(REQUEST, residency=("us",))
     with pytest.raises(NoReplicaError):
-        choose(ticket(request=request), lane, scout, POLICY, 0.0)
+        choose(ticket(request=request), lane, fleet_view, POLICY, 0.0)
 
 
 @pytest.mark.parametrize("lane", [Lane.LOW, Lane.MEDIUM, Lane.HIGH])
 def test_what_makes_way_for_a_class_does_not_hold_it_up(lane: Lane) -> None:
     behind = Region(backlogs_ms=tuple(9e9 if line < lane else 0.0 for line in (1, 2, 3)))
     request = replace(REQUEST, priority=int(lane))
-    scout = FakeScout({"us": behind})
-    assert choose(ticket(lane=lane, request=request), lane, scout, POLICY, 0.0) is not None
+    fleet_view = FakeFleetView({"us": behind})
+    assert choose(ticket(lane=lane, request=request), lane, fleet_view, POLICY, 0.0) is not None
 
 
 def test_a_far_replica_is_kept_busy_while_sessions_are_under_way() -> None:
@@ -108,9 +108,9 @@ def test_nobody_waits_who_could_be_in_time_or_keep_a_replica_busy(
     backlogs_ms: list[float], lane: Lane, waited_s: float
 ) -> None:
     fleet = {str(number): Region(backlog_ms=ms) for number, ms in enumerate(backlogs_ms)}
-    scout = FakeScout(fleet)
-    route = choose(ticket(lane=lane), lane, scout, POLICY, waited_s)
-    sight = scout.look(REQUEST, "", 0.0)
+    fleet_view = FakeFleetView(fleet)
+    route = choose(ticket(lane=lane), lane, fleet_view, POLICY, waited_s)
+    sight = fleet_view.quote(REQUEST, "", 0.0)
     left_ms = POLICY.slo_ms(Priority(lane)) - waited_s * 1000.0
     is_in_time = sight.ttft_ms <= left_ms
     has_room = min(backlogs_ms) <= 0.5 * POLICY.slo_ms(Priority(lane)) + sight.rtt_ms
@@ -118,10 +118,10 @@ def test_nobody_waits_who_could_be_in_time_or_keep_a_replica_busy(
 
 
 def test_home_is_looked_at_apart_only_when_another_region_is_cheaper() -> None:
-    scout = FakeScout({"us": IDLE, "eu": FAR})
-    route = choose(ticket(), Lane.MEDIUM, scout, POLICY, 0.0)
+    fleet_view = FakeFleetView({"us": IDLE, "eu": FAR})
+    route = choose(ticket(), Lane.MEDIUM, fleet_view, POLICY, 0.0)
     assert isinstance(route, Route) and route.home == "us"
-    assert scout.looked == [""]
+    assert fleet_view.looked == [""]
 
 
 def test_another_region_is_not_home_however_near_it_is() -> None:
@@ -132,9 +132,9 @@ def test_another_region_is_not_home_however_near_it_is() -> None:
 
 
 def test_a_region_that_may_not_hold_the_prompt_gets_nothing() -> None:
-    scout = FakeScout({"us": Region(is_full=True), "eu": FAR})
+    fleet_view = FakeFleetView({"us": Region(is_full=True), "eu": FAR})
     request = replace(REQUEST, residency=("us",))
-    assert choose(ticket(request=request), Lane.HIGH, scout, POLICY, 0.0) is None
+    assert choose(ticket(request=request), Lane.HIGH, fleet_view, POLICY, 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_a_region_that_may_not_hold_the_prompt_gets_nothing() -> None:
 )
 def test_no_replica_anywhere_is_said(fleet: dict[str, Region]) -> None:
     with pytest.raises(NoReplicaError):
-        choose(ticket(), Lane.HIGH, FakeScout(fleet), POLICY, 0.0)
+        choose(ticket(), Lane.HIGH, FakeFleetView(fleet), POLICY, 0.0)
