@@ -25,17 +25,17 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.admission.admission import Admission
 from services.router.admission.fleet_view import LiveFleetView
-from services.router.conductor.conductor import Conductor
+from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
 from services.router.explain import Explainer
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import FleetPolicy, Registry
 from services.router.metrics import AdmissionMetrics, AutoscaleMetrics, ReplicaMetrics
-from services.router.placement.history import History
+from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover, FailoverPolicy
 from services.router.relay.frames import Up
@@ -51,7 +51,7 @@ from services.router.upstream.tokenizers import PromptTokenization, TokenizerPoo
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 _TICK_S: Final = 0.1
-_MAX_TIDIED_ROWS: Final = 2048
+_MAX_SWEPT_ROWS: Final = 2048
 """Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
 
 _log = structlog.get_logger()
@@ -76,12 +76,12 @@ class Router:
         # Where sessions go.
         self.registry = _registry(config, self.clock())
         self.prefix_index = PrefixIndex(
-            PrefixLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
+            PrefixIndexLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
         )
-        ids = IdReader()
+        ids = TokenIdReader()
         self.prompts = PromptCache(self.prefix_index, ids)
         self.placement = _placement(config, self.registry, self.prefix_index, self.rng)
-        self.history = History(config.history)
+        self.history = PlacementHistory(config.history)
 
         # The relay.
         self.table: SessionTable[Up] = SessionTable(_relay_limits(config))
@@ -98,8 +98,8 @@ class Router:
             config.admission, config.tenants, config.lengths, config.price_table()
         )
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
-        conductor = Conductor(config.conductor)
-        intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, conductor)
+        autoscale = AutoscaleAdvisor(config.autoscale)
+        intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, autoscale)
         failover = Failover(self.table, dispatch, self.telemetry, _failover_policy(config))
         hangs = HangPolicy(config.hang_s, config.hang_calls, config.stall_s)
         self.switch = Switch(
@@ -136,8 +136,8 @@ class Router:
             self.registry,
             intake,
             fleet_view,
-            conductor,
-            config.conductor.slo_ttft_ms,
+            autoscale,
+            config.autoscale.slo_ttft_ms,
         )
 
     def readiness(self) -> tuple[bool, str]:
@@ -154,7 +154,7 @@ class Router:
         self.tokenizers.tick()
         self.registry.expire(self.clock())
         self.replica_metrics.tick(self.registry, self.clock())
-        self.prefix_index.tidy(self.clock(), _MAX_TIDIED_ROWS)
+        self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
         self.switch.expire(self.clock())
         self.admission_metrics.tick()
         self.autoscale_metrics.tick(self.clock())
@@ -254,7 +254,7 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         router.switch,
         router.registry,
         explainer,
-        router.placement.standings,
+        router.placement.statuses,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
@@ -312,11 +312,10 @@ def _placement(
     policy = PlacementPolicy(
         near_ms=config.near_ms,
         max_queued=config.max_queued,
-        report_ms=config.load_interval_ms,
         work_weight=config.work_weight,
         busy_work_weight=config.busy_work_weight,
     )
-    return Placement(registry, index, policy, rng)
+    return Placement(registry, index, policy, rng, report_ms=config.load_interval_ms)
 
 
 def _failover_policy(config: RouterConfig) -> FailoverPolicy:

@@ -11,11 +11,10 @@ from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Lookup, parse
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
-from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.counting.prices import Price, PriceTable
-from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.policy import ConductorPolicy
+from services.router.admission.policy import AdmissionPolicy, LengthPolicy
+from services.router.admission.pricing import Price, PriceTable
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.policy import AutoscalePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class RouterConfig:
     """What tokens cost whom (docs/guides/tokens.md)."""
     currency: str = ""
     """Of the prices, as clients are told it, e.g. USD; prices need one."""
-    conductor: ConductorPolicy = dataclasses.field(default_factory=ConductorPolicy)
+    autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""

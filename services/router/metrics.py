@@ -13,8 +13,7 @@ from outrider.cost import NANOS
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
 from services.router.admission.fleet_view import LiveFleetView
-from services.router.conductor.conductor import Conductor, Figures, Post
-from services.router.conductor.fleets import fleets
+from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
 from services.router.fleet.registry import Registry
 from services.router.relay.intake import Intake
 
@@ -92,17 +91,17 @@ class AdmissionMetrics:
         """Export what was counted since the last call."""
         self._metrics.table(WAITING).set(
             (count, {"priority": priority.name})
-            for priority, count in self._admission.waiting().items()
+            for priority, count in self._admission.num_waiting().items()
         )
-        tally = self._admission.tally.take()
+        stats = self._admission.stats.take()
         waits = self._metrics.histogram(WAIT_MS, WAIT_BOUNDARIES_MS)
-        for priority, wait_ms in tally.waits_ms:
+        for priority, wait_ms in stats.waits_ms:
             waits.record(wait_ms, {"priority": priority.name})
-        self._count(REFUSED, tally.refused, ("priority", "cause"))
-        self._count(SPILLED, tally.spilled, ("home", "region", "cause"))
-        self._count(TENANT_SESSIONS, tally.sessions, ("tenant", "outcome"))
-        self._count(TENANT_TOKENS, tally.tokens, ("tenant",))
-        costs = {labels: nanos / NANOS for labels, nanos in tally.costs_nanos.items()}
+        self._count(REFUSED, stats.refused, ("priority", "cause"))
+        self._count(SPILLED, stats.spilled, ("home", "region", "cause"))
+        self._count(TENANT_SESSIONS, stats.sessions, ("tenant", "outcome"))
+        self._count(TENANT_TOKENS, stats.tokens, ("tenant",))
+        costs = {labels: nanos / NANOS for labels, nanos in stats.costs_nanos.items()}
         self._count(TENANT_COST, costs, ("tenant", "model"))
 
     def _count(
@@ -122,14 +121,14 @@ class AutoscaleMetrics:
         registry: Registry,
         intake: Intake,
         fleet_view: LiveFleetView,
-        conductor: Conductor,
+        autoscale: AutoscaleAdvisor,
         slo_ttft_ms: float,
     ) -> None:
         self._metrics = metrics
         self._registry = registry
         self._intake = intake
         self._fleet_view = fleet_view
-        self._conductor = conductor
+        self._autoscale = autoscale
         self._slo_ttft_ms = slo_ttft_ms
         self._next_review_at = 0.0
 
@@ -139,14 +138,14 @@ class AutoscaleMetrics:
             return
         self._next_review_at = now + _REVIEW_INTERVAL_S
         waiting = Counter(
-            Post(self._fleet_view.home(request), request.model)
+            FleetKey(self._fleet_view.home(request), request.model)
             for request in self._intake.waiting()
         )
-        found = fleets(self._registry, waiting, self._slo_ttft_ms)
-        self._export(self._conductor.review(found, now))
+        found = fleet_usage(self._registry, waiting, self._slo_ttft_ms)
+        self._export(self._autoscale.advise(found, now))
 
-    def _export(self, figures: dict[Post, Figures]) -> None:
-        rows = [({"region": p.region, "model": p.model}, found) for p, found in figures.items()]
+    def _export(self, advice: dict[FleetKey, ScalingAdvice]) -> None:
+        rows = [({"region": p.region, "model": p.model}, found) for p, found in advice.items()]
         table = self._metrics.table
         table(DESIRED).set((found.desired_replicas, labels) for labels, found in rows)
         table(SERVING).set((found.num_replicas, labels) for labels, found in rows)

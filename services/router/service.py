@@ -15,7 +15,7 @@ from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.explain import Explainer
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
-from services.router.placement.request import Standing
+from services.router.placement.types import ReplicaStatus
 from services.router.relay.frames import Down, Up
 from services.router.relay.switch import Switch
 
@@ -30,7 +30,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         switch: Switch,
         registry: Registry,
         explainer: Explainer,
-        standings: Callable[[float], dict[str, Standing]],
+        statuses: Callable[[float], dict[str, ReplicaStatus]],
         *,
         clock: Callable[[], float],
         buffer_frames: int,
@@ -43,7 +43,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._switch = switch
         self._registry = registry
         self._explainer = explainer
-        self._standings = standings
+        self._statuses = statuses
         self._clock = clock
         self._buffer_frames = buffer_frames
         self._max_sessions_per_stream = max_sessions_per_stream
@@ -98,13 +98,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """The replica table as this router sees it."""
         found = (r for r in self._registry if request.region in ("", r.region))
         now = self._clock()
-        standings = self._standings(now)
+        statuses = self._statuses(now)
         return router_pb2.ListReplicasResponse(
-            replicas=[_to_proto(it, standings[it.name], now) for it in found]
+            replicas=[_to_proto(it, statuses[it.name], now) for it in found]
         )
 
 
-def _to_proto(replica: Replica, standing: Standing, now: float) -> router_pb2.Replica:
+def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2.Replica:
     return router_pb2.Replica(
         name=replica.name,
         region=replica.region,
@@ -113,8 +113,8 @@ def _to_proto(replica: Replica, standing: Standing, now: float) -> router_pb2.Re
         vocabulary_digest=replica.model.vocabulary_digest if replica.model else b"",
         state=router_pb2.ReplicaState.ValueType(replica.state),
         rtt_ms=replica.rtt.smoothed_ms,
-        predicted_wait_ms=standing.wait.total_ms,
-        sessions=standing.num_sessions,
+        predicted_wait_ms=status.wait.total_ms,
+        sessions=status.num_sessions,
         min_rtt_ms=replica.rtt.min_ms if replica.rtt.is_measured else 0.0,
         source=replica.source,
         quarantines=replica.health.quarantine.count,

@@ -115,7 +115,7 @@ ADMISSION = """
 slo_ttft_high_ms = 250
 max_waiting = 10
 
-[router.conductor]
+[router.autoscale]
 min_replicas = 2
 
 [[router.tenants]]
@@ -128,13 +128,13 @@ tokens_per_minute = 1000
 """
 
 
-def test_admission_tenants_and_conductor_have_tables_of_their_own(tmp_path: Path) -> None:
+def test_admission_tenants_and_autoscale_have_tables_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(ADMISSION)
     config = load(RouterConfig, "router", file=file, environ={})
     assert config.admission.slo_ttft_high_ms == 250.0
     assert config.admission.max_waiting == 10
-    assert config.conductor.min_replicas == 2
+    assert config.autoscale.min_replicas == 2
     assert [tenant.tier for tenant in config.tenants] == ["economy", "premium"]
 
 
@@ -145,7 +145,7 @@ def test_admission_tenants_and_conductor_have_tables_of_their_own(tmp_path: Path
         ("[router.admission]\nmax_waiting = 0", "admission.max_waiting is 0: set it above 0"),
         ('[[router.tenants]]\nname = "a"\ntier = "gold"', "tier of tenant a is 'gold'"),
         ('[[router.tenants]]\nname = "a"\n[[router.tenants]]\nname = "a"', "tenant name a"),
-        ("[router.conductor]\nmax_late_share = 2.0", "set it below 1"),
+        ("[router.autoscale]\nmax_late_share = 2.0", "set it below 1"),
     ],
 )
 def test_their_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from outrider.peers.health import PeerState
 from outrider.telemetry.metrics import Metrics
 from services.router.config import ReplicaConfig
-from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
+from services.router.fleet.replica import ServedModel
 from services.router.metrics import ReplicaMetrics
 
 
@@ -23,7 +23,7 @@ def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
     replicas.tick(registry, 0.0)
     assert sample("state") == sample("state", "h:2", "r") == PeerState.CONNECTING
     assert sample("rtt_ms") is None, "guesses are not shown as measured"
-    registry.connected("a", Model("m", b"d"), 0.5)
+    registry.connected("a", ServedModel("m", b"d"), 0.5)
     registry.probed("a", 12.5, serving=True, now=0.5)
     registry.hung("a", "no token", 0.6)
     registry.remove("h:2")

@@ -27,7 +27,7 @@ from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.router.admission.counting.prices import Price
+from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
 from services.tokenizer.vocabularies import Served, Vocabularies
 from tests.router.replica import RouterUnderTest, running_router

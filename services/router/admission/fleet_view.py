@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from services.router.admission.choosing import Sight
 from services.router.fleet.replica import Replica
-from services.router.placement.request import Decision, Request
+from services.router.placement.types import Decision, PlacementRequest
 
 
 class LiveFleetView:
     """The replica registry's regions and round trips, and placement's quotes. As FleetView."""
 
     def __init__(
-        self, decide: Callable[[Request, float], Decision], region: str, return_s: float
+        self, decide: Callable[[PlacementRequest, float], Decision], region: str, return_s: float
     ) -> None:
         """`decide` is placement's, `region` the router's own; a replica that was lost less than
         `return_s` ago counts as one that may soon be back."""
@@ -42,7 +41,7 @@ class LiveFleetView:
                 nearest = found.get(replica.region, replica.rtt.min_ms)
                 found[replica.region] = min(nearest, replica.rtt.min_ms)
 
-    def home(self, request: Request) -> str:
+    def home(self, request: PlacementRequest) -> str:
         """The router's own region where it has replicas of the model, in service or not, and may
         hold the prompt; otherwise the nearest region with one in service, "" without any."""
         if request.model in self._at_home and _allows(request, self._region):
@@ -51,25 +50,17 @@ class LiveFleetView:
         allowed = [region for region in known if _allows(request, region)]
         return min(allowed, key=lambda region: (known[region], region), default="")
 
-    def may_return(self, request: Request) -> bool:
+    def may_return(self, request: PlacementRequest) -> bool:
         """Whether a replica that may serve it is there, though it takes no sessions just now."""
         found = self._returning.get(request.model, set())
         return bool(found.intersection(request.residency) if request.residency else found)
 
-    def quote(self, request: Request, region: str, now: float) -> Sight:
+    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
         raises."""
         narrowed = replace(request, residency=(region,)) if region else request
-        decision = self._decide(narrowed, now)
-        wait = decision.wait
-        return Sight(
-            region=decision.region,
-            ttft_ms=wait.total_ms,
-            least_backlog_ms=decision.least_backlog_ms,
-            rtt_ms=wait.rtt_ms,
-            decision=decision,
-        )
+        return self._decide(narrowed, now)
 
 
-def _allows(request: Request, region: str) -> bool:
+def _allows(request: PlacementRequest, region: str) -> bool:
     return not request.residency or region in request.residency

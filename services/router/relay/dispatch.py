@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
+from outrider.session_types import Priority
 from outrider.v1 import inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
-from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Decision, Request
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex
-from services.router.prefixes.prompt import Prompt
-from services.router.prefixes.recent import RecentMap
+from services.router.placement.types import RETRY_DELAY_MS, Decision, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex
+from services.router.prefix_index.prompt import HashedPrompt, TokenIdReader
+from services.router.recent_map import RecentMap
 from services.router.relay import frames
 from services.router.relay.frames import RelayedSession, Up
 from services.router.relay.sessions import SessionTable
@@ -33,12 +33,12 @@ _MAX_CACHED_PROMPTS: Final = 64
 class PromptCache:
     """The prompts of sessions that are being placed: read once, however often it is tried."""
 
-    def __init__(self, index: PrefixIndex, ids: IdReader) -> None:
+    def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
         self._index = index
         self._ids = ids
-        self._prompts: RecentMap[int, Prompt] = RecentMap(_MAX_CACHED_PROMPTS)
+        self._prompts: RecentMap[int, HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
 
-    def of(self, session: RelayedSession) -> Prompt | None:
+    def of(self, session: RelayedSession) -> HashedPrompt | None:
         """What can be known of the prompt: the part of it that the replica may hold."""
         opening = session.open_frame.frame.open
         if opening.ids.prefix_tokens:
@@ -49,7 +49,7 @@ class PromptCache:
             self._prompts.put(session.router_session_id, found)
         return found
 
-    def read(self, opening: inference_pb2.OpenSession) -> Prompt:
+    def read(self, opening: inference_pb2.OpenSession) -> HashedPrompt:
         """The prompt of an open that brings ids."""
         block = opening.ids.tail
         ids = self._ids.read(block.codec, block.count, block.payload, opening.vocabulary_digest)
@@ -143,26 +143,26 @@ class Dispatch:
             # That no other replica is left explains less than what the first one said.
             raise refusal or error from None
 
-    def decide(self, request: Request, now: float) -> Decision:
+    def decide(self, request: PlacementRequest, now: float) -> Decision:
         """As `Placement.decide`, with the time it takes."""
         started_s = self._timer()
         decision = self._placement.decide(request, now)
         self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
-    def request_of(self, session: RelayedSession) -> Request:
+    def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
         opening = session.open_frame.frame.open
         prompt_tokens = opening.ids.prefix_tokens + opening.ids.tail.count
         if not prompt_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
-        return Request(
+        return PlacementRequest(
             model=opening.model,
             vocabulary_digest=opening.vocabulary_digest,
             # Tokens to resume after are prefilled like the prompt.
             prompt_tokens=prompt_tokens + session.num_committed,
             residency=tuple(opening.residency),
-            priority=opening.priority or MEDIUM,
+            priority=opening.priority or Priority.MEDIUM,
             prompt=self._prompts.of(session),
         )
 

@@ -19,7 +19,7 @@ from outrider.errors import (
     PoisonousRequestError,
     ReplicaLostError,
 )
-from services.router.placement.request import RETRY_DELAY_MS
+from services.router.placement.types import RETRY_DELAY_MS
 from services.router.relay.poison import PoisonDetector
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from outrider.session_types import Priority
 from outrider.v1 import common_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
-from services.router.admission.choosing import Route
 from services.router.admission.fleet_view import LiveFleetView
-from services.router.admission.ticket import Arrival
-from services.router.conductor.conductor import Conductor, Post
+from services.router.admission.routing import Route
+from services.router.admission.session import AdmissionRequest
+from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry
-from services.router.placement.request import Request
+from services.router.placement.types import PlacementRequest
 from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.frames import RelayedSession, Up
@@ -87,14 +87,14 @@ class Intake:
         registry: Registry,
         admission: Admission,
         fleet_view: LiveFleetView,
-        conductor: Conductor,
+        autoscale: AutoscaleAdvisor,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
         self._admission = admission
         self._fleet_view = fleet_view
-        self._conductor = conductor
+        self._autoscale = autoscale
         self._waiting: dict[int, RelayedSession] = {}
         """In the queue, by router session id."""
         self.runs = RunDeduplicator()
@@ -114,7 +114,7 @@ class Intake:
             self._retried_at = now
         return is_due
 
-    def waiting(self) -> list[Request]:
+    def waiting(self) -> list[PlacementRequest]:
         """What those in the queue want."""
         return [self._dispatch.request_of(session) for session in self._waiting.values()]
 
@@ -145,8 +145,8 @@ class Intake:
         """A session whose prompt is ids goes to a replica, or into the queue, where it may take
         another's place."""
         try:
-            arrival = self._arrival(session, now)
-            route = self._admission.open(arrival, self._fleet_view, now)
+            admission_request = self._admission_request(session, now)
+            route = self._admission.open(admission_request, self._fleet_view, now)
             if route is not None:
                 self._dispatch_to(session, route, now)
             else:
@@ -161,13 +161,13 @@ class Intake:
         """Place those in the queue for whom there is room now."""
         if not self._waiting:
             return
-        for turn in self._admission.wake(self._fleet_view, now):
-            session = self._waiting.pop(turn.session)
-            if isinstance(turn.outcome, OutriderError):
-                yield session, turn.outcome
+        for dequeued in self._admission.dequeue(self._fleet_view, now):
+            session = self._waiting.pop(dequeued.session_id)
+            if isinstance(dequeued.outcome, OutriderError):
+                yield session, dequeued.outcome
                 continue
             try:
-                self._dispatch_to(session, turn.outcome, now)
+                self._dispatch_to(session, dequeued.outcome, now)
             except OutriderError as error:
                 yield session, error
 
@@ -186,38 +186,38 @@ class Intake:
         replica = self._registry.find(session.replica)
         if replica is not None:
             ttft_ms = (now - session.opened_at) * 1000.0 - replica.rtt.smoothed_ms
-            self._conductor.first_token(Post(replica.region, replica.model_name), ttft_ms, now)
+            self._autoscale.record_ttft(FleetKey(replica.region, replica.model_name), ttft_ms, now)
 
     def ended(self, session: RelayedSession, now: float) -> None:
         """A session ended."""
         self._waiting.pop(session.router_session_id, None)
         self.runs.ended(session)
         was_taken = session.is_announced or session.first_token_at is not None
-        self._admission.leave(
+        self._admission.close(
             session.router_session_id, session.num_committed, now, was_taken=was_taken
         )
 
-    def _arrival(self, session: RelayedSession, now: float) -> Arrival:
+    def _admission_request(self, session: RelayedSession, now: float) -> AdmissionRequest:
         """Raises EmptyPromptError, PromptTooLongError."""
         opening = session.open_frame.frame.open
         self._check_context(opening.model, opening.ids.prefix_tokens + opening.ids.tail.count)
-        arrival = Arrival(
-            session=session.router_session_id,
+        admission_request = AdmissionRequest(
+            session_id=session.router_session_id,
             request=self._dispatch.request_of(session),
             max_tokens=opening.sampling.max_tokens or DEFAULT_MAX_TOKENS,
             tenant=opening.tenant,
-            address=opening.address_hash,
-            group=opening.cache_salt,
+            address_hash=opening.address_hash,
+            cache_salt=opening.cache_salt,
             priority=_PRIORITIES.get(opening.priority),
             deadline_at=session.deadline_at,
-            has_started=session.is_under_way,
-            num_resumed=session.num_committed,
-            chat=frames.chat_key(opening),
+            is_resumed=session.is_under_way,
+            num_resumed_tokens=session.num_committed,
+            chat_digest=frames.chat_key(opening),
         )
-        granted = self._admission.grant(arrival, now)
+        granted = self._admission.grant(admission_request, now)
         opening.priority = common_pb2.Priority.ValueType(granted)
-        request = replace(arrival.request, priority=granted)
-        return replace(arrival, priority=granted, request=request)
+        request = replace(admission_request.request, priority=granted)
+        return replace(admission_request, priority=granted, request=request)
 
     def _check_context(self, model: str, num_prompt_tokens: int) -> None:
         """Raises PromptTooLongError for a prompt that leaves no replica room for a reply."""
@@ -231,10 +231,10 @@ class Intake:
         """Raises DeadlineError, or what `Dispatch.place` raises where the replica's buffer is full
         and it has to be another one."""
         frames.renew_deadline(session, now)
-        if route.spilled:
+        if route.spill_cause:
             model = session.open_frame.frame.open.model
-            self._conductor.lacked(Post(route.home, model), now)
-        if not self._dispatch.put(session, route.sight.decision, now):
+            self._autoscale.record_shortage(FleetKey(route.home, model), now)
+        if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)
 
     def _refused(self, now: float) -> list[Ending]:
@@ -251,4 +251,6 @@ class Intake:
         prevented."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
             request = self._dispatch.request_of(session)
-            self._conductor.lacked(Post(self._fleet_view.home(request), request.model), now)
+            self._autoscale.record_shortage(
+                FleetKey(self._fleet_view.home(request), request.model), now
+            )

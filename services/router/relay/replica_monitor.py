@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
-from services.router.fleet.load import Load
 from services.router.fleet.registry import Registry
+from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
 from services.router.relay.sessions import SessionInput, SessionState
 
@@ -145,7 +145,7 @@ class ReplicaMonitor:
 
     def _hung(self, stream: int, name: str, now: float) -> list[Departure]:
         replica = self._registry[name]
-        load = replica.load or Load()
+        load = replica.load or ReplicaLoad()
         is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
         if is_suspect:
             limit_s = self._hangs.limit_s(0.0, 0.0)

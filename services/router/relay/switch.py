@@ -22,7 +22,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as wire_errors
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
-from services.router.placement.request import RETRY_DELAY_MS
+from services.router.placement.types import RETRY_DELAY_MS
 from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.failover import Failover

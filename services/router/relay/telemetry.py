@@ -19,8 +19,8 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.occurrences import Occurrences
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
-from services.router.placement.history import History, Placed
-from services.router.placement.request import Candidate, Decision, Request
+from services.router.placement.history import PlacementHistory, PlacementRecord
+from services.router.placement.types import Candidate, Decision, PlacementRequest
 
 log = structlog.get_logger()
 
@@ -72,7 +72,9 @@ class SessionTelemetry:
     """Records sessions as they go. Until `flush` frames and placements are plain numbers: no
     session waits for a metric."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float], history: History) -> None:
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float], history: PlacementHistory
+    ) -> None:
         """`clock` is in seconds; `history` keeps why sessions went where they went."""
         self._clock = clock
         self._history = history
@@ -102,7 +104,7 @@ class SessionTelemetry:
     def placed(
         self,
         router_session_id: int,
-        request: Request,
+        request: PlacementRequest,
         decision: Decision,
         decision_ms: float,
         now: float,
@@ -115,7 +117,7 @@ class SessionTelemetry:
             opened.span.set(**where)
             opened.span.event(PLACED, _placed_attributes(decision))
         self._history.add(
-            Placed(
+            PlacementRecord(
                 opened.request_id, request.model, request.prompt_tokens, decision, now, decision_ms
             )
         )

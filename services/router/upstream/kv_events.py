@@ -12,16 +12,22 @@ import structlog
 from outrider.codec.ranks import shipped_table
 from outrider.errors import MalformedFrameError
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from services.router.fleet.load import Model
-from services.router.prefixes.follower import BlockEvent, Follower, Part, Removed, Stored
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex
+from services.router.fleet.replica import ServedModel
+from services.router.prefix_index.index import PrefixIndex
+from services.router.prefix_index.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvEventFollower,
+    SnapshotPart,
+)
+from services.router.prefix_index.prompt import TokenIdReader
 
 _MAX_TURN_BLOCKS: Final = 512
 """Blocks taken in one turn of the event loop: about a millisecond."""
 _RETRY_S: Final = 1.0
 
-EventT = TypeVar("EventT", Stored, BlockEvent)
+EventT = TypeVar("EventT", BlocksStored, KvEvent)
 
 _log = structlog.get_logger()
 
@@ -30,18 +36,18 @@ class KvEventSubscriber:
     """One replica's KV cache events. Their position outlives a connection: after a short loss they
     go on where they stopped."""
 
-    def __init__(self, index: PrefixIndex, ids: IdReader, owner: Callable[[str], int]) -> None:
+    def __init__(self, index: PrefixIndex, ids: TokenIdReader, owner: Callable[[str], int]) -> None:
         """`owner` is asked for a replica's number in the index."""
         self._index = index
         self._ids = ids
         self._owner = owner
-        self._follower: Follower | None = None
+        self._follower: KvEventFollower | None = None
         self._followed = (-1, 0)
 
-    async def run(self, channel: grpc.aio.Channel, name: str, model: Model) -> None:
+    async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
         """Follow a replica of the fleet until it stops. One that does not tell of its cache, or
         not rightly, gets its sessions without that."""
-        self._ids.learn(await asyncio.to_thread(shipped_table, model.vocabulary_digest))
+        self._ids.add_table(await asyncio.to_thread(shipped_table, model.vocabulary_digest))
         if not model.block_tokens:
             return
         follower = self._follow(self._owner(name), model.block_tokens)
@@ -62,14 +68,14 @@ class KvEventSubscriber:
         finally:
             follower.interrupted()
 
-    def _follow(self, owner: int, block_tokens: int) -> Follower:
+    def _follow(self, owner: int, block_tokens: int) -> KvEventFollower:
         if self._follower is None or self._followed != (owner, block_tokens):
             self._index.forget(owner)
-            self._follower = Follower(self._index, owner, block_tokens)
+            self._follower = KvEventFollower(self._index, owner, block_tokens)
             self._followed = owner, block_tokens
         return self._follower
 
-    async def _read(self, channel: grpc.aio.Channel, follower: Follower) -> bool:
+    async def _read(self, channel: grpc.aio.Channel, follower: KvEventFollower) -> bool:
         """One watch from where events stand. True: the replica ended it. False: something is
         missing, and a snapshot is to be asked for. Raises MalformedFrameError, AioRpcError."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
@@ -88,31 +94,31 @@ class KvEventSubscriber:
         return True
 
 
-async def _take(follower: Follower, response: inference_pb2.WatchKvResponse) -> bool:
+async def _take(follower: KvEventFollower, response: inference_pb2.WatchKvResponse) -> bool:
     """Take a response in turns of the event loop; as Follower's verbs."""
     if response.HasField("snapshot"):
         async for part in _parts(response.snapshot):
-            if not follower.snapshot(response.log, response.sequence, part):
+            if not follower.apply_snapshot(response.log, response.sequence, part):
                 return False
         return True
     sequence = response.sequence
     async for events in _turns([_event(event) for event in response.events]):
-        if not follower.events(response.log, sequence, events):
+        if not follower.apply(response.log, sequence, events):
             return False
         sequence += len(events)
     return True
 
 
-async def _parts(snapshot: inference_pb2.KvSnapshot) -> AsyncIterator[Part]:
+async def _parts(snapshot: inference_pb2.KvSnapshot) -> AsyncIterator[SnapshotPart]:
     chains = [_stored(chain) for chain in snapshot.chains]
     batches = list(_batches(chains)) or [[]]
     for number, batch in enumerate(batches):
         is_last = snapshot.last and number == len(batches) - 1
-        yield Part(batch, snapshot.first and number == 0, is_last)
+        yield SnapshotPart(batch, snapshot.first and number == 0, is_last)
         await asyncio.sleep(0)
 
 
-async def _turns(events: list[BlockEvent]) -> AsyncIterator[list[BlockEvent]]:
+async def _turns(events: list[KvEvent]) -> AsyncIterator[list[KvEvent]]:
     for batch in _batches(events):
         yield batch
         await asyncio.sleep(0)
@@ -132,11 +138,11 @@ def _batches(events: Sequence[EventT]) -> Iterator[list[EventT]]:
         yield batch
 
 
-def _event(event: inference_pb2.KvEvent) -> BlockEvent:
+def _event(event: inference_pb2.KvEvent) -> KvEvent:
     if event.WhichOneof("kind") == "removed":
-        return Removed(event.removed.block_hashes)
+        return BlocksRemoved(event.removed.block_hashes)
     return _stored(event.stored)
 
 
-def _stored(chain: inference_pb2.KvStored) -> Stored:
-    return Stored(chain.parent_hash, chain.block_hashes, chain.num_tokens)
+def _stored(chain: inference_pb2.KvStored) -> BlocksStored:
+    return BlocksStored(chain.parent_hash, chain.block_hashes, chain.num_tokens)

@@ -28,9 +28,14 @@ from outrider.rpc import (
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.config import RouterConfig
-from services.router.fleet.load import ClassLoad, Identity, Load, Model
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import Replica
+from services.router.fleet.replica import (
+    ClassLoad,
+    Replica,
+    ReplicaIdentity,
+    ReplicaLoad,
+    ServedModel,
+)
 from services.router.relay.frames import Down, Up
 from services.router.relay.switch import Switch
 from services.router.upstream.kv_events import KvEventSubscriber
@@ -85,14 +90,17 @@ class ReplicaLink:
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(call.cancel)
                     await call.wait_for_connection()
-                self._registry.introduce(self._name, said)
+                self._registry.identify(self._name, said)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
                 self._reconnector.reset()
                 await self._serve(channel, call, said.model)
 
     async def _serve(
-        self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall[Up, Down], model: Model
+        self,
+        channel: grpc.aio.Channel,
+        call: grpc.aio.StreamStreamCall[Up, Down],
+        model: ServedModel,
     ) -> NoReturn:
         outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outbox)
@@ -133,19 +141,19 @@ class ReplicaLink:
             region=self._replica.region,
         )
 
-    async def _greet(self, channel: grpc.aio.Channel) -> Identity:
+    async def _greet(self, channel: grpc.aio.Channel) -> ReplicaIdentity:
         """Who the replica is, and what it serves."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         said = await stub.GetModel(inference_pb2.GetModelRequest())
-        model = Model(
+        model = ServedModel(
             name=said.model,
             vocabulary_digest=said.vocabulary_digest,
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
         )
-        return Identity(said.replica, said.region, model)
+        return ReplicaIdentity(said.replica, said.region, model)
 
     async def _write(
         self, call: grpc.aio.StreamStreamCall[Up, Down], outbox: Outbox[Up]
@@ -216,7 +224,7 @@ async def watch_health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
 
 async def watch_load(
     channel: grpc.aio.Channel, *, min_interval_ms: int, max_interval_ms: int
-) -> AsyncIterator[Load]:
+) -> AsyncIterator[ReplicaLoad]:
     """The replica's load, now, after each change, and at least every `max_interval_ms`."""
     stub: inference_pb2_grpc.InferenceServiceAsyncStub
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -224,7 +232,7 @@ async def watch_load(
         min_interval_ms=min_interval_ms, max_interval_ms=max_interval_ms
     )
     async for report in stub.WatchLoad(request):
-        yield Load(
+        yield ReplicaLoad(
             running_sessions=report.running_sessions,
             queued_sessions=report.queued_sessions,
             queued_prompt_tokens=report.queued_prompt_tokens,

@@ -7,9 +7,9 @@ from typing import Any
 
 from outrider.peers.round_trip import RoundTrip
 from services.router.admission.fleet_view import LiveFleetView
-from services.router.placement.request import Candidate, Decision, Request, Wait
+from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait
 
-REQUEST = Request("m", b"", 10)
+REQUEST = PlacementRequest("m", b"", 10)
 
 
 @dataclass
@@ -30,11 +30,15 @@ class Row:
         return self.is_returning
 
 
-def fleet_view(*rows: Any, region: str = "us", asked: list[Request] | None = None) -> LiveFleetView:
-    def decide(request: Request, now: float) -> Decision:
+def fleet_view(
+    *rows: Any, region: str = "us", asked: list[PlacementRequest] | None = None
+) -> LiveFleetView:
+    def decide(request: PlacementRequest, now: float) -> Decision:
         if asked is not None:
             asked.append(request)
-        return Decision(Candidate("r", "eu", Wait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5)
+        return Decision(
+            Candidate("r", "eu", PredictedWait(90.0, 1.0, 2.0, 0.0, 5.0), 0), None, (), 1, 2.5
+        )
 
     found = LiveFleetView(decide, region, return_s=2.0)
     found.refresh(rows, 0.0)
@@ -73,11 +77,11 @@ def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None
     assert not found.may_return(replace(REQUEST, model="y"))
 
 
-def test_what_placement_says_is_seen_in_terms_of_admission() -> None:
-    asked: list[Request] = []
+def test_a_quote_is_placements_decision_in_one_region() -> None:
+    asked: list[PlacementRequest] = []
     found = fleet_view(asked=asked)
-    sight = found.quote(REQUEST, "eu", 1.0)
-    assert (sight.region, sight.ttft_ms, sight.rtt_ms) == ("eu", 98.0, 90.0)
-    assert sight.least_backlog_ms == 2.5
+    decision = found.quote(REQUEST, "eu", 1.0)
+    assert (decision.region, decision.wait.total_ms, decision.wait.rtt_ms) == ("eu", 98.0, 90.0)
+    assert decision.least_backlog_ms == 2.5
     found.quote(replace(REQUEST, residency=("us",)), "", 1.0)
     assert [request.residency for request in asked] == [("eu",), ("us",)]

@@ -14,9 +14,9 @@ from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.v1 import inference_pb2, router_pb2
 from outrider.wire import tokens as wire_tokens
-from services.router.fleet.load import Model
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.fleet.replica import ServedModel
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
 from services.router.upstream.kv_events import KvEventSubscriber
 from tests.router.relay.mesh import opening
 from tests.router.replica import DIGEST, Context, Replica, running_replicas, running_router
@@ -78,8 +78,8 @@ class Watched:
 
     def __init__(self, replica: CachingReplica) -> None:
         self.replica = replica
-        self.index = PrefixIndex(PrefixLimits())
-        self.watch = KvEventSubscriber(self.index, IdReader(), lambda name: 0)
+        self.index = PrefixIndex(PrefixIndexLimits())
+        self.watch = KvEventSubscriber(self.index, TokenIdReader(), lambda name: 0)
 
     def num_known(self) -> int:
         prompt = self.index.prompt(struct.pack(f"<{len(IDS)}I", *IDS), b"")
@@ -90,7 +90,7 @@ class Watched:
         """Run the watch until something is so."""
         async with grpc.aio.insecure_channel(self.replica.address) as channel:
             running = asyncio.create_task(
-                self.watch.run(channel, "a", Model("m", DIGEST, block_tokens=BLOCK))
+                self.watch.run(channel, "a", ServedModel("m", DIGEST, block_tokens=BLOCK))
             )
             async with asyncio.timeout(5):
                 while not is_so():  # noqa: ASYNC110 - the index tells nobody
@@ -132,7 +132,7 @@ async def test_a_replica_that_tells_nonsense_is_not_asked_again(
     async with running_replicas(replica):
         watched = Watched(replica)
         async with grpc.aio.insecure_channel(replica.address) as channel:
-            await watched.watch.run(channel, "a", Model("m", DIGEST, block_tokens=BLOCK))
+            await watched.watch.run(channel, "a", ServedModel("m", DIGEST, block_tokens=BLOCK))
     assert len(replica.watches) == 1
     assert watched.num_known() == 0
 

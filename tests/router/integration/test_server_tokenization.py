@@ -17,7 +17,7 @@ from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sessions as session_wire
 from outrider.wire import tokens as wire_tokens
-from services.router.admission.counting.prices import Price
+from services.router.admission.pricing import Price
 from services.router.upstream.tokenizers import TokenizerPool
 from tests.router.integration.test_app import get
 from tests.router.relay.mesh import commit, done, opening

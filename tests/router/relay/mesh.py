@@ -12,20 +12,20 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.admission.admission import Admission
-from services.router.admission.counting.prices import PriceTable
 from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.conductor import Conductor
-from services.router.conductor.policy import ConductorPolicy
+from services.router.admission.pricing import PriceTable
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.advisor import AutoscaleAdvisor
+from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
-from services.router.placement.history import History
+from services.router.fleet.replica import ServedModel
+from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Down, RelayedSession, Up
@@ -60,22 +60,22 @@ class Mesh:
         replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
         self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
-        self.history = History(100)
+        self.history = PlacementHistory(100)
         self.telemetry = SessionTelemetry(self.metrics, self.clock, self.history)
         self.texts: list[RelayedSession] = []
-        index = PrefixIndex(PrefixLimits())
+        index = PrefixIndex(PrefixIndexLimits())
         self.placement = Placement(
             self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )
-        prompts = PromptCache(index, IdReader())
+        prompts = PromptCache(index, TokenIdReader())
         dispatch = Dispatch(
             self.table, self.registry, self.telemetry, self.placement, prompts, self.clock
         )
         self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
         self.fleet_view = LiveFleetView(dispatch.decide, "us", return_s)
-        self.conductor = Conductor(ConductorPolicy())
+        self.autoscale = AutoscaleAdvisor(AutoscalePolicy())
         self.intake = Intake(
-            self.table, dispatch, self.registry, self.admission, self.fleet_view, self.conductor
+            self.table, dispatch, self.registry, self.admission, self.fleet_view, self.autoscale
         )
         failover = Failover(self.table, dispatch, self.telemetry)
         self.num_retries_scheduled = 0
@@ -105,7 +105,7 @@ class Mesh:
     def connect(self, name: str) -> None:
         self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
-        self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
+        self.registry.connected(name, ServedModel("m", DIGEST, 2048, (1, 2)), self.clock())
         self.fleet_view.refresh(self.registry, self.clock())
 
     def lose(self, name: str, *, is_own: bool = False) -> None:

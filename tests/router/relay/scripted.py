@@ -12,8 +12,8 @@ from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
 from outrider.wire.errors import from_detail
-from services.router.admission.counting.prices import PriceTable
-from services.router.fleet.load import Load
+from services.router.admission.pricing import PriceTable
+from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, failed, opening
 
 CODER = TokenCoder(DIGEST, 1000)
@@ -165,7 +165,7 @@ class World:
             now = self.mesh.clock.advance(0.1)
             self.mesh.registry.expire(now)
             for name in self.mesh.streams.keys() - self.stopped:
-                self.mesh.registry.report(name, Load(fixed_ms=10.0, row_ms=0.1), now)
+                self.mesh.registry.report(name, ReplicaLoad(fixed_ms=10.0, row_ms=0.1), now)
             self.mesh.switch.expire(now)
         await self.read()
 

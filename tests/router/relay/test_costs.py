@@ -11,7 +11,7 @@ from outrider.cost import Cost
 from outrider.errors import InvalidRequestError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sessions as session_wire
-from services.router.admission.counting.prices import Price, PriceTable
+from services.router.admission.pricing import Price, PriceTable
 from tests.router.relay.mesh import Mesh, accepted, cancel, commit, done, failed, opening
 
 PRICES = PriceTable([Price(1.0, 10.0), Price(2.0, 20.0, tenant="acme")], "USD")
@@ -33,7 +33,7 @@ def price(reply_tokens: int) -> int:
 
 
 def charged(mesh: Mesh) -> int:
-    return mesh.admission.tally.take().costs_nanos["*", "m"]
+    return mesh.admission.stats.take().costs_nanos["*", "m"]
 
 
 def tokens(count: int) -> common_pb2.TokenBlock:

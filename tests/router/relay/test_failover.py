@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from outrider.cost import Cost
 from outrider.errors import PoisonousRequestError, ReplicaLostError, UnavailableError
 from outrider.wire import sessions as session_wire
-from services.router.admission.counting.prices import Price, PriceTable
+from services.router.admission.pricing import Price, PriceTable
 from services.router.relay.failover import FailoverPolicy, RetryBudget
 from tests.router.relay.scripted import NAMES, World
 
@@ -62,7 +62,7 @@ async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once()
     ended = world.chats[1].done
     assert ended is not None
     assert session_wire.cost_of(ended.usage) == Cost(1000 * (10 + 10 * 40), "USD")
-    assert world.mesh.admission.tally.take().costs_nanos["*", "m"] == 1000 * (10 + 10 * 40)
+    assert world.mesh.admission.stats.take().costs_nanos["*", "m"] == 1000 * (10 + 10 * 40)
 
 
 async def test_accepted_drafts_are_among_the_tokens_that_move() -> None:

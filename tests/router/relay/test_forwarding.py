@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.peers.health import Signal
 from outrider.v1 import common_pb2
-from services.router.fleet.load import Load
+from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import (
     DIGEST,
     Mesh,
@@ -88,11 +88,11 @@ async def test_a_deadline_that_passed_here_is_said_so(mesh: Mesh) -> None:
 
 async def test_reports_and_health_steer_new_sessions(mesh: Mesh) -> None:
     edge = mesh.edge()
-    busy = Load(running_sessions=4, queued_prompt_tokens=900, fixed_ms=10.0, row_ms=1.0)
+    busy = ReplicaLoad(running_sessions=4, queued_prompt_tokens=900, fixed_ms=10.0, row_ms=1.0)
     mesh.registry.report("near", busy, mesh.clock())
     mesh.send(edge, opening(1))
     assert len(await mesh.at_replica("far")) == 1
-    mesh.registry.report("near", Load(fixed_ms=10.0, row_ms=1.0), mesh.clock())
+    mesh.registry.report("near", ReplicaLoad(fixed_ms=10.0, row_ms=1.0), mesh.clock())
     mesh.send(edge, opening(2))
     assert len(await mesh.at_replica("near")) == 1
     mesh.registry.signal("near", Signal.NOT_SERVING, mesh.clock())

@@ -9,14 +9,14 @@ import pytest
 from outrider.session_types import Priority
 from outrider.v1 import common_pb2, inference_pb2
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.conductor import Fleet, Post
-from services.router.fleet.load import Load
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.advisor import FleetKey, FleetUsage
+from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.intake import RETRY_INTERVAL_S
 from services.router.relay.sessions import SessionState
 from tests.router.relay.mesh import DIGEST, Mesh, cancel, commit, done, draft, opening, reasons
 
-FULL = Load(
+FULL = ReplicaLoad(
     running_sessions=8,
     queued_sessions=8,
     fixed_ms=10.0,
@@ -24,7 +24,7 @@ FULL = Load(
     max_sessions=8,
     stay_ms=9000.0,
 )
-IDLE = Load(fixed_ms=10.0, row_ms=1.0, max_sessions=8)
+IDLE = ReplicaLoad(fixed_ms=10.0, row_ms=1.0, max_sessions=8)
 TENANTS = (
     TenantPolicy("poor", "economy", max_sessions=1),
     TenantPolicy("metered", tokens_per_minute=200),
@@ -40,11 +40,11 @@ def mesh() -> Iterator[Mesh]:
     yield mesh
     mesh.table.check_invariants()
     assert len(mesh.admission) == len(mesh.table)
-    assert mesh.intake.num_waiting == sum(mesh.admission.waiting().values())
+    assert mesh.intake.num_waiting == sum(mesh.admission.num_waiting().values())
     mesh.metrics.close()
 
 
-def report(mesh: Mesh, name: str, load: Load) -> None:
+def report(mesh: Mesh, name: str, load: ReplicaLoad) -> None:
     mesh.registry.report(name, load, mesh.clock())
 
 
@@ -182,7 +182,7 @@ async def test_a_session_spills_over_and_returns(mesh: Mesh) -> None:
     report(mesh, "far", IDLE)
     mesh.send(edge, opening(1, priority=common_pb2.PRIORITY_HIGH))
     assert [frame.WhichOneof("kind") for frame in await mesh.at_replica("far")] == ["open"]
-    assert mesh.admission.tally.take().spilled == {("us", "eu", "full"): 1}
+    assert mesh.admission.stats.take().spilled == {("us", "eu", "full"): 1}
     report(mesh, "near", IDLE)
     mesh.send(edge, opening(2, priority=common_pb2.PRIORITY_HIGH))
     assert [frame.WhichOneof("kind") for frame in await mesh.at_replica("near")] == ["open"]
@@ -195,22 +195,22 @@ async def test_a_session_that_may_not_leave_home_waits_for_it(mesh: Mesh) -> Non
     assert state(mesh, edge) is SessionState.QUEUED
 
 
-async def test_the_conductor_hears_of_late_tokens_and_of_lack_of_room(mesh: Mesh) -> None:
-    edge, post = mesh.edge(), Post("us", "m")
-    fleets = {post: Fleet(1, 1.0)}
-    mesh.conductor.review(fleets, mesh.clock())
+async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(mesh: Mesh) -> None:
+    edge, key = mesh.edge(), FleetKey("us", "m")
+    fleets = {key: FleetUsage(1, 1.0)}
+    mesh.autoscale.advise(fleets, mesh.clock())
     report(mesh, "near", IDLE)
     mesh.send(edge, opening(1))
     (sent,) = await mesh.at_replica("near")
     mesh.clock.advance(0.5)
     mesh.reply("near", commit(sent.session))
     mesh.reply("near", commit(sent.session, upto=2))
-    found = mesh.conductor.review(fleets, mesh.clock())[post]
+    found = mesh.autoscale.advise(fleets, mesh.clock())[key]
     assert (found.num_requests, found.late_share) == (1, 1.0), "the first token counts, once"
     report(mesh, "near", FULL)
     report(mesh, "far", IDLE)
     mesh.send(edge, opening(2, priority=common_pb2.PRIORITY_HIGH))
-    found = mesh.conductor.review(fleets, mesh.clock())[post]
+    found = mesh.autoscale.advise(fleets, mesh.clock())[key]
     assert (found.num_requests, found.late_share) == (2, 1.0), "it spilled over"
 
 
