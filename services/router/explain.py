@@ -11,7 +11,7 @@ from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.placement.history import PlacementHistory, PlacementRecord
 from services.router.placement.placement import Placement
 from services.router.placement.types import Candidate, Decision, PlacementRequest
-from services.router.relay.assignment import Prompts
+from services.router.relay.dispatch import PromptCache
 
 _DEFAULT_PLACEMENTS: Final = 16
 
@@ -35,7 +35,7 @@ class Explainer:
         self,
         placement: Placement,
         history: PlacementHistory,
-        prompts: Prompts,
+        prompts: PromptCache,
         tokenize: Callable[[inference_pb2.OpenSession], Awaitable[Tokenized]],
         *,
         default_model: str,

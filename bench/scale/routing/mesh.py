@@ -12,6 +12,7 @@ from bench.scale.routing.base import Report, Site
 from outrider.errors import OutriderError
 from outrider.session_types import Priority
 from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
@@ -23,7 +24,6 @@ from services.router.placement.placement import Placement
 from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.kv_events import KvEventFollower, SnapshotPart
-from services.router.relay.entry.scout import FleetScout
 
 MODEL = ServedModel(
     "virtual",
@@ -57,7 +57,7 @@ class MeshRouter:
         self._followers: dict[str, KvEventFollower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._scout = FleetScout(self._placement.decide, own.name, return_s=0.0)
+        self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
         self._gated = gated
         self._asks: dict[int, tuple[Ask, PlacementRequest]] = {}
         self._on: dict[int, str] = {}
@@ -83,7 +83,7 @@ class MeshRouter:
 
     def _survey(self, now: float) -> None:
         if self._gated:
-            self._scout.survey(self._registry, now)
+            self._fleet_view.refresh(self._registry, now)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -126,11 +126,11 @@ class MeshRouter:
             is_resumed=ask.num_places > 0,
             num_resumed_tokens=ask.committed,
         )
-        route = self._admission.open(arrival, self._scout, now)
+        route = self._admission.open(arrival, self._fleet_view, now)
         return None if route is None else route.decision
 
     def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
-        for turn in self._admission.dequeue(self._scout, now):
+        for turn in self._admission.dequeue(self._fleet_view, now):
             ask, _ = self._asks[turn.session_id]
             if isinstance(turn.outcome, OutriderError):
                 self.release(ask, now)

@@ -1,1 +1,0 @@
-"""Where sessions come in: admission, the queue before placement, what autoscaling is told."""
