@@ -124,7 +124,8 @@ class Registry:
             )
         if replica.source and self._claim_name(replica, identity.name or replica.address):
             # Another replica than before at the same address: what was known is void.
-            replica.model, replica.load = None, None
+            replica.model = None
+            replica.load = None
             replica.health.quarantine = Quarantine(self._policy.health.quarantine)
 
     def remove(self, name: str) -> None:
@@ -147,8 +148,10 @@ class Registry:
     def connected(self, name: str, model: ServedModel, now: float) -> None:
         """Its stream is up and it reported its model; its last load is void."""
         replica = self._replicas[name]
-        replica.model, replica.load = model, None
-        replica.reported_at, replica.is_unanswering = now, False
+        replica.model = model
+        replica.load = None
+        replica.reported_at = now
+        replica.is_unanswering = False
         self.changed.add(name)
         self.signal(name, Signal.CONNECTED, now)
         if replica.is_leaving:
