@@ -160,7 +160,7 @@ def _router(
         "placement": {"near_ms": 50.0},
     }
     if shape.forgives:
-        values["quarantine_failures"] = 1_000_000
+        values["quarantine"] = {"max_failures": 1_000_000}
     return Service(f"router-{number}", "router", values, folder)
 
 

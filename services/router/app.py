@@ -13,7 +13,6 @@ import structlog
 
 from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.quarantine import QuarantinePolicy
 from outrider.peers.targets import parse
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
@@ -36,10 +35,10 @@ from services.router.placement.placement import Placement
 from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.dispatch import Dispatch, PromptCache
-from services.router.relay.failover import Failover, FailoverPolicy
+from services.router.relay.failover import Failover
 from services.router.relay.frames import Up
 from services.router.relay.intake import Intake
-from services.router.relay.replica_monitor import HangPolicy, ReplicaMonitor
+from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch
 from services.router.relay.telemetry import SessionTelemetry
@@ -103,8 +102,7 @@ class Router:
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
         autoscale = AutoscaleAdvisor(config.autoscale)
         intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, autoscale)
-        failover = Failover(self.table, dispatch, self.telemetry, _failover_policy(config))
-        hangs = HangPolicy(config.hang_s, config.hang_calls, config.stall_s)
+        failover = Failover(self.table, dispatch, self.telemetry, config.failover)
         self.switch = Switch(
             self.table,
             dispatch,
@@ -112,7 +110,7 @@ class Router:
             admission,
             self.telemetry,
             intake,
-            ReplicaMonitor(self.table, dispatch, self.registry, failover, hangs),
+            ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
             failover,
             default_model=config.default_model,
             tokenize=lambda session: self.tokenization.start(self.switch, session),
@@ -294,28 +292,12 @@ async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
 
 def _registry(config: RouterConfig, now: float) -> Registry:
     geography = Geography(config.region, config.regions, config.default_rtt_ms)
-    quarantine = QuarantinePolicy(
-        config.quarantine_failures,
-        config.quarantine_window_s,
-        config.quarantine_s,
-        config.max_quarantine_s,
-    )
-    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, quarantine)
+    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, config.quarantine)
     return Registry(
         config.replicas,
         rtt_ms=geography.rtt_ms,
         policy=FleetPolicy(health, config.silence_s),
         now=now,
-    )
-
-
-def _failover_policy(config: RouterConfig) -> FailoverPolicy:
-    return FailoverPolicy(
-        share=config.move_share,
-        min_moves=config.min_moves,
-        window_s=config.move_window_s,
-        timeout_s=config.move_timeout_s,
-        max_lost_replicas=config.max_lost_replicas,
     )
 
 

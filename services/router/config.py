@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.membership import DiscoveryPolicy
+from outrider.peers.quarantine import QuarantinePolicy
 from outrider.peers.targets import Lookup, parse
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
@@ -17,6 +19,8 @@ from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
+from services.router.relay.failover import FailoverPolicy
+from services.router.relay.replica_monitor import HangPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +173,9 @@ class RouterConfig:
     """Longest time between two load reports asked of a replica, changed or not."""
     silence_s: float = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
-    quarantine_failures: int = 3
-    """So many failures (streams that break, sessions that fail by the replica's fault)..."""
-    quarantine_window_s: float = 30.0
-    """...within this time put a replica into quarantine, though never most of a model's."""
-    quarantine_s: float = 2.0
-    """Its first pause, before one session is tried; each trial that fails doubles it..."""
-    max_quarantine_s: float = 60.0
-    """...up to this."""
+    quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
+    """When a replica that fails gets no sessions, and for how long: failures are streams that break
+    and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: float = 2.0
     """Sessions wait for a replica that was lost less than this ago, where there is no other; after
     that they are refused at once, with NO_REPLICA."""
@@ -184,22 +183,10 @@ class RouterConfig:
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
-    hang_s: float = 2.0
-    """A replica without tokens for so long in the middle of replies hangs: they go elsewhere..."""
-    hang_calls: float = 8.0
-    """...but not before the time of so many of its longest calls."""
-    stall_s: float = 30.0
-    """A single session without tokens for so long goes elsewhere."""
-    move_share: float = 1.0
-    """Sessions that may be opened again within `move_window_s`, over those that run..."""
-    min_moves: int = 64
-    """...and so many more; further ones wait."""
-    move_window_s: float = 10.0
-    """Window of the two above."""
-    move_timeout_s: float = 30.0
-    """A session that finds no other replica for so long is ended, and its edge told."""
-    max_lost_replicas: int = 2
-    """A request with which so many replicas were lost, one after the other, is ended."""
+    hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
+    """When a replica that sends no tokens is taken to hang, and its sessions move."""
+    failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
+    """How many sessions may move to other replicas, and for how long they look for one."""
     cancel_timeout_s: float = 5.0
     """A cancelled session whose replica stays silent this long is ended by the router."""
     drain_s: float = 10.0
@@ -214,8 +201,11 @@ class RouterConfig:
         self._check_unique("region", [region.name for region in self.regions])
         self.price_table()
         for field in _POSITIVE:
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+            value: Any = self
+            for name in field.split("."):
+                value = getattr(value, name)
+            if value <= 0:
+                raise ConfigError(f"{field} is {value}: set it above 0.")
         if self.silence_s * 1000.0 <= self.heartbeat_ms:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
@@ -281,18 +271,18 @@ _POSITIVE = (
     "lookup_interval_s",
     "heartbeat_ms",
     "silence_s",
-    "quarantine_failures",
-    "quarantine_window_s",
-    "quarantine_s",
-    "max_quarantine_s",
     "tokenize_timeout_s",
     "max_tokenizing",
-    "hang_s",
-    "hang_calls",
-    "stall_s",
-    "min_moves",
-    "move_window_s",
-    "move_timeout_s",
-    "max_lost_replicas",
     "cancel_timeout_s",
+    "quarantine.max_failures",
+    "quarantine.window_s",
+    "quarantine.first_s",
+    "quarantine.max_s",
+    "hang.min_silence_s",
+    "hang.num_calls",
+    "hang.stall_s",
+    "failover.min_moves",
+    "failover.window_s",
+    "failover.timeout_s",
+    "failover.max_lost_replicas",
 )

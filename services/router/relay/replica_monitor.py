@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
-from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
 from services.router.relay.sessions import SessionInput, SessionState
 
 if TYPE_CHECKING:
+    from services.router.fleet.registry import Registry
     from services.router.relay.dispatch import Dispatch
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
