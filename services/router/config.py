@@ -111,36 +111,38 @@ class RouterConfig:
     lookup_interval_s: float = 5.0
     """Time between two lookups of one target."""
     lookup_grace_s: float = 15.0
-    """What lookups do not find for so long gets no new sessions; those it has go on."""
+    """A peer that lookups have not found for this long gets no new sessions; those it has go on."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
     """RTT assumed for another region until coordinates or a probe say better."""
     near_ms: float = 5.0
-    """Replicas whose predicted wait lies this close to the best one share the load."""
+    """Replicas whose predicted wait is at most this much above the shortest share the load."""
     max_queued: int = 128
-    """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
+    """Sessions that may wait for a place on one replica; where all replicas have this many, new
+    sessions are OVERLOADED."""
     work_weight: float = 0.5
     """What a millisecond of a replica's work costs in milliseconds of a session's wait, where no
     replica of the region has prompts waiting (docs/guides/placement.md)."""
     busy_work_weight: float = 4.0
-    """The same where all of them have."""
+    """`work_weight` where all replicas of the region have prompts waiting."""
     prefix_blocks: int = 1 << 20
     """Blocks of the replicas' prefix caches known at once, about 250 bytes each."""
     expected_s: float = 5.0
-    """A prompt is expected in the cache of the replica it was sent to for so long."""
+    """How long a prompt is expected in the cache of the replica it was sent to, until that replica
+    says what it has cached."""
     history: int = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
-    """Promises to each class of sessions (docs/guides/admission.md)."""
+    """Objectives and queue of each class of sessions (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
-    """Limits of tenants; without any everybody may have everything."""
+    """Limits of tenants; without any, nobody is limited."""
     lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
     """What tokens cost whom (docs/guides/tokens.md)."""
     currency: str = ""
-    """Of the prices, as clients are told it, e.g. USD; prices need one."""
+    """Currency of the prices, as clients are told it, e.g. USD; needed where there are prices."""
     autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
     seed: int = 0
@@ -150,14 +152,15 @@ class RouterConfig:
     max_sessions_per_stream: int = 1024
     """Sessions open at once on one edge stream."""
     max_early_frames: int = 32
-    """Drafts kept per session until its first commit, to be replayed on another replica."""
+    """Drafts kept per session until its first commit, to be sent to another replica if the first
+    one is lost."""
     max_kept_bytes: int = 256 << 20
-    """Opens and committed tokens kept over all sessions, to open them on another replica; beyond
-    it the oldest ones cannot move."""
+    """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
+    beyond it the oldest sessions cannot move."""
     edge_buffer_frames: int = 2048
-    """Frames waiting for one edge; beyond it that edge's sessions end as OVERLOADED."""
+    """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: int = 4096
-    """Frames waiting for one replica; beyond it drafts are dropped and opens go elsewhere."""
+    """Frames that may wait for one replica; beyond it drafts are dropped and opens go elsewhere."""
     max_message_bytes: int = 4 << 20
     """Largest frame read from an edge or a replica."""
     probe_interval_s: float = 1.0
@@ -171,44 +174,47 @@ class RouterConfig:
     max_backoff_s: float = 5.0
     """Longest pause between two attempts to reach a replica."""
     load_interval_ms: int = 50
-    """Smallest time between two load reports asked of a replica."""
+    """Shortest time between two load reports that a replica is asked for."""
     heartbeat_ms: int = 1000
-    """Longest time between two load reports asked of a replica, changed or not."""
+    """Longest time between two load reports that a replica is asked for, changed or not."""
     silence_s: float = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
     quarantine_failures: int = 3
-    """So many failures (streams that break, sessions that fail by the replica's fault)..."""
+    """Failures (streams that break, sessions that fail by the replica's fault) within
+    `quarantine_window_s` that put a replica into quarantine. Never most replicas of a model."""
     quarantine_window_s: float = 30.0
-    """...within this time put a replica into quarantine, though never most of a model's."""
+    """Time within which failures are counted."""
     quarantine_s: float = 2.0
-    """Its first pause, before one session is tried; each trial that fails doubles it..."""
+    """First time in quarantine, before one session is tried; each trial that fails doubles it."""
     max_quarantine_s: float = 60.0
-    """...up to this."""
+    """Longest time in quarantine between two trials."""
     return_s: float = 2.0
-    """Sessions wait for a replica that was lost less than this ago, where there is no other; after
-    that they are refused at once, with NO_REPLICA."""
+    """Without another replica, sessions wait for one that was lost less than this ago; after that
+    they are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
     hang_s: float = 2.0
-    """A replica without tokens for so long in the middle of replies hangs: they go elsewhere..."""
+    """A replica in the middle of replies that sends no token for this long hangs: its sessions move
+    to others. At least the time of `hang_calls` calls."""
     hang_calls: float = 8.0
-    """...but not before the time of so many of its longest calls."""
+    """Longest engine calls, by the cost that the replica reports, that may pass without a token."""
     stall_s: float = 30.0
-    """A single session without tokens for so long goes elsewhere."""
+    """A single session without tokens for this long moves, though its replica serves others."""
     move_share: float = 1.0
-    """Sessions that may be opened again within `move_window_s`, over those that run..."""
+    """Sessions that may move within `move_window_s`, for each session that is live; further ones
+    wait."""
     min_moves: int = 64
-    """...and so many more; further ones wait."""
+    """Sessions that may move within `move_window_s` in addition to that share."""
     move_window_s: float = 10.0
-    """Window of the two above."""
+    """Time within which moves are counted."""
     move_timeout_s: float = 30.0
-    """A session that finds no other replica for so long is ended, and its edge told."""
+    """A session that finds no other replica within this time is ended, and its edge told."""
     max_lost_replicas: int = 2
-    """A request with which so many replicas were lost, one after the other, is ended."""
+    """A request is ended when this many replicas were lost with it, one after the other."""
     cancel_timeout_s: float = 5.0
-    """A cancelled session whose replica stays silent this long is ended by the router."""
+    """A cancelled session whose replica does not confirm within this time is ended."""
     drain_s: float = 10.0
     """Time running sessions get to finish when the router stops."""
     log_level: str = "info"
