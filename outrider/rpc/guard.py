@@ -59,8 +59,8 @@ class Call:
 
 
 class Guard:
-    """The calls of one server. Without certificates whoever can connect may call every method: such a
-    server listens on the loopback, unless its operator wants otherwise."""
+    """The calls of one server. Without certificates whoever can connect may call every method; such
+    a server listens on the loopback, unless its operator wants otherwise."""
 
     def __init__(
         self, tls: Tls, now: Callable[[], datetime] = utc_now, max_known: int = MAX_KNOWN

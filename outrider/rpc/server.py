@@ -56,8 +56,8 @@ def make_server(
 ) -> grpc.aio.Server:
     """A server without services or ports. A message larger than `max_message_bytes` gets
     RESOURCE_EXHAUSTED, unread. With certificates every method answers to the roles of
-    `outrider.tls.access` alone; while `tls` is `watched`, changed files count for new handshakes and
-    for calls under way."""
+    `outrider.tls.access` alone; while `tls` is `watched`, changed files count for new handshakes
+    and for calls under way."""
     limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
