@@ -117,7 +117,7 @@ class RouterConfig:
     lookup_interval_s: float = 5.0
     """Time between two lookups of one target."""
     lookup_grace_s: float = 15.0
-    """What lookups do not find for so long gets no new sessions; those it has go on."""
+    """A peer that lookups have not found for this long gets no new sessions; those it has go on."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
@@ -137,7 +137,7 @@ class RouterConfig:
     prices: tuple[Price, ...] = ()
     """What tokens cost whom (docs/guides/tokens.md)."""
     currency: str = ""
-    """Of the prices, as clients are told it, e.g. USD; prices need one."""
+    """Currency of the prices, as clients are told it, e.g. USD; needed where there are prices."""
     autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
     seed: int = 0
@@ -147,14 +147,15 @@ class RouterConfig:
     max_sessions_per_stream: int = 1024
     """Sessions open at once on one edge stream."""
     max_early_frames: int = 32
-    """Drafts kept per session until its first commit, to be replayed on another replica."""
+    """Drafts kept per session until its first commit, to be sent to another replica if the first
+    one is lost."""
     max_kept_bytes: int = 256 << 20
-    """Opens and committed tokens kept over all sessions, to open them on another replica; beyond
-    it the oldest ones cannot move."""
+    """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
+    beyond it the oldest sessions cannot move."""
     edge_buffer_frames: int = 2048
-    """Frames waiting for one edge; beyond it that edge's sessions end as OVERLOADED."""
+    """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: int = 4096
-    """Frames waiting for one replica; beyond it drafts are dropped and opens go elsewhere."""
+    """Frames that may wait for one replica; beyond it drafts are dropped and opens go elsewhere."""
     max_message_bytes: int = 4 << 20
     """Largest frame read from an edge or a replica."""
     probe_interval_s: float = 1.0
@@ -168,17 +169,17 @@ class RouterConfig:
     max_backoff_s: float = 5.0
     """Longest pause between two attempts to reach a replica."""
     load_interval_ms: int = 50
-    """Smallest time between two load reports asked of a replica."""
+    """Shortest time between two load reports that a replica is asked for."""
     heartbeat_ms: int = 1000
-    """Longest time between two load reports asked of a replica, changed or not."""
+    """Longest time between two load reports that a replica is asked for, changed or not."""
     silence_s: float = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
     quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
     """When a replica that fails gets no sessions, and for how long: failures are streams that break
     and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: float = 2.0
-    """Sessions wait for a replica that was lost less than this ago, where there is no other; after
-    that they are refused at once, with NO_REPLICA."""
+    """Without another replica, sessions wait for one that was lost less than this ago; after that
+    they are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
@@ -188,7 +189,7 @@ class RouterConfig:
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
     """How many sessions may move to other replicas, and for how long they look for one."""
     cancel_timeout_s: float = 5.0
-    """A cancelled session whose replica stays silent this long is ended by the router."""
+    """A cancelled session whose replica does not confirm within this time is ended."""
     drain_s: float = 10.0
     """Time running sessions get to finish when the router stops."""
     log_level: str = "info"

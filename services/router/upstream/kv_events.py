@@ -23,8 +23,8 @@ from services.router.prefix_index.kv_events import (
 )
 from services.router.prefix_index.prompt import TokenIdReader
 
-_MAX_TURN_BLOCKS: Final = 512
-"""Blocks taken in one turn of the event loop: about a millisecond."""
+_MAX_BATCH_BLOCKS: Final = 512
+"""Blocks applied before other tasks of the event loop run: about a millisecond."""
 _RETRY_S: Final = 1.0
 
 EventT = TypeVar("EventT", BlocksStored, KvEvent)
@@ -45,8 +45,8 @@ class KvEventSubscriber:
         self._followed = (-1, 0)
 
     async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
-        """Follow a replica of the fleet until it stops. One that does not tell of its cache, or
-        not rightly, gets its sessions without that."""
+        """Follow a replica's events until it stops. A replica that has none, or sends malformed
+        ones, gets its sessions without what is known of its cache."""
         self._ids.add_table(await asyncio.to_thread(shipped_table, model.vocabulary_digest))
         if not model.block_tokens:
             return
@@ -95,14 +95,14 @@ class KvEventSubscriber:
 
 
 async def _take(follower: KvEventFollower, response: inference_pb2.WatchKvResponse) -> bool:
-    """Take a response in turns of the event loop; as Follower's verbs."""
+    """Apply a response in batches; other tasks run in between. False where events are missing."""
     if response.HasField("snapshot"):
         async for part in _parts(response.snapshot):
             if not follower.apply_snapshot(response.log, response.sequence, part):
                 return False
         return True
     sequence = response.sequence
-    async for events in _turns([_event(event) for event in response.events]):
+    async for events in _event_batches([_event(event) for event in response.events]):
         if not follower.apply(response.log, sequence, events):
             return False
         sequence += len(events)
@@ -118,20 +118,20 @@ async def _parts(snapshot: inference_pb2.KvSnapshot) -> AsyncIterator[SnapshotPa
         await asyncio.sleep(0)
 
 
-async def _turns(events: list[KvEvent]) -> AsyncIterator[list[KvEvent]]:
+async def _event_batches(events: list[KvEvent]) -> AsyncIterator[list[KvEvent]]:
     for batch in _batches(events):
         yield batch
         await asyncio.sleep(0)
 
 
 def _batches(events: Sequence[EventT]) -> Iterator[list[EventT]]:
-    """Of at least a turn's blocks, but for the last."""
+    """Of at least `_MAX_BATCH_BLOCKS` blocks each, but for the last."""
     batch: list[EventT] = []
     num_blocks = 0
     for event in events:
         batch.append(event)
         num_blocks += len(event.blocks)
-        if num_blocks >= _MAX_TURN_BLOCKS:
+        if num_blocks >= _MAX_BATCH_BLOCKS:
             yield batch
             batch, num_blocks = [], 0
     if batch:

@@ -85,11 +85,12 @@ class ReplicaPool:
         """A new replica."""
         replica = self._registry.discover(address, source, self._regions[source], self._clock())
         link = self._start(replica)
-        self._found[address], self._links[address] = replica, link
+        self._found[address] = replica
+        self._links[address] = link
         link.add_done_callback(lambda ended: self._gone(address, ended))
 
     def returned(self, address: str) -> None:
-        """One that was to leave is found again. One whose link is ending already joins anew with
+        """One that was to leave is found again. One whose link is ending already joins again with
         the next lookup."""
         if address not in self._ending:
             self._registry.stay(self._found[address].name, self._clock())
@@ -117,8 +118,8 @@ class ReplicaPool:
 
     def _gone(self, address: str, link: asyncio.Task[None]) -> None:
         if not link.cancelled() and (defect := link.exception()):
-            # It costs this replica alone, until the next lookup finds it.
-            log.error("replica link failed", address=address, exc_info=defect)
+            # A defect costs this replica alone, until the next lookup finds it.
+            log.error("replica_link_failed", address=address, exc_info=defect)
         self._ending.discard(address)
         del self._links[address]
         self._registry.remove(self._found.pop(address).name)
