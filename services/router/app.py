@@ -11,9 +11,9 @@ from typing import Final
 
 import structlog
 
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.targets import parse
+from outrider.peers.membership import parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
@@ -61,7 +61,7 @@ class Router:
     def __init__(self, config: RouterConfig, tls: Tls = PLAINTEXT) -> None:
         self.config = config
         self.tls = tls
-        self.clock = AwakeClock()
+        self.clock = StallFreeClock()
         self.metrics = Metrics("router")
         self.rng = Random(config.seed or None)
         self.retry_scheduled = asyncio.Event()
@@ -149,7 +149,7 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
-        if self.clock.was_late:
+        if self.clock.stalled_recently:
             self.registry.was_late()
         self.replicas.tick()
         self.tokenizers.tick()
@@ -312,10 +312,10 @@ def _relay_limits(config: RouterConfig) -> RelayLimits:
 
 
 def _tokenizer_pool(
-    config: RouterConfig, clock: AwakeClock, rng: Random, tls: Tls
+    config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls
 ) -> TokenizerPool:
     return TokenizerPool(
-        [parse(text, "each of tokenizers") for text in config.tokenizers],
+        [parse_target(text, "each of tokenizers") for text in config.tokenizers],
         policy=config.discovery(),
         clock=clock,
         rng=rng,

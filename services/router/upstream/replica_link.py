@@ -13,9 +13,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import OverloadedError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import (
     LOSSES,
     Outbox,
@@ -58,7 +58,7 @@ class ReplicaLink:
         switch: Switch,
         kv_events: KvEventSubscriber,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         tls: Tls = PLAINTEXT,
     ) -> None:
@@ -204,7 +204,7 @@ class ReplicaLink:
     def _lose(self, error: Exception) -> bool:
         """It is lost; whether by this router's own fault: it was late, so that the replica gave it
         up, or it did not read what the replica had to say."""
-        is_own = self._clock.was_late or isinstance(loss_reason(error), OverloadedError)
+        is_own = self._clock.stalled_recently or isinstance(loss_reason(error), OverloadedError)
         self._registry.lost(self._name, loss_text(error), self._clock(), is_own=is_own)
         return is_own
 
