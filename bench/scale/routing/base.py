@@ -10,8 +10,9 @@ from bench.scale.demand import BLOCK_TOKENS, Ask
 from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
 from services.inference.scheduler import types as scheduling
-from services.router.fleet.load import ClassLoad, Load
-from services.router.prefixes.follower import BlockEvent, Removed, Stored
+from services.inference.scheduler.types import OverloadLevel
+from services.router.fleet.replica import ClassLoad, ReplicaLoad
+from services.router.prefix_index.kv_events import BlocksRemoved, BlocksStored, KvEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,15 @@ class Report:
     """What a replica said, a while ago."""
 
     name: str
-    load: Load
-    blocks: tuple[BlockEvent, ...]
+    load: ReplicaLoad
+    blocks: tuple[KvEvent, ...]
 
     @classmethod
     def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
         """As routers read from the wire what a replica's scheduler and pool say."""
         return cls(
             name,
-            Load(
+            ReplicaLoad(
                 running_sessions=load.running_sessions,
                 queued_sessions=load.queued_sessions,
                 queued_prompt_tokens=load.queued_prompt_tokens,
@@ -48,6 +49,8 @@ class Report:
                 low=_part(load.low),
                 medium=_part(load.medium),
                 stay_ms=load.stay_ms,
+                queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
+                refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),
             tuple(_event(event) for event in blocks),
         )
@@ -57,10 +60,10 @@ def _part(load: scheduling.ClassLoad) -> ClassLoad:
     return ClassLoad(load.sessions, load.queued_prompt_tokens)
 
 
-def _event(event: replicas.BlockEvent) -> BlockEvent:
+def _event(event: replicas.BlockEvent) -> KvEvent:
     if isinstance(event, replicas.Stored):
-        return Stored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
-    return Removed(event.hashes)
+        return BlocksStored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
+    return BlocksRemoved(event.hashes)
 
 
 class Router(Protocol):

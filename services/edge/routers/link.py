@@ -5,30 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Final, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, OverloadedError, UnavailableError
+from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
-from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
+from outrider.rpc import (
+    LOSSES,
+    Outbox,
+    Reconnector,
+    loss_text,
+    make_channel,
+    until_distrusted,
+)
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.edge.routers.table import RouterTable
 
 log = structlog.get_logger()
 
-FIRST_BACKOFF_S: Final = 0.1
 _RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
 _RouteOutbox = Outbox[router_pb2.RouteRequest]
-
-_LOSSES: Final = (OutriderError, grpc.aio.AioRpcError, TimeoutError, DecodeError)
 
 
 class Sink(Protocol):
@@ -77,11 +80,9 @@ class RouterLink:
         self._table = table
         self._policy = policy
         self._clock = clock
-        self._rng = rng
+        self._reconnector = Reconnector(max_backoff_s=policy.max_backoff_s, rng=rng)
         self._on_connected = on_connected
         self._tls = tls
-        self._backoff_s = FIRST_BACKOFF_S
-        self._is_needed = asyncio.Event()
         self._outbox: Outbox[router_pb2.RouteRequest] | None = None
         self._sinks: dict[int, Sink] = {}
         self._last_number = 0
@@ -107,11 +108,7 @@ class RouterLink:
         if self._outbox is None:
             return False  # the stream broke; region_lost tells the session
         frame.session = number
-        try:
-            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
-        except OverloadedError:
-            return False
-        return True
+        return self._outbox.offer(router_pb2.RouteRequest(frame=frame))
 
     def cancel(self, number: int, frame: inference_pb2.SessionUp) -> None:
         """Queue the cancel of a session, however many frames wait for the router."""
@@ -126,28 +123,11 @@ class RouterLink:
 
     async def run(self) -> None:
         """Connect, relay, and connect again after every loss, until cancelled."""
-        while True:
-            try:
-                await self._connect()
-            except _LOSSES as failure:
-                self._lose(_reason(failure))
-            await self._pause()
+        await self._reconnector.run(self._connect, lambda loss: self._lose(loss_text(loss)))
 
     def hasten(self) -> None:
         """No router can be reached, and somebody needs one: no time to wait between attempts."""
-        self._is_needed.set()
-
-    async def _pause(self) -> None:
-        """Between two attempts: as long as backing off says, or until it is needed, but never as
-        short as would make a load of it."""
-        pause_s = self._backoff_s * self._rng.uniform(0.5, 1.0)
-        self._backoff_s = min(2.0 * self._backoff_s, self._policy.max_backoff_s)
-        least_s = min(pause_s, FIRST_BACKOFF_S)
-        await asyncio.sleep(least_s)
-        self._is_needed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s - least_s):
-                await self._is_needed.wait()
+        self._reconnector.hasten()
 
     async def _connect(self) -> NoReturn:
         """One connection, from greeting to loss. Raises the reason of the loss."""
@@ -176,13 +156,13 @@ class RouterLink:
         why = "the edge leaves it"
         try:
             await until_one_fails(self._read(call), self._probe(stub), self._distrust())
-        except _LOSSES as failure:
-            why = _reason(failure)
+        except LOSSES as failure:
+            why = loss_text(failure)
             raise
         finally:
             call.cancel()
             if self._clock() - began_s > self._policy.max_backoff_s:
-                self._backoff_s = FIRST_BACKOFF_S
+                self._reconnector.reset()
             self._lose(why)
             self._break(outbox, UnavailableError(f"the router at {self.address} was lost: {why}"))
 
@@ -190,7 +170,7 @@ class RouterLink:
         try:
             async for response in call:
                 self._relay(response.frame)
-        except _LOSSES:
+        except LOSSES:
             raise
         except Exception as failure:
             # A defect of the edge costs this stream, not the way to the region for good.
@@ -247,9 +227,3 @@ class RouterLink:
             self._table.closed(self.address, number)
         for sink in sinks.values():
             sink.region_lost(error)
-
-
-def _reason(error: Exception) -> str:
-    """The failure in plain words."""
-    told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
-    return str(told) or type(told).__name__

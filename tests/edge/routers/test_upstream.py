@@ -211,7 +211,7 @@ async def test_who_needs_a_router_does_not_wait_for_a_long_pause_between_attempt
     router = Router("x")
     async with leak_check(), up(router), upstream(router.address, max_backoff_s=1e4) as it:
         await ready(it, router)
-        it.links[0]._backoff_s = 1e4
+        it.links[0]._reconnector._backoff_s = 1e4
         await router.kill()
         await eventually(lambda: not it.ready)
         await router.start()
