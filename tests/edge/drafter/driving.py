@@ -12,8 +12,8 @@ from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.edge.drafter.core.drafter import Drafter, EngineCall, run
-from services.edge.drafter.messages import Commit, Guess, Open
+from services.edge.drafter.drafter import Drafter, EngineCall, run
+from services.edge.drafter.protocol import CommitTokens, DraftUpdate, OpenReply
 from services.edge.drafter.settings import DrafterLimits
 
 OPTIONS = FakeOptions(vocabulary_size=32, block_tokens=4, num_blocks=64, max_context_tokens=256)
@@ -59,18 +59,18 @@ class Bench:
         self.drafter = Drafter(self.engine.info, limits or DrafterLimits(), calibration)
         self.texts: dict[int, list[int]] = {}
         """Final ids by session."""
-        self.guesses: dict[int, Guess] = {}
+        self.updates: dict[int, DraftUpdate] = {}
         self.now = 0.0
 
     def open(
         self, number: int, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int] = ()
     ) -> None:
         self.texts[number] = [*prompt, *reply]
-        self.drafter.open(Open(number, tuple(prompt), tuple(reply), params), self.now)
+        self.drafter.open(OpenReply(number, tuple(prompt), tuple(reply), params), self.now)
 
     def commit(self, number: int, ids: Sequence[int], lead: int = 65_535) -> None:
         self.texts[number] += ids
-        self.drafter.commit(Commit(number, tuple(ids), lead), self.now)
+        self.drafter.commit(CommitTokens(number, tuple(ids), lead), self.now)
 
     def close(self, number: int) -> None:
         self.texts.pop(number, None)
@@ -78,15 +78,15 @@ class Bench:
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> EngineCall | None:
         """One call, if there is one to make."""
-        call = self.drafter.decide(self.now)
+        call = self.drafter.schedule(self.now)
         self.now += 0.001
         if call is not None:
-            texts = [self._text(part.session, part.round) for part in call.parts]
+            texts = [self._text(part.session, part.round) for part in call.scheduled]
             rows = run(self.engine, call, meanwhile)
             self._check(call, texts, rows)
             self.drafter.apply(call, rows, 0.001)
-        for guess in self.drafter.take_guesses(self.now):
-            self.guesses[guess.session] = guess
+        for update in self.drafter.take_updates(self.now):
+            self.updates[update.session] = update
         return call
 
     def settle(self) -> int:
@@ -100,15 +100,15 @@ class Bench:
     def _text(self, number: int, part: Round) -> list[int]:
         """The text that the round's last row is to follow."""
         session = self.drafter._sessions[number]
-        line = session.line_of(part.sequence)
-        assert line is not None
-        ids = session.ids(line, 0, part.past + len(part.tokens))
+        branch = session.branch_of(part.sequence)
+        assert branch is not None
+        ids = session.ids(branch, 0, part.past + len(part.tokens))
         assert ids[: len(self.texts[number])] == self.texts[number][: len(ids)]
         assert part.tokens.tolist() == ids[part.past :]
         return ids
 
     def _check(self, call: EngineCall, texts: list[list[int]], rows: list[Rows]) -> None:
         """Rows read all KV before them: right rows are right KV."""
-        for part, ids, answer in zip(call.parts, texts, rows, strict=True):
+        for part, ids, answer in zip(call.scheduled, texts, rows, strict=True):
             if part.round.num_rows:
                 assert np.array_equal(answer.logits, fresh_rows(self.options, ids))

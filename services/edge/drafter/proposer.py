@@ -1,7 +1,9 @@
-"""From a row of the draft model to a guess: the token the target is likely to choose there.
+"""From a row of the draft model to a draft: the token that the target is likely to choose there
+(pure).
 
-With the session's own noise, seed and filters (shared-noise coupling, arXiv 2408.07978): where
-the two models' distributions are close, so are their choices, at any temperature.
+It is chosen with the session's own noise, seed and filters (shared-noise coupling, arXiv
+2408.07978): where the two models' distributions are close, so are their choices, at any
+temperature.
 """
 
 from __future__ import annotations
@@ -23,31 +25,31 @@ from outrider.sampling.sampler import Sampler
 Logits = npt.NDArray[np.float32]
 Columns = npt.NDArray[np.intp]
 _CERTAIN = 0.85
-"""No second guess is looked for where the first is this likely."""
+"""No second token is looked for where the best is this likely."""
 _DEPTH = 8.0
 """How far below the best, in units of the temperature, a candidate for sampling may lie."""
 _MOST_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
-    """A guess for one token."""
+class TokenEstimate:
+    """A token, and how likely it is the right one."""
 
     token: int
-    chance: float
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """What the model says of one token."""
 
-    best: Opinion
-    second: Opinion | None = None
-    """What it is if not the best; None where that hardly matters."""
+    best: TokenEstimate
+    second: TokenEstimate | None = None
+    """The token if not the best one; None where the best is nearly certain."""
 
 
-class Chooser:
-    """Chooses for one session."""
+class Proposer:
+    """Proposes tokens for one session."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Chooser:
     def propose(
         self, logits: Logits, ids: Ids | None, position: int, ahead: Sequence[int]
     ) -> Proposal:
-        """The guess for absolute `position`, from a row [c] of `ids` [c] (None: column j is id j);
+        """The draft for absolute `position`, from a row [c] of `ids` [c] (None: column j is id j);
         `ahead` are the tokens before it that are not final. Raises EngineError for a bad row."""
         top = float(logits.max())
         if not math.isfinite(top):
@@ -82,23 +84,23 @@ class Chooser:
         columns = self._shortlist(logits, top)
         column = self._choose(sampler, logits, ids, columns, position)
         if self._temperature == 0.0:
-            chance = self._chance(1.0 / total, position)
-            if chance >= _CERTAIN:
-                return Proposal(Opinion(_token(column, ids), chance))
+            probability = self._probability(1.0 / total, position)
+            if probability >= _CERTAIN:
+                return Proposal(TokenEstimate(_token(column, ids), probability))
         rest = logits.copy()
         rest[column] = -np.inf
         other = self._choose(sampler, rest, ids, columns, position) if len(logits) > 1 else column
         if self._temperature > 0.0:
             lead = self._lead(logits, ids, column, other, position)
-            chance = self._chance(sampled_confidence(lead), position)
-        best = Opinion(_token(column, ids), chance)
-        if chance >= _CERTAIN or other == column:
+            probability = self._probability(sampled_confidence(lead), position)
+        best = TokenEstimate(_token(column, ids), probability)
+        if probability >= _CERTAIN or other == column:
             return Proposal(best)
         first, second = (math.exp(float(logits[at]) - top) / total for at in (column, other))
         share = min(1.0, second / max(1e-6, 1.0 - first))
-        return Proposal(best, Opinion(_token(other, ids), (1.0 - chance) * share))
+        return Proposal(best, TokenEstimate(_token(other, ids), (1.0 - probability) * share))
 
-    def _chance(self, confidence: float, position: int) -> float:
+    def _probability(self, confidence: float, position: int) -> float:
         """That the target agrees, at absolute `position`."""
         sampled = self._temperature > 0.0
         return self._calibration.chance(confidence, position - self._num_prompt, sampled=sampled)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.core.drafter import Drafter
-from services.edge.drafter.messages import Commit, Source
+from services.edge.drafter.drafter import Drafter
+from services.edge.drafter.protocol import CommitTokens, DraftSource
 from services.edge.drafter.settings import DrafterLimits
-from tests.edge.drafter.core.driving import OPTIONS, Bench, believing, reply_of
+from tests.edge.drafter.driving import OPTIONS, Bench, believing, reply_of
 
 GREEDY = SamplingParams(max_tokens=64)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=64)
@@ -29,10 +29,10 @@ def test_the_target_itself_drafts_its_own_reply(params: SamplingParams) -> None:
     bench = Bench(calibration=CREDULOUS)
     bench.open(1, PROMPT, params)
     bench.settle()
-    guess = bench.guesses[1]
-    assert guess.base == 0 and len(guess.ids) == 32
-    assert list(guess.ids) == reply_of(OPTIONS, PROMPT, params)[:32]
-    assert all(a >= b for a, b in zip(guess.survival, guess.survival[1:], strict=False))
+    update = bench.updates[1]
+    assert update.base == 0 and len(update.ids) == 32
+    assert list(update.ids) == reply_of(OPTIONS, PROMPT, params)[:32]
+    assert all(a >= b for a, b in zip(update.survival, update.survival[1:], strict=False))
 
 
 def test_a_right_chain_is_never_computed_again() -> None:
@@ -43,8 +43,8 @@ def test_a_right_chain_is_never_computed_again() -> None:
     for at in range(0, 24, 3):
         bench.commit(1, reply[at : at + 3])
         bench.settle()
-    assert bench.drafter.tally.num_rows <= len(PROMPT) + 32 + 24
-    tally = bench.drafter.tally
+    assert bench.drafter.counters.num_rows <= len(PROMPT) + 32 + 24
+    tally = bench.drafter.counters
     assert sum(tally.accepted) == 24 and sum(tally.drafted) == 32 + 24
 
 
@@ -53,12 +53,12 @@ def test_a_divergence_keeps_what_came_before_it() -> None:
     reply = reply_of(OPTIONS, PROMPT, GREEDY)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
-    before = bench.drafter.tally.num_rows
+    before = bench.drafter.counters.num_rows
     bench.commit(1, [*reply[:5], (reply[5] + 1) % 32])
     call = bench.turn()
     assert call is not None
-    assert call.parts[0].round.past == len(PROMPT) + 5
-    assert bench.drafter.tally.num_rows - before == 1
+    assert call.scheduled[0].round.past == len(PROMPT) + 5
+    assert bench.drafter.counters.num_rows - before == 1
 
 
 def test_prompts_are_computed_in_chunks_beside_the_steps_of_others() -> None:
@@ -68,12 +68,12 @@ def test_prompts_are_computed_in_chunks_beside_the_steps_of_others() -> None:
     bench.turn()
     bench.open(2, [token % 32 for token in range(50)], GREEDY)
     call = bench.turn()
-    while call is not None and any(part.session == 2 for part in call.parts):
-        assert sum(len(part.round.tokens) for part in call.parts) <= 4 + 16
-        if any(part.session == 1 for part in call.parts):
-            assert all(len(part.round.tokens) <= 8 for part in call.parts if part.session == 2)
+    while call is not None and any(part.session == 2 for part in call.scheduled):
+        assert sum(len(part.round.tokens) for part in call.scheduled) <= 4 + 16
+        if any(part.session == 1 for part in call.scheduled):
+            assert all(len(part.round.tokens) <= 8 for part in call.scheduled if part.session == 2)
         call = bench.turn()
-    assert bench.guesses[2].ids
+    assert bench.updates[2].ids
 
 
 def test_many_sessions_share_a_call() -> None:
@@ -81,11 +81,11 @@ def test_many_sessions_share_a_call() -> None:
     for number in range(16):
         bench.open(number, [number, *PROMPT], replace(SAMPLED, seed=number))
     calls = [bench.turn() for _ in range(10)]
-    assert max(len(call.parts) for call in calls if call) == 16
+    assert max(len(call.scheduled) for call in calls if call) == 16
     bench.settle()
     for number in range(16):
         params = replace(SAMPLED, seed=number)
-        assert list(bench.guesses[number].ids) == reply_of(OPTIONS, [number, *PROMPT], params)[:32]
+        assert list(bench.updates[number].ids) == reply_of(OPTIONS, [number, *PROMPT], params)[:32]
 
 
 def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
@@ -93,66 +93,66 @@ def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
     bench = Bench()
     bench.open(1, prompt, GREEDY, reply=[1, 2, 3, 4])  # its first tokens are behind it
     assert bench.turn() is None
-    guess = bench.guesses[1]
-    assert list(guess.ids) == [5, 6, 7, 8, 1, 2, 3, 4] * 4
-    assert set(guess.sources) == {Source.SUFFIX}
+    update = bench.updates[1]
+    assert list(update.ids) == [5, 6, 7, 8, 1, 2, 3, 4] * 4
+    assert set(update.sources) == {DraftSource.SUFFIX}
     # The text goes another way: the model is asked, and reads what it missed in one go.
     bench.commit(1, [5, 6, 20])
     call = bench.turn()
-    assert call is not None and call.parts[0].round.past == 0
+    assert call is not None and call.scheduled[0].round.past == 0
 
 
 def test_a_reply_does_not_begin_with_a_copy_that_the_model_was_not_asked_about() -> None:
     bench = Bench(calibration=CREDULOUS)
     bench.open(1, [1, 2, 3, 4, 5, 6, 7, 8] * 6, GREEDY)
-    assert bench.drafter.take_guesses(1.0) == []
+    assert bench.drafter.take_updates(1.0) == []
     assert bench.turn() is not None, "the prompt is read at once"
     bench.settle()
-    assert bench.guesses[1].sources[0] in (Source.MODEL, Source.BOTH)
+    assert bench.updates[1].sources[0] in (DraftSource.MODEL, DraftSource.BOTH)
 
 
-def test_each_of_the_first_guesses_is_told_as_it_comes() -> None:
+def test_each_of_the_first_drafts_is_told_as_it_comes() -> None:
     bench = Bench(replace(OPTIONS, repetition=0.0), calibration=CREDULOUS)
     bench.open(1, PROMPT, GREEDY)
     told = []
     for _ in range(6):
         bench.turn()
-        told.append(len(bench.guesses[1].ids))
+        told.append(len(bench.updates[1].ids))
     assert told == [1, 2, 3, 4, 5, 5]
 
 
-def test_a_reply_begins_with_less_likely_guesses() -> None:
+def test_a_reply_begins_with_less_likely_drafts() -> None:
     """There the reader has nothing yet; later ones have to be worth the model's time."""
     unsure = believing(0.4, 0.4)
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=DrafterLimits(), calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
-    assert len(bench.guesses[1].ids) == DrafterLimits().first_tokens
-    bench.commit(1, bench.guesses[1].ids)
+    assert len(bench.updates[1].ids) == DrafterLimits().first_tokens
+    bench.commit(1, bench.updates[1].ids)
     bench.settle()
-    assert len(bench.guesses[1].ids) == 1, "0.4 is enough, 0.16 is not"
+    assert len(bench.updates[1].ids) == 1, "0.4 is enough, 0.16 is not"
 
 
-def test_a_second_guess_is_drafted_on_and_promoted() -> None:
+def test_a_second_draft_is_drafted_on_and_promoted() -> None:
     unsure = believing(0.8, 0.8)
     limits = DrafterLimits(max_lead=6, min_survival=0.01, min_branch=0.05)
     bench = Bench(replace(OPTIONS, repetition=0.0), limits=limits, calibration=unsure)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
     session = bench.drafter._sessions[1]
-    branch = session.branch
+    branch = session.alternative
     assert branch is not None and len(branch.chain) == 5
     chain, at = [entry.token for entry in session.main.chain], branch.begin - session.main.begin
     seconds = [entry.token for entry in branch.chain]
     bench.commit(1, [*chain[:at], seconds[0]])
-    assert bench.drafter.tally.num_promoted == 1
+    assert bench.drafter.counters.num_promoted == 1
     assert [entry.token for entry in session.main.chain] == seconds[1:]
-    num_rows = bench.drafter.tally.num_rows
+    num_rows = bench.drafter.counters.num_rows
     call = bench.turn()
     assert call is not None
-    assert bench.drafter.tally.num_rows - num_rows == len(call.parts)
-    guess = bench.guesses[1]
-    assert list(guess.ids[:4]) == seconds[1:] and guess.base == at + 1
+    assert bench.drafter.counters.num_rows - num_rows == len(call.scheduled)
+    update = bench.updates[1]
+    assert list(update.ids[:4]) == seconds[1:] and update.base == at + 1
 
 
 def test_without_blocks_a_session_goes_on_with_what_the_text_repeats() -> None:
@@ -164,7 +164,7 @@ def test_without_blocks_a_session_goes_on_with_what_the_text_repeats() -> None:
     assert bench.drafter.num_modelled < 2
     bench.commit(1, [1, 2, 3, 4, 1, 2, 3, 4])
     bench.settle()
-    assert bench.guesses[1].ids[:4] == (1, 2, 3, 4)
+    assert bench.updates[1].ids[:4] == (1, 2, 3, 4)
     bench.close(1)
     bench.close(2)
     assert bench.drafter.num_free_blocks == 4
@@ -177,13 +177,13 @@ def test_idle_sessions_make_room_and_come_back() -> None:
     bench.now += 10.0
     bench.open(2, PROMPT[::-1] + PROMPT + PROMPT, GREEDY)
     bench.settle()
-    assert bench.drafter.tally.num_evicted == 1
-    assert bench.guesses[2].ids
+    assert bench.drafter.counters.num_evicted == 1
+    assert bench.updates[2].ids
     bench.now += 10.0
     bench.commit(1, [4])
     bench.settle()
     assert bench.drafter.num_modelled == 2
-    assert bench.drafter.tally.num_evicted == 2
+    assert bench.drafter.counters.num_evicted == 2
 
 
 def test_too_many_sessions_are_refused() -> None:
@@ -191,28 +191,28 @@ def test_too_many_sessions_are_refused() -> None:
     bench.open(1, PROMPT, GREEDY)
     bench.open(2, PROMPT, GREEDY)
     bench.settle()
-    assert set(bench.guesses) == {1}
-    assert bench.drafter.tally.num_refused == 1
-    bench.drafter.commit(Commit(2, (1,)), bench.now)
+    assert set(bench.updates) == {1}
+    assert bench.drafter.counters.num_refused == 1
+    bench.drafter.commit(CommitTokens(2, (1,)), bench.now)
     bench.drafter.close(2)
 
 
-def test_a_reply_that_ended_gets_no_more_guesses() -> None:
+def test_a_reply_that_ended_gets_no_more_drafts() -> None:
     bench = Bench(calibration=CREDULOUS)
     bench.open(1, PROMPT, replace(GREEDY, max_tokens=5))
     bench.settle()
-    assert len(bench.guesses[1].ids) == 5
+    assert len(bench.updates[1].ids) == 5
 
 
-def test_no_more_guesses_than_are_wanted() -> None:
+def test_no_more_drafts_than_are_wanted() -> None:
     bench = Bench(calibration=CREDULOUS)
     reply = reply_of(OPTIONS, PROMPT, GREEDY)
     bench.open(1, PROMPT, GREEDY)
     bench.commit(1, reply[:2], lead=0)
-    assert bench.settle() == 0 and not bench.guesses
+    assert bench.settle() == 0 and not bench.updates
     bench.commit(1, reply[2:3], lead=3)
     bench.settle()
-    assert list(bench.guesses[1].ids) == reply[3:6]
+    assert list(bench.updates[1].ids) == reply[3:6]
 
 
 def test_an_engine_that_needs_two_rows_is_refused() -> None:

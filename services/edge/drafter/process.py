@@ -1,4 +1,4 @@
-"""Starts the drafter's process and ends it."""
+"""The drafter's process: starts it, ends it, and the pipe to it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Final, cast
 from services.edge.drafter.settings import DrafterSettings
 
 DRAFTER: Final = (sys.executable, "-m", "services.edge.drafter")
-_LEAVE_S: Final = 2.0
+_EXIT_S: Final = 2.0
+"""Time for a process that closed the pipe itself to exit."""
 
 
 class Pipe(asyncio.Protocol):
-    """The edge's end of the connection. What is not read stays bounded: `write` refuses."""
+    """The edge's end of the connection. `write` refuses while too much is unread."""
 
     def __init__(self, on_data: Callable[[bytes], None], max_unsent_bytes: int) -> None:
         self._on_data = on_data
@@ -26,12 +27,12 @@ class Pipe(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self.closed = asyncio.Event()
-        """Set when the other end is gone."""
+        """Set when the other end has closed."""
         self.writable = asyncio.Event()
-        """Not set while the other end leaves too much unread."""
+        """Cleared while the other end leaves too much unread."""
         self.writable.set()
         self.changed = asyncio.Event()
-        """Set when one of the two was."""
+        """Set when `closed` is set or `writable` cleared."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not isinstance: uvloop's transports are of no class of asyncio's.
@@ -72,7 +73,7 @@ class Pipe(asyncio.Protocol):
             self._transport.abort()
 
 
-class Child:
+class DrafterProcess:
     """A running drafter."""
 
     def __init__(self, process: subprocess.Popen[bytes], pipe: Pipe) -> None:
@@ -90,7 +91,7 @@ class Child:
         settings: DrafterSettings,
         on_data: Callable[[bytes], None],
         max_unsent_bytes: int,
-    ) -> Child:
+    ) -> DrafterProcess:
         """Start the process; `command` is followed by what __main__ takes. Raises OSError."""
         ours, theirs = socket.socketpair()
         arguments = (*command, settings.to_json(), str(theirs.fileno()), str(os.getpid()))
@@ -109,15 +110,14 @@ class Child:
         return cls(process, pipe)
 
     async def end(self) -> int:
-        """Have it ended; one that closed the connection itself may end in its own way. Returns
-        its exit status."""
+        """Kill it, unless it closed the pipe and exits by itself. Returns its exit status."""
         if self.pipe.closed.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return await asyncio.to_thread(self._process.wait, _LEAVE_S)
+                return await asyncio.to_thread(self._process.wait, _EXIT_S)
         return await self.kill()
 
     async def kill(self) -> int:
-        """End it at once, whatever it does: it has nothing to save."""
+        """End it at once: it has nothing to save."""
         self.pipe.close()
         return await asyncio.to_thread(_kill, self._process)
 

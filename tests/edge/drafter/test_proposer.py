@@ -1,4 +1,4 @@
-"""From a row of the draft model to a guess."""
+"""From a row of the draft model to a draft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.errors import EngineError
 from outrider.sampling.noise import members_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from services.edge.drafter.core.chooser import Chooser, Proposal
+from services.edge.drafter.proposer import Proposal, Proposer
 from tools.train_draft.corpus.records import NUM_TOP, Reply
 from tools.train_draft.evaluation.scoring import _choice
 
@@ -24,7 +24,7 @@ def rows(count: int, seed: int = 0) -> np.ndarray:
 
 
 def propose(params: SamplingParams, row: np.ndarray, position: int = 7) -> Proposal:
-    return Chooser(params, SIZE, (), MAP).propose(row, HEAD, position, ())
+    return Proposer(params, SIZE, (), MAP).propose(row, HEAD, position, ())
 
 
 def test_greedy_takes_the_best_two_and_calibrates_the_chance() -> None:
@@ -33,10 +33,12 @@ def test_greedy_takes_the_best_two_and_calibrates_the_chance() -> None:
     mass = np.exp(row) / np.exp(row).sum()
     proposal = propose(SamplingParams(), row)
     chance = 0.8 * mass[10]
-    assert proposal.best.token == 20 and proposal.best.chance == pytest.approx(chance, rel=1e-5)
+    assert proposal.best.token == 20 and proposal.best.probability == pytest.approx(
+        chance, rel=1e-5
+    )
     assert proposal.second is not None and proposal.second.token == 40
     share = mass[20] / (1 - mass[10])
-    assert proposal.second.chance == pytest.approx((1 - chance) * share, rel=1e-4)
+    assert proposal.second.probability == pytest.approx((1 - chance) * share, rel=1e-4)
 
 
 def test_sampled_choices_are_the_samplers_but_for_the_tail() -> None:
@@ -70,9 +72,10 @@ def test_chances_are_those_of_the_place_in_the_reply() -> None:
         (SamplingParams(), (0.2, 0.2, 0.6, 0.6)),
         (SamplingParams(temperature=0.8, seed=5), (0.1, 0.1, 0.3, 0.3)),
     ):
-        chooser = Chooser(params, SIZE, (1, 2, 3, 4), by_place)
+        proposer = Proposer(params, SIZE, (1, 2, 3, 4), by_place)
         found = [
-            chooser.propose(row, HEAD, 4 + at, ()).best.chance for at, row in enumerate(rows(4))
+            proposer.propose(row, HEAD, 4 + at, ()).best.probability
+            for at, row in enumerate(rows(4))
         ]
         assert found == pytest.approx(chances)
 
@@ -84,7 +87,7 @@ def test_a_sampled_choice_is_as_sure_as_its_lead() -> None:
     for seed in range(40):
         params = SamplingParams(temperature=0.8, seed=seed)
         row = rows(1, seed)[0]
-        best = Chooser(params, SIZE, (1, 2, 3), at_its_word).propose(row, HEAD, 3, ()).best
+        best = Proposer(params, SIZE, (1, 2, 3), at_its_word).propose(row, HEAD, 3, ()).best
         one = np.zeros(1, np.int32)
         top = np.zeros((1, NUM_TOP))
         reply = Reply(
@@ -99,16 +102,16 @@ def test_a_sampled_choice_is_as_sure_as_its_lead() -> None:
             top.astype(np.float16),
         )
         token, confidence = _choice(row, HEAD, reply, 3, members_of(SIZE))
-        assert 0 <= best.chance < 1
-        assert best.token != token or best.chance >= confidence - 1e-5
-        num_same += best.chance == pytest.approx(confidence, abs=1e-5)
+        assert 0 <= best.probability < 1
+        assert best.token != token or best.probability >= confidence - 1e-5
+        num_same += best.probability == pytest.approx(confidence, abs=1e-5)
     assert num_same >= 36
 
 
 def test_a_certain_row_needs_no_second_guess() -> None:
     row = np.zeros(len(HEAD), np.float32)
     row[3] = 50.0
-    sure = Chooser(SamplingParams(), SIZE, (), DraftCalibration())
+    sure = Proposer(SamplingParams(), SIZE, (), DraftCalibration())
     assert sure.propose(row, HEAD, 0, ()).second is None
 
 

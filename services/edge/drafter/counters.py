@@ -1,29 +1,30 @@
-"""What a drafter counts."""
+"""What a drafter counts (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.edge.drafter.messages import Report, Source
+from services.edge.drafter.protocol import DrafterStats, DraftSource
 
-_RATE = 0.1
+_SMOOTHING = 0.1
+"""Weight of the latest value in a moving average."""
 
 
 def _by_source() -> list[int]:
-    return [0] * len(Source)
+    return [0] * len(DraftSource)
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counts since the start; the fields are mostly those of Report."""
+class DrafterCounters:
+    """Counts since the start; DrafterStats says what the fields mean."""
 
     num_calls: int = 0
     num_rows: int = 0
     call_us: int = 0
     recent_call_us: int = 0
-    """Of one call, a moving average."""
+    """Moving average of one call."""
     prompt_token_us: float = 0.0
-    """Of one token of a prompt, a moving average; 0 before the first."""
+    """Moving average of one prompt token; 0 before the first."""
     num_refused: int = 0
     num_evicted: int = 0
     num_branches: int = 0
@@ -31,23 +32,23 @@ class Tally:
     drafted: list[int] = field(default_factory=_by_source)
     accepted: list[int] = field(default_factory=_by_source)
 
-    def called(self, took_s: float) -> None:
+    def record_call(self, took_s: float) -> None:
         """The model was called."""
         took_us = took_s * 1e6
         self.num_calls += 1
         self.call_us += round(took_us)
         before = self.recent_call_us or took_us
-        self.recent_call_us = round(before + _RATE * (took_us - before))
+        self.recent_call_us = round(before + _SMOOTHING * (took_us - before))
 
-    def read_prompt(self, num_rows: int, took_s: float) -> None:
-        """A call of so many rows was mostly the reading of prompts."""
+    def record_prefill(self, num_rows: int, took_s: float) -> None:
+        """A call of `num_rows` tokens was mostly prefill."""
         token_us = took_s * 1e6 / num_rows
         before = self.prompt_token_us or token_us
-        self.prompt_token_us = before + _RATE * (token_us - before)
+        self.prompt_token_us = before + _SMOOTHING * (token_us - before)
 
-    def report(self, num_sessions: int, num_modelled: int) -> Report:
+    def stats(self, num_sessions: int, num_modelled: int) -> DrafterStats:
         """The counts so far."""
-        return Report(
+        return DrafterStats(
             num_sessions=num_sessions,
             num_modelled=num_modelled,
             num_calls=self.num_calls,
