@@ -1,4 +1,4 @@
-"""The way to the regions: a link to every router there is."""
+"""The routers of the regions, and a link to each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
 from outrider.tls import PLAINTEXT, Tls
-from services.edge.routers.link import LinkPolicy, RouterLink
-from services.edge.routers.table import RouterTable, Transition
+from services.edge.upstream.link import LinkPolicy, RouterLink
+from services.edge.upstream.table import RouterTable, Transition
 
 _TICK_S: Final = 0.1
 
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamPolicy:
+class RouterPoolPolicy:
     """What the operator decides."""
 
     targets: tuple[Target, ...]
@@ -34,15 +34,15 @@ class UpstreamPolicy:
     health: HealthPolicy
     discovery: DiscoveryPolicy
     return_s: float = 20.0
-    """A router that was lost less than this ago may be back: chats wait for it."""
+    """Chats wait for a router that was lost less than this ago: it may be back soon."""
 
 
-class Upstream:
+class RouterPool:
     """The routers of this edge. `pick` says which one takes the next session."""
 
     def __init__(
         self,
-        policy: UpstreamPolicy,
+        policy: RouterPoolPolicy,
         *,
         clock: AwakeClock,
         rng: Random,
@@ -58,7 +58,7 @@ class Upstream:
         self._link_policy = policy.link
         self._return_s = policy.return_s
         self.clock = clock
-        """It stands still while this edge does."""
+        """Time while this process runs: it stops while the process is suspended."""
         self._rng = rng
         self._tls = tls
         self._on_tick = on_tick

@@ -20,9 +20,9 @@ from outrider.rpc import bind, make_server
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, free_tcp_port, leak_check
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
-from services.edge.routers.link import LinkPolicy
-from services.edge.routers.metrics import RouterMetrics
-from services.edge.routers.upstream import Upstream, UpstreamPolicy
+from services.edge.upstream.link import LinkPolicy
+from services.edge.upstream.metrics import RouterMetrics
+from services.edge.upstream.pool import RouterPool, RouterPoolPolicy
 from tests.peers.name_server import running_name_server
 
 
@@ -107,11 +107,11 @@ async def up(*routers: Router) -> AsyncIterator[None]:
 @asynccontextmanager
 async def upstream(
     *targets: str, nameserver: str = "127.0.0.1:1", metrics: Metrics | None = None, **link: float
-) -> AsyncIterator[Upstream]:
+) -> AsyncIterator[RouterPool]:
     quick = {"probe_interval_s": 0.02, "probe_timeout_s": 2.0, "max_backoff_s": 0.1}
     own = metrics or Metrics("edge")
-    it = Upstream(
-        UpstreamPolicy(
+    it = RouterPool(
+        RouterPoolPolicy(
             targets=tuple(parse(text, "a router") for text in targets),
             link=LinkPolicy(100, **(quick | link)),
             health=HealthPolicy(suspect_s=0.2),
@@ -130,16 +130,16 @@ async def upstream(
         own.close()
 
 
-def opened(it: Upstream, *avoid: str) -> tuple[Session, str, int]:
+def opened(it: RouterPool, *avoid: str) -> tuple[Session, str, int]:
     session, link = Session(), it.pick(avoid)
     return session, link.address, link.open(session, inference_pb2.SessionUp())
 
 
-def states(it: Upstream) -> dict[str, PeerState]:
+def states(it: RouterPool) -> dict[str, PeerState]:
     return {router.address: router.state for router in it.table}
 
 
-async def ready(it: Upstream, *routers: Router) -> None:
+async def ready(it: RouterPool, *routers: Router) -> None:
     wanted = {router.address: PeerState.READY for router in routers}
     await eventually(lambda: states(it) == wanted)
 

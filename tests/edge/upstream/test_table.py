@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.quarantine import QuarantinePolicy
-from services.edge.routers.table import RouterTable
+from services.edge.upstream.table import RouterTable
 
 C, R, S, D, G, Q, T = PeerState
 POLICY = HealthPolicy(

@@ -20,7 +20,7 @@ from outrider.peers.jobs import until_one_fails
 from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
-from services.edge.routers.table import RouterTable
+from services.edge.upstream.table import RouterTable
 
 log = structlog.get_logger()
 

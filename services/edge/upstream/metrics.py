@@ -1,4 +1,4 @@
-"""What an edge tells operators of its routers."""
+"""Metrics and log lines of an edge's routers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from outrider.telemetry.metrics import Metrics
-from services.edge.routers.table import RouterTable, Transition
+from services.edge.upstream.table import RouterTable, Transition
 
 ROUTERS: Final = "outrider.edge.routers"
 ROUTER_STATE: Final = "outrider.edge.router_state"
