@@ -10,26 +10,24 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.identity import Identity
-from services.edge.resumption.audience import Audience
-from services.edge.resumption.held import ResumeLimits
-from services.edge.resumption.journal import Listener
-from services.edge.resumption.reception import HeldEntry, Reception, RequestStream
+from services.edge.resumption.chats import Entry, ResumableChats
+from services.edge.resumption.replay import ReplayCursor, ReplayLog
+from services.edge.resumption.table import ResumeLimits
 from services.edge.session.inputs import ChatRequest, ClientGone, Input
+from services.edge.stream import RequestStream
 from services.edge.telemetry import EdgeTelemetry
 
 
 class Ending:
-    """A chat that ends when its client is given up, and says so to the reception."""
+    """A chat that ends when its client is given up, and says so."""
 
-    awaits_request = False
-
-    def __init__(self, reception: Reception, number: int) -> None:
-        self._reception = reception
+    def __init__(self, chats: ResumableChats, number: int) -> None:
+        self._chats = chats
         self.closed = False
         identity = Identity(owner=b"o", client=b"c")
         request = ChatRequest(str(number), "m", (), SamplingParams())
-        journal = Audience(Silent(), lambda event: b"").journal
-        self.held: HeldEntry = reception.enter(request, identity, journal, self)
+        log = ReplayLog()
+        self.entry: Entry = chats.add(request, identity, log, self)
 
     def receive(self, payload: bytes) -> None:
         """Nothing comes."""
@@ -38,24 +36,14 @@ class Ending:
         """It ends."""
         if isinstance(item, ClientGone) and not self.closed:
             self.closed = True
-            self._reception.ended(self.held)
+            self._chats.ended(self.entry)
 
     def client_lost(self) -> None:
         """It waits for its client."""
-        self._reception.lost(self.held)
+        self._chats.lost(self.entry)
 
-    def join(self, stream: RequestStream, listener: Listener, provisional: bool) -> None:
+    def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
         """Nobody comes."""
-
-
-class Silent:
-    """A stream that takes everything."""
-
-    def send(self, payload: bytes) -> None:
-        """It is not read."""
-
-    def end(self, last: bytes = b"") -> None:
-        """Nor this."""
 
 
 def test_chats_whose_time_is_over_at_once_all_end() -> None:
@@ -63,8 +51,8 @@ def test_chats_whose_time_is_over_at_once_all_end() -> None:
 
     async def given_up() -> None:
         metrics = Metrics("edge")
-        reception = Reception(ResumeLimits(window_s=1e-9), EdgeTelemetry(metrics, "m"))
-        chats = [Ending(reception, number) for number in range(20)]
+        resumable = ResumableChats(ResumeLimits(window_s=1e-9), EdgeTelemetry(metrics, "m"))
+        chats = [Ending(resumable, number) for number in range(20)]
         for chat in chats:
             chat.client_lost()
         await eventually(lambda: all(chat.closed for chat in chats))
