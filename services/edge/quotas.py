@@ -1,6 +1,6 @@
 """How much one of many may use at a time, and per second (pure).
 
-Whose share it is, is a key: an address prefix (services.edge.addresses), or who a credential says
+Whose share it is, is a key: an address prefix (services.edge.quic.limits), or who a credential says
 it is. Buckets fill at a rate up to a burst (RFC 2697 has the idea; nothing is coloured here).
 """
 

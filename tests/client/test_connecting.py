@@ -16,7 +16,7 @@ from outrider.client.transport import dialing, failures
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_udp_port, leak_check
-from tests.edge.live.running import Running, running
+from tests.edge.integration.running import Running, running
 
 ASK = [Message("user", "hello")]
 REPLY = "hello to you"

@@ -13,14 +13,14 @@ from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import common_pb2, inference_pb2
+from services.edge.context import EdgeContext
 from services.edge.identity import NOBODY, Credential
-from services.edge.parts import EdgeParts
 from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
-from services.edge.resumption.reception import RequestStream
-from services.edge.routers.link import RouterLink
 from services.edge.session.actions import OpenRegion
 from services.edge.session.inputs import ChatRequest, Input, Speculation
+from services.edge.stream import RequestStream
+from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -43,9 +43,7 @@ class Typist:
     cache is what it is for.
     """
 
-    awaits_request = False
-
-    def __init__(self, stream: TypedStream, parts: EdgeParts) -> None:
+    def __init__(self, stream: TypedStream, parts: EdgeContext) -> None:
         self._stream = stream
         self._parts = parts
         self._plan = PrefillPlan(parts.prefill)

@@ -16,7 +16,7 @@ from outrider.tokenization.backends.base import REFERENCE, Batch, Reference
 from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.gate import Verdict
 from outrider.tokenization.backends.guarded import MAX_SAMPLE_CHARS, Guarded
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from outrider.tokenization.front.encoder import CachingEncoder, Draft
 from outrider.tokenization.front.front import Front, FrontPolicy
 from outrider.tokenization.front.job import Job, Layer, Outcome
 from outrider.tokenization.front.line import Kind
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 ASK = [Message("user", "hello")]
 NEVER_INLINE = FrontPolicy(num_workers=1, max_queued=1, max_inline_chars=0, max_local_chars=0)

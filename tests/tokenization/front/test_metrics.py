@@ -12,7 +12,7 @@ from outrider.tokenization.front.content import Content
 from outrider.tokenization.front.encoder import CachingEncoder
 from outrider.tokenization.front.job import Layer
 from outrider.tokenization.front.metrics import FrontMetrics
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 from tests.tokenization.backends.test_gate import Wrong
 
 

@@ -16,7 +16,7 @@ from outrider.tokenization.front.job import Job, Outcome
 from outrider.tokenization.front.line import Kind
 from outrider.tokenization.front.processes.choosing import two_choices
 from outrider.tokenization.front.processes.pool import MAX_PENDING, Siblings
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 
 def test_the_less_loaded_of_two_is_chosen() -> None:

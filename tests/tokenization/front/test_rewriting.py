@@ -14,7 +14,7 @@ from outrider.tokenization.front.encoder import CachingEncoder
 from outrider.tokenization.front.front import Front, FrontPolicy, Shortened
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 LONG = [Message("system", "rules"), Message("user", "x" * 500), Message("user", "why?")]
 
