@@ -27,7 +27,8 @@ from bench.scale.replicas.full import FullReplica
 from bench.scale.routing.base import Router
 from bench.scale.routing.floors import LeastLoaded, RoundRobin
 from bench.scale.routing.mesh import MeshRouter
-from services.router.admission.policy import AdmissionPolicy, Priority
+from outrider.session_types import Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.placement.request import HIGH, LOW, MEDIUM
 
 OBJECTIVE_MS = 1000.0

@@ -15,6 +15,7 @@ from outrider.engines.base import Rows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
+from outrider.session_types import Priority
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduling.events import (
     Committed,
@@ -23,7 +24,6 @@ from services.inference.scheduling.events import (
     Finished,
     Load,
     OpenRequest,
-    Priority,
 )
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.scheduler import Scheduler

@@ -10,8 +10,9 @@ from bench.scale.demand import BLOCK_TOKENS, Ask
 from bench.scale.regions import Region
 from bench.scale.routing.base import Report, Site
 from outrider.errors import OutriderError
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
-from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.admission.ticket import Arrival
 from services.router.config import ReplicaConfig, RouterConfig

@@ -11,14 +11,15 @@ import structlog
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority, Speculation
 from outrider.tokenization.front.job import Job, Outcome
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
 from services.edge.identity import NOBODY, Credential
 from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
 from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, Input, Speculation
+from services.edge.session.inputs import ChatRequest, Input
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
@@ -150,7 +151,7 @@ class Typist:
             model=parts.offer.model,
             messages=(),
             sampling=SamplingParams(max_tokens=1),
-            priority=common_pb2.PRIORITY_LOW,
+            priority=Priority.LOW,
             speculation=Speculation.OFF,
         )
         try:

@@ -7,6 +7,7 @@ import secrets
 from typing import Protocol, TypeAlias
 
 from outrider.errors import UnknownChatError
+from outrider.session_types import FinishReason
 from services.edge.identity import Identity
 from services.edge.resumption.eviction import EvictionKey
 from services.edge.resumption.replay import ReplayCursor, ReplayLog
@@ -17,7 +18,7 @@ from services.edge.resumption.table import (
     ResumableInput,
     ResumeLimits,
 )
-from services.edge.session.inputs import ChatRequest, ClientGone, FinishReason
+from services.edge.session.inputs import ChatRequest, ClientGone
 from services.edge.stream import RequestStream, StreamHandler
 from services.edge.telemetry import EdgeTelemetry
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.resumption.replay import ClientChannel, ReplayCursor, ReplayLog
 from services.edge.session.actions import (
     Accepted,
@@ -18,7 +19,6 @@ from services.edge.session.actions import (
     Provisional,
     Retract,
 )
-from services.edge.session.inputs import FinishReason, Timings, Usage
 
 ACCEPTED = Accepted("r", "m", 3)
 
