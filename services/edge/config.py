@@ -17,10 +17,10 @@ from outrider.tokenization.backends.choice import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
 from services.edge.identity import (
+    AccessPolicy,
+    ApiKeys,
     Identities,
-    Keys,
     TenantConfig,
-    Terms,
     Trust,
     priority_of,
     trust_of,
@@ -325,14 +325,14 @@ class EdgeConfig:
 
     def identities(self) -> Identities:
         """Whose chats are. Raises ConfigError."""
-        anonymous = Terms(
+        anonymous = AccessPolicy(
             self.tenant,
             trust_of(self.trust, "trust"),
             priority_of(self.max_priority, "max_priority"),
             self.trust_trace,
         )
         key = self.cache_salt_key.encode() or secrets.token_bytes(32)
-        return Identities(key, Keys(self.tenants), anonymous if self.anonymous else None)
+        return Identities(key, ApiKeys(self.tenants), anonymous if self.anonymous else None)
 
     @property
     def has_drafter(self) -> bool:

@@ -15,7 +15,7 @@ from outrider.session_types import Priority, Speculation
 from outrider.tokenization.front.job import Job, Outcome
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
-from services.edge.identity import NOBODY, Credential
+from services.edge.identity import UNIDENTIFIED, Credential
 from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
 from services.edge.session.actions import OpenRegion
@@ -48,7 +48,7 @@ class Typist:
         self._stream = stream
         self._parts = parts
         self._plan = PrefillPlan(parts.prefill)
-        self._identity = NOBODY
+        self._identity = UNIDENTIFIED
         self.closed = False
         self._before: tuple[Message, ...] = ()
         self._job: Job | None = None
@@ -66,7 +66,7 @@ class Typist:
                 self._close()  # what came before the text may have been in this frame
                 return
             typed = read_typed_text(payload)
-            if self._identity is NOBODY:
+            if self._identity is UNIDENTIFIED:
                 self._admit(typed.credential)
             self._before = typed.before or self._before
             messages = (*self._before, Message("user", typed.text))
