@@ -54,7 +54,7 @@ class EdgeConfig:
     port: int = 4433
     """UDP port of the QUIC listener; 0: any free one."""
     tls: TlsConfig = field(default_factory=TlsConfig)
-    """Certificate towards routers, of the role edge; clients see `certificate`."""
+    """Mutual TLS with routers, in the role edge; clients see `certificate`."""
     admin_host: str = "127.0.0.1"
     """Address of /metrics, /health and /ready."""
     admin_port: int = 0
@@ -76,23 +76,26 @@ class EdgeConfig:
     faster for what another one asked; `tenant`: all of them, where clients may know of each
     other."""
     max_priority: str = "medium"
-    """The highest priority they may ask for: low, medium or high."""
+    """The highest priority that clients without a key may ask for: low, medium or high."""
     trust_trace: bool = False
-    """Whether their traces are continued here; otherwise the edge's own link to them."""
+    """Whether the traces of clients without a key are continued; otherwise the edge's own traces
+    link to them."""
     cache_salt_key: str = ""
-    """Secret from which the names of trust groups are derived. Edges that share it share a group's
-    cached prefixes, and know a chat that moves between them; empty: a random one per process."""
+    """Secret from which the names of trust groups are derived. Edges with the same secret share the
+    cached prefixes of a group, and recognize a chat that moves between them; empty: a random one
+    per process."""
     model: str = ""
     """The one model served; empty: the default model."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
     """Routers, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`. Sessions go to the nearest region by
-    measured round trip; the order decides between equals. The others are there for its loss."""
+    measured round trip, to the first listed of equals, and to another one when it is lost."""
     nameservers: tuple[str, ...] = ()
     """DNS servers, as IP:PORT; empty: this machine's."""
     lookup_interval_s: float = 5.0
     """Time between two lookups of one entry of `routers`."""
     lookup_grace_s: float = 15.0
-    """A router that lookups do not find for so long gets no new sessions; those it has go on."""
+    """A router that lookups do not find for so long gets no new sessions; those that it has go
+    on."""
     probe_interval_s: float = 1.0
     """Time between two probes of a router, which measure the round trip and whether it answers."""
     probe_timeout_s: float = 1.0
@@ -104,7 +107,7 @@ class EdgeConfig:
     state_dir: Path = field(default_factory=default_state_dir)
     """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem."""
     certificate: Path | None = None
-    """PEM chain of the listener; None: one for development is made in state_dir."""
+    """PEM chain of the listener; None: a self-signed one for development is made in `state_dir`."""
     private_key: Path | None = None
     """PEM key of `certificate`."""
     server_names: tuple[str, ...] = ()
@@ -114,13 +117,14 @@ class EdgeConfig:
     max_connections: int = 1000
     max_chats_per_connection: int = 64
     max_frame_bytes: int = 1 << 20
-    """Largest frame a client may send; prompts come in one frame. Routers have to take it too."""
+    """Largest frame a client may send; prompts come in one frame. Routers have to accept it too."""
     max_unsent_bytes: int = 256 * 1024
     """A client that leaves more of a chat unread loses it."""
     idle_timeout_s: float = 30.0
-    """A connection from which nothing comes for this long is closed, and so is one that has no chat
-    and sends nothing but PINGs."""
+    """A connection is closed when nothing came for so long, and when for so long it had no chat and
+    sent nothing but PINGs."""
     handshake_timeout_s: float = 5.0
+    """A connection whose handshake takes longer is closed."""
     validate_addresses: bool = False
     """QUIC Retry for all: clients validate their address first, which takes one more round trip."""
     retry_from_half_open: int = 64
@@ -139,16 +143,16 @@ class EdgeConfig:
     ipv6_prefix_bits: int = 56
     """The same for IPv6."""
     max_connections_per_address: int = 128
-    """Handshakes under way count too."""
+    """Including handshakes under way."""
     max_chats_per_address: int = 128
     """Chats under way, whether their client is still there or not."""
     max_chats_per_client: int = 64
     """The same of one client or user, from whatever address. Limits of a whole tenant are the
     router's (docs/guides/admission.md)."""
     max_streams_per_address: int = 512
-    """Open, with a chat or not."""
+    """Streams open, with a chat or without."""
     handshakes_per_s: float = 100.0
-    """From one address on average, five times as many at once."""
+    """Handshakes per second from one address prefix on average, five times as many at once."""
     loop_share_per_address: float = 0.25
     """Fraction of the event loop's time for datagrams of one address prefix while others are there:
     some 1,700 datagrams a second on average, 2 s worth at once. Further ones wait, or are dropped
@@ -161,54 +165,55 @@ class EdgeConfig:
     """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
     once."""
     reopen_s: float = 20.0
-    """How long a chat whose router or replica was lost tries to go on without a token; then its
-    client is told."""
+    """A chat whose router or replica was lost fails after so long without a token from another."""
     resume_window_s: float = 30.0
-    """How long a chat goes on when its client's connection is lost, and is remembered when it has
-    ended; 0: it is cancelled at once."""
+    """How long a chat goes on after its client's connection was lost, and is remembered after its
+    end; 0: it is cancelled at once, and not remembered."""
     max_detached_chats: int = 256
     """Chats that go on without their clients; those beyond are cancelled."""
     max_detached_chats_each: int = 64
     """The same of one tenant, or of one client that belongs to none."""
     max_resume_bytes: int = 16 << 20
-    """What is kept for clients that may come back: texts and ids of their chats."""
+    """Memory for texts and ids of chats that are kept for clients that may come back."""
     early_data: bool = True
     """QUIC 0-RTT for clients that connected before: they learn a round trip sooner what this edge
     serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
     min_prefill_tokens: int = 16
-    """Least new tokens of a prompt being typed that a region computes ahead; 0: none."""
+    """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: float = 10.0
     """How long a stream may be open before its request has come."""
     drain_s: float = 10.0
-    """How long chats under way may take when the edge stops."""
+    """How long chats under way may go on when the edge stops."""
 
     max_context_tokens: int = 8192
-    """Of prompt and reply; longer prompts are refused here."""
+    """Tokens of prompt and reply together; prompts that leave no room for a reply are refused."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenizer_workers: int = 2
+    """Threads that tokenize."""
     tokenizer_queue: int = 64
     """Prompts that may wait for a worker."""
     tokenizer_backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     tokenizer_cache_bytes: int = 32 << 20
-    """Memory for texts whose ids are kept; of chats that trust nobody the template's own alone."""
+    """Memory for the token ids of texts. Of chats with trust policy `chat` only the template's own
+    texts are kept."""
     tokenizer_processes: int = 0
-    """Processes that tokenize when as many chats wait as there are workers."""
+    """Processes that tokenize too, when as many chats wait as there are workers."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
 
     draft_model: str = ""
-    """What drafts beside the text's own repetitions: the path of a GGUF file of the model's
-    vocabulary, a name of the catalogue, "" for what is shipped for the model, or "none"."""
+    """Draft model: the path of a GGUF file with the model's vocabulary, a name of the catalogue, ""
+    for the one shipped for the model, or "none" to draft only copies of the text."""
     draft_threads: int = 1
     """Threads of the drafter's process."""
     draft_niceness: int = 10
-    """Of that process: serving comes first."""
+    """Niceness of that process: serving comes first."""
     draft_kv_bytes: int = 64 << 20
-    """Its KV pool, touched only as it fills."""
+    """Its KV pool; memory is touched only as it fills."""
     draft_sessions: int = 64
-    """Chats that it drafts for at once; others get what their text repeats."""
+    """Chats that it drafts for at once; others get copies of their text only."""
     max_lead: int = 32
     """Most drafts ahead of the commits."""
     min_survival: float = 0.2
@@ -216,9 +221,9 @@ class EdgeConfig:
     first_survival: float = 0.01
     """The same for a reply's first `first_tokens`."""
     coalesce_ms: float = 1.0
-    """Drafting follows the prompt and each commit after this time."""
+    """Drafting starts so long after the prompt and after each commit."""
     uploads: str = "auto"
-    """Whether drafts go up to the region: "auto" while they bring tokens sooner, "always" or
+    """Whether drafts are sent to the region: "auto" while they bring tokens sooner, "always" or
     "never"."""
     display: str = "balanced"
     """How bold provisional text is: "balanced" shows what is rather right than wrong (theta 0.6,

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from outrider.telemetry.metrics import Metrics
-from services.edge.upstream.table import RouterTable, Transition
+from services.edge.upstream.table import RouterTable, RouterTransition
 
 ROUTERS: Final = "outrider.edge.routers"
 ROUTER_STATE: Final = "outrider.edge.router_state"
@@ -19,13 +19,13 @@ log = structlog.get_logger()
 
 
 class RouterMetrics:
-    """Logs what changes, and keeps the gauges."""
+    """Logs transitions, and keeps the gauges."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def tick(self, table: RouterTable, transitions: list[Transition]) -> None:
-        """Called often."""
+    def tick(self, table: RouterTable, transitions: list[RouterTransition]) -> None:
+        """Called every 100 ms."""
         for it in transitions:
             log.info(
                 "router_state",

@@ -18,7 +18,7 @@ from outrider.peers.membership import DiscoveryPolicy
 from outrider.peers.targets import Target
 from outrider.tls import PLAINTEXT, Tls
 from services.edge.upstream.link import LinkPolicy, RouterLink
-from services.edge.upstream.table import RouterTable, Transition
+from services.edge.upstream.table import RouterTable, RouterTransition
 
 _TICK_S: Final = 0.1
 
@@ -46,10 +46,11 @@ class RouterPool:
         *,
         clock: AwakeClock,
         rng: Random,
-        on_tick: Callable[[RouterTable, list[Transition]], None],
+        on_tick: Callable[[RouterTable, list[RouterTransition]], None],
         tls: Tls = PLAINTEXT,
     ) -> None:
-        """`on_tick` hears of the changes. Raises ConfigError if targets cannot be looked up."""
+        """`on_tick` is called every 100 ms with the transitions since its last call. Raises
+        ConfigError if targets cannot be looked up."""
         self.table = RouterTable(policy.health, rng)
         self._ranks = {target.text: rank for rank, target in enumerate(policy.targets)}
         self._discovery = Discovery(
@@ -65,7 +66,7 @@ class RouterPool:
         self._connected = asyncio.Event()
         self._links: dict[str, RouterLink] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        """Those of the links, by address."""
+        """The task of each link, by address."""
         self._own_jobs: list[asyncio.Task[None]] = []
 
     @property
@@ -88,9 +89,8 @@ class RouterPool:
         await self._connected.wait()
 
     def pick(self, avoid: Collection[str] = ()) -> RouterLink:
-        """The router for the next session: of the nearest region that has one, and none of the
-        addresses in `avoid` while there is another. Raises UnavailableError, and hastens those that
-        are not connected."""
+        """The link for the next session; RouterTable.pick says which. Raises UnavailableError if
+        there is none, and has all links connect without further delay."""
         router = self.table.pick(avoid)
         if router is not None:
             return self._links[router.address]
@@ -111,7 +111,7 @@ class RouterPool:
         ]
 
     async def stop(self) -> None:
-        """Break every stream; open sessions hear of it."""
+        """Break every stream; open sessions are told."""
         jobs = [*self._own_jobs, *self._jobs.values()]
         for job in jobs:
             job.cancel()
@@ -119,7 +119,7 @@ class RouterPool:
         self._own_jobs = []
         self.clock.stop()
 
-    # --- what lookups find ---
+    # --- as the discovery's members ---
 
     def joined(self, address: str, source: str) -> None:
         """A new router."""
@@ -138,7 +138,7 @@ class RouterPool:
         job.add_done_callback(lambda ended: self._gone(address, ended))
 
     def returned(self, address: str) -> None:
-        """One that was to leave is found again."""
+        """A router that was leaving is found again."""
         self.table.stay(address, self.clock())
 
     def is_lost(self, address: str) -> bool:
@@ -146,12 +146,12 @@ class RouterPool:
         return not self.table[address].health.is_up
 
     def left(self, address: str) -> None:
-        """One is not found any more."""
+        """A router is not found any more."""
         self.table.leave(address, self.clock())
 
     def _gone(self, address: str, job: asyncio.Task[None]) -> None:
         if not job.cancelled() and (defect := job.exception()):
-            # It costs this router alone, until the next lookup finds it.
+            # A defect costs this router alone, until the next lookup finds it.
             log.error("router link failed", router=address, exc_info=defect)
         del self._links[address], self._jobs[address]
         self.table.remove(address)

@@ -1,8 +1,8 @@
 """The routers an edge knows, and which one takes the next session. Pure: no I/O, no clock.
 
-A router is one of several of its region, a region one of several. The nearest region that has a
-router for it takes the session; among the routers of a region the less used of two random ones
-does (Mitzenmacher, "The power of two choices in randomized load balancing", 2001).
+There may be several regions with several routers each. A session goes to the nearest region with a
+router that takes sessions; within it, to the less used of two random routers (Mitzenmacher, "The
+power of two choices in randomized load balancing", 2001).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from outrider.peers.round_trip import RoundTrip
 _UNKNOWN_MS: Final = 100.0
 _NEAR: Final = 1.25
 _NEAR_MS: Final = 5.0
-"""Regions whose round trip is at most `_NEAR` times the least one, or `_NEAR_MS` more, are equally
-near: sessions do not change regions for noise."""
+"""Regions whose round trip is at most `_NEAR` times the least one, or `_NEAR_MS` more, count as
+equally near, so that noise does not move sessions between regions."""
 
 
 @dataclass(slots=True)
 class Router:
-    """One row. Changed by the table alone."""
+    """One row. Only the table changes it."""
 
     address: str
     source: str
-    """The target that it was found by."""
+    """The target in the settings by which it was found."""
     rank: int
-    """Place of that target in the settings: it decides between regions equally far."""
+    """Place of that target in the settings: the lower one wins between regions equally near."""
     health: PeerHealth
     rtt: RoundTrip
     region: str = ""
-    """As it said itself."""
+    """As it reported itself; empty: not known."""
     num_sessions: int = 0
     is_leaving: bool = False
-    """It is not among those that there should be any more."""
+    """Lookups do not find it any more."""
     lost_at: float | None = None
     """When its stream broke last."""
 
@@ -49,7 +49,7 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
+class RouterTransition:
     """A router changed its state."""
 
     router: str
@@ -66,7 +66,7 @@ class RouterTable:
         self._rng = rng
         self._routers: dict[str, Router] = {}
         self._home = ""
-        self._transitions: deque[Transition] = deque(maxlen=1024)
+        self._transitions: deque[RouterTransition] = deque(maxlen=1024)
 
     def __iter__(self) -> Iterator[Router]:
         return iter(self._routers.values())
@@ -74,7 +74,7 @@ class RouterTable:
     def __getitem__(self, address: str) -> Router:
         return self._routers[address]
 
-    def take_transitions(self) -> list[Transition]:
+    def take_transitions(self) -> list[RouterTransition]:
         """The changes since the last time, in order."""
         taken = list(self._transitions)
         self._transitions.clear()
@@ -85,7 +85,7 @@ class RouterTable:
         states = [router.state for router in self]
         return {state: states.count(state) for state in PeerState}
 
-    # --- who there is ---
+    # --- membership ---
 
     def add(self, address: str, source: str, rank: int, now: float) -> Router:
         """A router was found."""
@@ -108,7 +108,7 @@ class RouterTable:
         self._routers[address].is_leaving = False
         self._signal(address, Signal.SERVING, "it is found again", now)
 
-    # --- what is heard of them ---
+    # --- observations ---
 
     def connected(self, address: str, now: float) -> None:
         """Its stream is up."""
@@ -117,7 +117,7 @@ class RouterTable:
             self._signal(address, Signal.NOT_SERVING, "it is not found any more", now)
 
     def answered(self, address: str, region: str, rtt_ms: float, serving: bool, now: float) -> None:
-        """It said who it is, after `rtt_ms`."""
+        """It answered a probe after `rtt_ms`."""
         router = self._routers[address]
         router.region = region
         router.rtt.add(rtt_ms)
@@ -130,8 +130,8 @@ class RouterTable:
         self._signal(address, Signal.SILENT, "it does not answer", now)
 
     def lost(self, address: str, why: str, now: float, *, is_own: bool = False) -> None:
-        """Its stream broke, or an attempt to reach it failed. Goodbyes are no failures, nor is what
-        broke because this edge was late (`is_own`)."""
+        """Its stream broke, or an attempt to reach it failed. It is no failure of the router if it
+        was draining, or if this edge itself was suspended (`is_own`)."""
         router = self._routers[address]
         health = router.health
         if health.is_up:
@@ -143,20 +143,20 @@ class RouterTable:
             self._note(address, health.condemn(now), why)
 
     def expire(self, now: float) -> None:
-        """What passes with time alone."""
+        """Apply what follows from time alone."""
         for router in self:
             self._note(router.address, router.health.expire(now), "time")
 
     def may_return(self, within_s: float, now: float) -> bool:
-        """Whether some router was lost within this time, and may be back soon."""
+        """Whether a router was lost within the last `within_s`, and may be back soon."""
         times = [router.lost_at for router in self if not router.is_leaving]
         return any(at is not None and now - at < within_s for at in times)
 
     # --- sessions ---
 
     def pick(self, avoid: Collection[str] = ()) -> Router | None:
-        """The router for the next session: none of `avoid` while there is another. Where all are
-        silent, which is rather this edge's own fault or the way's, one whose stream is up."""
+        """The router for the next session: none of `avoid` while there is another. If all are
+        silent, which is more likely a fault of this edge or its network, one whose stream is up."""
         able = [router for router in self if router.health.takes_sessions]
         able = able or [router for router in self if router.state is PeerState.SUSPECT]
         others = [router for router in able if router.address not in avoid]
@@ -176,22 +176,22 @@ class RouterTable:
         router.health.begin_session(session)
 
     def served(self, address: str, session: int, now: float) -> None:
-        """A session got tokens through it: a trial went well."""
+        """A session got tokens through it: a trial session succeeded."""
         health = self._routers[address].health
         if health.trial == session:
             self._note(address, health.signal(Signal.CLEARED, now), "a trial went well")
 
     def closed(self, address: str, session: int) -> None:
-        """A session that it had is over."""
+        """One of its sessions is over."""
         router = self._routers[address]
         router.num_sessions -= 1
         router.health.end_session(session)
 
-    # --- how ---
+    # --- selection ---
 
     def _nearest(self, able: list[Router]) -> list[Router]:
-        """The routers of the region that is nearest, or nearly: then the one in use stays in use,
-        and without one the order of the settings decides."""
+        """The routers of the nearest region. Among regions equally near, the one in use stays in
+        use; if none is, the order of the settings decides."""
         regions: dict[str, list[Router]] = {}
         for router in able:
             regions.setdefault(_region(router), []).append(router)
@@ -207,7 +207,7 @@ class RouterTable:
         return regions[min(near, key=lambda it: (min(r.rank for r in regions[it]), far_ms[it]))]
 
     def _may_condemn(self, health: PeerHealth) -> bool:
-        """No more than half of the routers."""
+        """At most half of the routers are in quarantine at a time."""
         others = sum(r.health.quarantine.is_active for r in self if r.health is not health)
         return 2 * (others + 1) <= len(self._routers)
 
@@ -216,9 +216,9 @@ class RouterTable:
 
     def _note(self, address: str, change: Change | None, why: str) -> None:
         if change:
-            self._transitions.append(Transition(address, change.before, change.after, why))
+            self._transitions.append(RouterTransition(address, change.before, change.after, why))
 
 
 def _region(router: Router) -> str:
-    """One that says no region is, with those found with it, a region of its own."""
+    """A router that reports no region forms one with those found by the same target."""
     return router.region or router.source
