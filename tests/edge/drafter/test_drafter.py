@@ -44,8 +44,8 @@ def test_a_right_chain_is_never_computed_again() -> None:
         bench.commit(1, reply[at : at + 3])
         bench.settle()
     assert bench.drafter.counters.num_rows <= len(PROMPT) + 32 + 24
-    tally = bench.drafter.counters
-    assert sum(tally.accepted) == 24 and sum(tally.drafted) == 32 + 24
+    counters = bench.drafter.counters
+    assert sum(counters.accepted) == 24 and sum(tally.drafted) == 32 + 24
 
 
 def test_a_divergence_keeps_what_came_before_it() -> None:

@@ -127,13 +127,13 @@ async def test_a_model_drafts_dies_comes_back_and_stalls(
 async def test_a_missing_model_costs_nothing_but_its_drafts(
     vocabulary: Vocabulary, tmp_path: Path, draft_model: str
 ) -> None:
-    unfit = DrafterState.UNUSABLE
+    unusable = DrafterState.UNUSABLE
     async with (
-        drafting(vocabulary, tmp_path, draft_model, unfit) as mesh,
+        drafting(vocabulary, tmp_path, draft_model, unusable) as mesh,
         mesh.client() as client,
     ):
         assert await text(client) == REPLY
-        assert mesh.sample("outrider_edge_drafter_state") == unfit
+        assert mesh.sample("outrider_edge_drafter_state") == unusable
         assert draft_model in mesh.edge.drafter.reason
 
 

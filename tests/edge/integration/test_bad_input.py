@@ -219,20 +219,20 @@ async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        slices, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
-        monkeypatch.setattr(slices, "_schedule", lambda: None)  # nobody's turn comes
-        slices.defer(lambda: None)
+        slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
+        monkeypatch.setattr(slicer, "_schedule", lambda: None)  # nobody's turn comes
+        slicer.defer(lambda: None)
         frame = chat_frame()
         streams = [RawStream(connection, frame) for _ in range(4)]
         connection.transmit()
         payload_bytes = len(frame) - 1
         await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
-        assert mesh.edge.telemetry.num_chats == 0 and len(slices) == 5
+        assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
         connection._quic.reset_stream(streams[0].stream_id, 0)
         connection.transmit()
         await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
         monkeypatch.undo()
-        slices._schedule()
+        slicer._schedule()
         for stream in streams[1:]:
             await asyncio.wait_for(stream.ended.wait(), 30)
             assert stream.frames[-1].WhichOneof("kind") == "done"

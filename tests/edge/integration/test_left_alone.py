@@ -69,9 +69,9 @@ async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(
             client._link.connection.shut(CloseCode.COMING_BACK)
         async with mesh.client(client_secret=client.secret) as later:
             async with later.resume(accepted.resume_token) as resumed:
-                held = mesh.edge.listener.context.reception._held
+                table = mesh.edge.listener.context.resumable._table
                 await eventually(lambda: resumed.resume_token not in ("", accepted.resume_token))
-                await eventually(lambda: len(held._by_token) == 1)  # it has acknowledged
+                await eventually(lambda: len(table._by_token) == 1)  # it has acknowledged
                 mesh.region.gate.set()
                 await whole(resumed)
             async with later.resume(resumed.resume_token) as again:
