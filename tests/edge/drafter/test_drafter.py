@@ -45,7 +45,7 @@ def test_a_right_chain_is_never_computed_again() -> None:
         bench.settle()
     assert bench.drafter.counters.num_rows <= len(PROMPT) + 32 + 24
     counters = bench.drafter.counters
-    assert sum(counters.accepted) == 24 and sum(tally.drafted) == 32 + 24
+    assert sum(counters.accepted) == 24 and sum(counters.drafted) == 32 + 24
 
 
 def test_a_divergence_keeps_what_came_before_it() -> None:

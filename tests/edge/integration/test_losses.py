@@ -263,7 +263,7 @@ async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
         foreign = [link.draft(1000, inference_pb2.SessionUp()) for _ in range(6)]
         assert foreign == [True] * 4 + [False] * 2
         (stream,) = _streams(mesh)
-        stream.chat.feed(CancelAsked())
+        stream.handler.feed(CancelAsked())
         await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
         assert (await chat.result()).finish_reason == "cancelled"
         await mesh.settled()
