@@ -342,5 +342,17 @@ def _stats(stats: DrafterStats) -> bytes:
 
 def _read_stats(fields: _Fields) -> DrafterStats:
     _, *counts = fields.take(_STATS)
-    *plain, d0, d1, d2, a0, a1, a2 = counts
-    return DrafterStats(*plain, drafted=(d0, d1, d2), accepted=(a0, a1, a2))
+    return DrafterStats(
+        num_sessions=counts[0],
+        num_modelled=counts[1],
+        num_calls=counts[2],
+        num_rows=counts[3],
+        call_us=counts[4],
+        num_refused=counts[5],
+        num_evicted=counts[6],
+        num_branches=counts[7],
+        num_promoted=counts[8],
+        prompt_token_us=counts[9],
+        drafted=(counts[10], counts[11], counts[12]),
+        accepted=(counts[13], counts[14], counts[15]),
+    )

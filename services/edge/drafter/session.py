@@ -231,13 +231,16 @@ class DraftSession:
     def weakest(self) -> int | None:
         """The place in the chain whose alternative is likeliest to be needed, if that is likely
         enough."""
-        best, found, survival = self._limits.min_branch, None, 1.0
+        best = self._limits.min_branch
+        found: int | None = None
+        survival = 1.0
         for at, draft in enumerate(self.main.chain):
             has_kv = self.main.kv.length >= self.main.begin + at
             if draft.alternative is not None and has_kv:
                 needed = survival * draft.alternative.probability
                 if needed > best:
-                    best, found = needed, at
+                    best = needed
+                    found = at
             survival *= draft.probability
         return found
 
@@ -256,10 +259,11 @@ class DraftSession:
             self.alternative = None
 
     def _has_room(self, branch: DraftBranch) -> bool:
+        last: int | None = None
         if branch.chain:
             last = branch.chain[-1].token
-        else:
-            last = self._final[-1] if self.num_reply else None
+        elif self.num_reply:
+            last = self._final[-1]
         if last in self._ends:
             return False
         if branch is not self.main and len(branch.chain) > self._limits.branch_tokens:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import aioquic
 from aioquic.asyncio.protocol import QuicConnectionProtocol
-from aioquic.buffer import Buffer
+from aioquic._buffer import Buffer as Buffer
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     MAX_STREAM_DATA_FRAME_CAPACITY,

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias, cast
 
-from aioquic.buffer import Buffer
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import NetworkAddress
 from aioquic.quic.crypto import CryptoPair
@@ -25,6 +24,7 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
+from services.edge.quic.aioquic_shim import Buffer
 from services.edge.quic.fair_queue import FairQueue, LoopShare
 from services.edge.quic.limits import REASONS, HandshakeAdmission, Verdict
 from services.edge.quotas import RateLimit, TokenBucket

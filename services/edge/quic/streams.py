@@ -76,6 +76,7 @@ class EdgeStream:
         self._connection = connection
         self._stream_id = stream_id
         self._decoder = FrameDecoder(connection.limits.max_frame_bytes)
+        self._max_unsent_bytes = connection.limits.max_unsent_bytes
         self._client_ended = False
         """Nothing more comes from the client."""
         self._gone = False
@@ -181,7 +182,7 @@ class EdgeStream:
             return
         self._write(encode_frame(payload), False)
         num_unread = self._connection.quic.num_unacknowledged_bytes(self._stream_id)
-        if num_unread > self._connection.limits.max_unsent_bytes:
+        if num_unread > self._max_unsent_bytes:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 

@@ -222,7 +222,7 @@ async def test_one_that_crashes_is_tried_again_less_and_less_often() -> None:
     async def pause(seconds: float) -> None:
         waits.append(seconds)
 
-    async with linked(*odd("crashing"), sleep=pause) as mesh:
+    async with linked(*odd("crashing"), pause=pause) as mesh:
         mesh.open(1)
         await eventually(lambda: len(waits) >= 4, timeout_s=START_S)
         assert mesh.sample(RESTARTS) >= 4

@@ -306,7 +306,7 @@ async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path:
             await attacks.half_open_handshakes(
                 ("127.0.0.1", mesh.ports.main), mesh.ca, num_handshakes=1, hold_s=0.1
             )
-            (half_open,) = (it for it in mesh.edge.listener.connections if not it._counted)
+            (half_open,) = (it for it in mesh.edge.listener.connections if not it.is_admitted)
             deaf = weakref.ref(half_open._quic)
             half_open.drop("the test says so")
             del half_open
