@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import aioquic
-from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic._buffer import Buffer as Buffer
+from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     MAX_STREAM_DATA_FRAME_CAPACITY,
