@@ -1,4 +1,4 @@
-"""One router: a long-lived Route stream with many sessions, and what is asked beside it."""
+"""One router: a long-lived Route stream with many sessions, and probes beside it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class LinkPolicy:
     max_queued_frames: int
     """Frames that may wait for the router."""
     connect_s: float = 5.0
-    """Limit of one attempt to reach it."""
+    """Limit of one attempt to connect."""
     probe_interval_s: float = 1.0
-    """Time between two questions whether it is there..."""
+    """Time between two probes."""
     probe_timeout_s: float = 1.0
-    """...which it has so long to answer."""
+    """Limit of a probe's answer."""
     max_backoff_s: float = 2.0
-    """Longest pause between two attempts to reach it."""
+    """Longest pause between two attempts to connect."""
 
 
 class RouterLink:
