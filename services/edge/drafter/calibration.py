@@ -11,10 +11,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from outrider.speculation.calibration import (
+    MOST_SHIFT,
+    SourceCalibrations,
+    logit,
+    position_bucket,
+    sigmoid,
+)
+from outrider.speculation.ngram_store import NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import PhraseBooks, Phrases
-from outrider.speculation.platt import MOST_SHIFT, SourceCalibrations, logit, sigmoid
-from outrider.speculation.positions import position_bucket
 from services.edge.drafter.protocol import DraftSource
 
 MAX_ENTRIES: Final = 1 << 18
@@ -87,12 +92,12 @@ class GroupLearning:
         max_groups: int = MAX_GROUPS,
     ) -> None:
         """`prior` and `sources`: the n-grams and the calibrations that every group starts with."""
-        self._books = PhraseBooks(prior, max_entries=max_entries, max_books=max_groups)
+        self._ngrams = NgramStore(prior, max_entries=max_entries, max_salts=max_groups)
         self._sources = sources or SourceCalibrations()
         self._max_calibrations = 2 * max_groups
         self._calibrations: OrderedDict[tuple[bytes, bool], OnlineCalibration] = OrderedDict()
 
-    def of(self, group: bytes, *, are_sampled: bool) -> tuple[Phrases, OnlineCalibration]:
+    def of(self, group: bytes, *, are_sampled: bool) -> tuple[NgramStatistics, OnlineCalibration]:
         """What a group's greedy replies, or its sampled ones, start with and add to. The empty
         group gets new ones each time."""
         key = group, are_sampled
@@ -104,4 +109,4 @@ class GroupLearning:
             self._calibrations.move_to_end(key)
             if len(self._calibrations) > self._max_calibrations:
                 self._calibrations.popitem(last=False)
-        return self._books.of(group), calibration
+        return self._ngrams.of(group), calibration

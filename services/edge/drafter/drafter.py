@@ -13,9 +13,9 @@ from itertools import islice
 import numpy as np
 
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.branch import DraftBranch
 from services.edge.drafter.calibration import GroupLearning
 from services.edge.drafter.counters import DrafterCounters
@@ -108,13 +108,13 @@ class Drafter:
             return
         sampled = opening.params.temperature > 0.0
         vocabulary_size = self._info.vocabulary_size
-        phrases, calibration = self._learning.of(opening.group, are_sampled=sampled)
+        ngrams, calibration = self._learning.of(opening.group, are_sampled=sampled)
         self._sessions[opening.session] = DraftSession(
             opening,
             proposer=Proposer(opening.params, vocabulary_size, opening.prompt, self._calibration),
             copier=SuffixDrafter(
                 max(2, self._info.max_context_tokens),
-                phrases,
+                ngrams,
                 num_prompt=len(opening.prompt),
                 sampled=sampled,
             ),

@@ -8,8 +8,8 @@ from itertools import accumulate
 from operator import mul
 
 from outrider.engines.base import Round, Rows
-from outrider.speculation.agreement import num_agreeing
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from outrider.speculation.verification import common_prefix_length
 from services.edge.drafter.branch import DraftBranch, DraftToken, best_draft
 from services.edge.drafter.calibration import OnlineCalibration
 from services.edge.drafter.counters import DrafterCounters
@@ -211,7 +211,7 @@ class DraftSession:
             return  # the text before it changed meanwhile
         length = len(done.tokens)
         now = self.ids(branch, done.past, done.past + length)
-        kept = num_agreeing(now, done.tokens.tolist())
+        kept = common_prefix_length(now, done.tokens.tolist())
         branch.kv.length = done.past + kept
         if kept < length or not len(rows.logits) or branch.end != branch.kv.length:
             return

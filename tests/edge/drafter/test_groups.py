@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from services.edge.drafter.calibration import GroupLearning
@@ -47,7 +47,7 @@ def test_how_often_drafts_are_right_is_known_within_a_group_alone() -> None:
     assert chance(b"a") < fresh == chance(b"b") == chance(b"")
     for group in range(10):
         learned.of(b"%d" % group, are_sampled=group % 2 > 0)
-    assert len(learned._calibrations) <= 4 and len(learned._books) <= 2, "bounded"
+    assert len(learned._calibrations) <= 4 and len(learned._ngrams) <= 2, "bounded"
     assert chance(b"a") == fresh
 
 
