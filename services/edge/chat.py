@@ -21,7 +21,7 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
-from outrider.tokenization.front.job import Job, Outcome
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
 from services.edge.identity import Credential, Identity
@@ -167,7 +167,7 @@ class Chat:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
         self._is_tick_submitted = False
-        self._tokenizing: tuple[Job, Span] | None = None
+        self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._link: RouterLink | None = None
         self._session_id = 0
         """Of the session at `_link`."""
@@ -331,7 +331,7 @@ class Chat:
             span.end(error)
             self._inbox.append(PromptFailed(error))
 
-    def _tokenized(self, outcome: Outcome) -> None:
+    def _tokenized(self, outcome: TokenizationResult) -> None:
         assert self._tokenizing is not None
         _, span = self._tokenizing
         self._tokenizing = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from outrider.codec.tokens import TokenCoder
-from outrider.tokenization.front.front import Front
+from outrider.tokenization.pool.pool import TokenizationPool
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
 from services.edge.identity import Identities
@@ -32,7 +32,7 @@ class EdgeContext:
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
-    tokenization: Front
+    tokenization: TokenizationPool
     upstream: RouterPool
     drafter: DrafterLink
     telemetry: EdgeTelemetry

@@ -12,7 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
 from outrider.speculation.suffix_drafter import SuffixDrafter
@@ -27,27 +34,29 @@ from services.edge.drafter.settings import DrafterLimits
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledRound:
+class ScheduledSlice:
     """One session's part of a call."""
 
     session: int
-    round: Round
+    slice: SequenceSlice
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """What to do with the engine: the KV operations, then one step of all rounds."""
+    """What to do with the engine: the KV operations, then one step of all slices."""
 
     operations: KvOperations
-    scheduled: tuple[ScheduledRound, ...]
+    scheduled: tuple[ScheduledSlice, ...]
 
     @property
-    def rounds(self) -> tuple[Round, ...]:
+    def slices(self) -> tuple[SequenceSlice, ...]:
         """For Engine.step."""
-        return tuple(it.round for it in self.scheduled)
+        return tuple(it.slice for it in self.scheduled)
 
 
-def run(engine: Engine, call: EngineCall, meanwhile: Meanwhile = nothing) -> list[Rows]:
+def run(
+    engine: Engine, call: EngineCall, overlapped_work: OverlappedWork = no_work
+) -> list[LogitsRows]:
     """Do what the call says. Raises EngineError."""
     for sequence in call.operations.closes:
         engine.close_sequence(sequence)
@@ -55,7 +64,7 @@ def run(engine: Engine, call: EngineCall, meanwhile: Meanwhile = nothing) -> lis
         engine.open(sequence, np.zeros(0, np.int32))
     for source, target in call.operations.copies:
         engine.copy_block(source, target)
-    return engine.step(call.rounds, meanwhile)
+    return engine.step(call.slices, overlapped_work)
 
 
 class Drafter:
@@ -69,7 +78,7 @@ class Drafter:
         learning: GroupLearning | None = None,
     ) -> None:
         """`learning`: what sessions learn from others. Raises ConfigError for an engine that cannot
-        compute rounds of one token."""
+        compute slices of one token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
         self._info = info
@@ -79,7 +88,7 @@ class Drafter:
         self._pool = KvBlockPool(info)
         self._sessions: dict[int, DraftSession] = {}
         self._in_call: set[int] = set()
-        """Sessions with a round in the call being made."""
+        """Sessions with a slice in the call being made."""
         self.counters = DrafterCounters()
 
     @property
@@ -158,19 +167,19 @@ class Drafter:
             return None
         return EngineCall(self._pool.take_operations(), tuple(scheduled))
 
-    def apply(self, call: EngineCall, rows: Sequence[Rows], took_s: float) -> None:
-        """What the call computed, one Rows per round, in `took_s`. Raises EngineError for rows
-        without finite scores."""
+    def apply(self, call: EngineCall, rows: Sequence[LogitsRows], took_s: float) -> None:
+        """What the call computed in `took_s`, one LogitsRows per slice. Raises EngineError for
+        rows without finite scores."""
         self.counters.record_call(took_s)
-        num_rows = sum(len(it.round.tokens) for it in call.scheduled)
+        num_rows = sum(len(it.slice.tokens) for it in call.scheduled)
         if num_rows >= self._limits.chunk_tokens:
             self.counters.record_prefill(num_rows, took_s)
         for scheduled, answer in zip(call.scheduled, rows, strict=True):
-            self.counters.num_rows += len(scheduled.round.tokens)
+            self.counters.num_rows += len(scheduled.slice.tokens)
             session = self._sessions.get(scheduled.session)
-            branch = session.branch_of(scheduled.round.sequence) if session else None
+            branch = session.branch_of(scheduled.slice.sequence) if session else None
             if session is not None and branch is not None:
-                session.computed(branch, scheduled.round, answer)
+                session.computed(branch, scheduled.slice, answer)
                 session.grow(branch)
 
     def take_updates(self, now: float) -> list[DraftUpdate]:
@@ -182,9 +191,9 @@ class Drafter:
             if session.is_update_due(now)
         ]
 
-    # Rounds of a call.
+    # Slices of a call.
 
-    def _steps(self, now: float) -> list[ScheduledRound]:
+    def _steps(self, now: float) -> list[ScheduledSlice]:
         """Sessions that lack the KV of a few tokens, the likeliest chains first."""
         ready = [
             session
@@ -196,10 +205,10 @@ class Drafter:
         found = []
         for session in ready[: self._limits.max_rounds]:
             count = max(1, session.main.num_uncomputed)
-            found.append(self._round(session, session.main, count, now))
+            found.append(self._slice(session, session.main, count, now))
         return [scheduled for scheduled in found if scheduled is not None]
 
-    def _chunks(self, now: float, *, is_idle: bool) -> list[ScheduledRound]:
+    def _chunks(self, now: float, *, is_idle: bool) -> list[ScheduledSlice]:
         """The next tokens of prompts, the oldest session first."""
         limits = self._limits
         left = limits.idle_chunk_tokens if is_idle else limits.chunk_tokens
@@ -208,14 +217,14 @@ class Drafter:
             uncomputed = session.main.num_uncomputed
             if left <= 0 or not session.main.wants_row or uncomputed <= limits.catch_up_tokens:
                 continue
-            scheduled = self._round(session, session.main, min(uncomputed, left), now)
+            scheduled = self._slice(session, session.main, min(uncomputed, left), now)
             if scheduled is not None:
                 found.append(scheduled)
-                left -= len(scheduled.round.tokens)
+                left -= len(scheduled.slice.tokens)
         return found
 
-    def _alternatives(self, now: float) -> Iterator[ScheduledRound]:
-        """Rounds of alternatives, computed when no chain can grow."""
+    def _alternatives(self, now: float) -> Iterator[ScheduledSlice]:
+        """Slices of alternatives, computed when no chain can grow."""
         for session in self._sessions.values():
             if session.alternative is None and session.is_modelled:
                 self._open_alternative(session)
@@ -224,7 +233,7 @@ class Drafter:
                 continue
             session.grow(branch)
             if branch.wants_row:
-                scheduled = self._round(session, branch, max(1, branch.num_uncomputed), now)
+                scheduled = self._slice(session, branch, max(1, branch.num_uncomputed), now)
                 if scheduled is not None:
                     yield scheduled
 
@@ -235,9 +244,9 @@ class Drafter:
             if kv is not None:
                 session.open_alternative(at, kv)
 
-    def _round(
+    def _slice(
         self, session: DraftSession, branch: DraftBranch, count: int, now: float
-    ) -> ScheduledRound | None:
+    ) -> ScheduledSlice | None:
         """The next `count` tokens of a branch; None if there are no KV blocks for them."""
         kv = branch.kv
         kv.crop(branch.end - 1)  # at least one row is asked for
@@ -248,8 +257,8 @@ class Drafter:
         tokens = np.array(session.ids(branch, kv.length, end), np.int32)
         blocks = np.array(kv.table, np.int32)
         num_rows = int(end == branch.end)
-        return ScheduledRound(
-            session.number, Round(kv.sequence, tokens, kv.length, blocks, num_rows)
+        return ScheduledSlice(
+            session.number, SequenceSlice(kv.sequence, tokens, kv.length, blocks, num_rows)
         )
 
     # KV blocks.

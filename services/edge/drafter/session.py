@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from outrider.engines.base import Round, Rows
+from outrider.engines.base import LogitsRows, SequenceSlice
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import common_prefix_length
 from services.edge.drafter.branch import DraftBranch, DraftToken, best_draft
@@ -204,8 +204,8 @@ class DraftSession:
         branch.wants_row = False
         branch.is_settled = True
 
-    def computed(self, branch: DraftBranch, done: Round, rows: Rows) -> None:
-        """A round of this branch was computed. Raises EngineError for a row with no finite
+    def computed(self, branch: DraftBranch, done: SequenceSlice, rows: LogitsRows) -> None:
+        """A slice of this branch was computed. Raises EngineError for a row with no finite
         scores."""
         if branch.kv.length < done.past:
             return  # the text before it changed meanwhile

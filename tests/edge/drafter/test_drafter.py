@@ -57,7 +57,7 @@ def test_a_divergence_keeps_what_came_before_it() -> None:
     bench.commit(1, [*reply[:5], (reply[5] + 1) % 32])
     call = bench.turn()
     assert call is not None
-    assert call.scheduled[0].round.past == len(PROMPT) + 5
+    assert call.scheduled[0].slice.past == len(PROMPT) + 5
     assert bench.drafter.counters.num_rows - before == 1
 
 
@@ -69,9 +69,9 @@ def test_prompts_are_computed_in_chunks_beside_the_steps_of_others() -> None:
     bench.open(2, [token % 32 for token in range(50)], GREEDY)
     call = bench.turn()
     while call is not None and any(part.session == 2 for part in call.scheduled):
-        assert sum(len(part.round.tokens) for part in call.scheduled) <= 4 + 16
+        assert sum(len(part.slice.tokens) for part in call.scheduled) <= 4 + 16
         if any(part.session == 1 for part in call.scheduled):
-            assert all(len(part.round.tokens) <= 8 for part in call.scheduled if part.session == 2)
+            assert all(len(part.slice.tokens) <= 8 for part in call.scheduled if part.session == 2)
         call = bench.turn()
     assert bench.updates[2].ids
 
@@ -99,7 +99,7 @@ def test_where_the_text_repeats_itself_the_model_is_not_asked() -> None:
     # The text goes another way: the model is asked, and reads what it missed in one go.
     bench.commit(1, [5, 6, 20])
     call = bench.turn()
-    assert call is not None and call.scheduled[0].round.past == 0
+    assert call is not None and call.scheduled[0].slice.past == 0
 
 
 def test_a_reply_does_not_begin_with_a_copy_that_the_model_was_not_asked_about() -> None:

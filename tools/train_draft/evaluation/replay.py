@@ -69,7 +69,7 @@ class Speeds:
 
     def call_s(self, call: EngineCall) -> float:
         """Of the draft model."""
-        num_rows = sum(len(part.round.tokens) for part in call.scheduled)
+        num_rows = sum(len(part.slice.tokens) for part in call.scheduled)
         return (self.draft_call_ms + self.draft_row_ms * (num_rows - 1)) / 1e3
 
 
