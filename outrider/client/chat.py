@@ -154,7 +154,7 @@ class Chat(AsyncIterator[Event]):
             erased_chars=self._transcript.erased_chars,
             region=done.region,
             replica=done.replica,
-            ahead=done.ahead,
+            speculation_stats=done.speculation_stats,
             lossy=tuple(self._transcript.lossy),
         )
 

@@ -43,11 +43,11 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
-from services.edge.session.control.acceptance import GroupAverages
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.acceptance import GroupAverages
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
-from services.edge.session.sources.copies import CopyDrafter
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.metrics import RouterMetrics
@@ -167,7 +167,7 @@ class Edge:
             drafter=self.drafter,
             telemetry=self.telemetry,
             resumable=ResumableChats(config.resume_limits(), self.telemetry),
-            prefill=config.prefill_policy(),
+            typeahead=config.typeahead_policy(),
             time_slicer=TimeSlicer(),
             rewriter=Rewriter(config.rewriting),
         )

@@ -27,34 +27,32 @@ from services.edge.context import EdgeContext
 from services.edge.identity import Credential, Identity
 from services.edge.resumption.chats import Entry
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Action,
     CancelRegion,
-    ClientEvent,
-    Failed,
-    Finish,
-    OpenDrafter,
-    OpenRegion,
-    SendDraft,
-    TellDrafter,
-    Tokenize,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
     ChatAsked,
     ChatRequest,
+    ClientChanged,
+    ClientEvent,
     ClientFailed,
     ClientGone,
+    DraftDropped,
+    DrafterReport,
     DraftsReady,
-    Heard,
+    Failed,
+    Finish,
     Input,
+    OpenDrafter,
+    OpenRegion,
     PromptFailed,
     PromptReady,
     RegionFailed,
+    SendDraft,
+    TellDrafter,
     Tick,
+    Tokenize,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
 from services.edge.wire import client as client_wire
@@ -179,7 +177,7 @@ class Chat:
     @property
     def closed(self) -> bool:
         """Whether the chat is over."""
-        return self._session.state is State.CLOSED
+        return self._session.state is SessionState.CLOSED
 
     def start(self) -> None:
         """Begin. `stream` passes frames to the chat by now."""
@@ -204,7 +202,7 @@ class Chat:
         self._provisional = provisional
         stream.follow(self)
         self._channel.join(stream, cursor)
-        self.feed(AudienceChanged(provisional))
+        self.feed(ClientChanged(provisional))
 
     def client_lost(self) -> None:
         """The client's connection was lost, and it did not say why: it may come back."""
@@ -212,7 +210,7 @@ class Chat:
         if self._entry is None:
             self.feed(ClientGone())
         else:
-            self.feed(AudienceChanged(False))
+            self.feed(ClientChanged(False))
             self._context.resumable.lost(self._entry)
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
@@ -288,7 +286,7 @@ class Chat:
 
     def _tell(self, event: ClientEvent) -> None:
         if self._channel.tell(event):
-            self._inbox.append(AudienceChanged(self._provisional))
+            self._inbox.append(ClientChanged(self._provisional))
         if self._entry is not None and not self._channel.is_present:
             self._context.resumable.grew(self._entry)
 
@@ -311,11 +309,11 @@ class Chat:
         if self._link is not None:
             sent = self._link.draft(self._session_id, self._wire.draft(action))
             self._context.telemetry.draft_frame(sent)
-            if not sent and self._session.reply is not None:
-                self._session.reply.chain.take_back(action)
+            if not sent:
+                self._inbox.appendleft(DraftDropped(action))
 
-    def _drafted(self, heard: Heard) -> None:
-        self.feed(DraftsReady(heard))
+    def _drafted(self, report: DrafterReport) -> None:
+        self.feed(DraftsReady(report))
 
     def _cancel(self, reason: str) -> None:
         if self._link is not None:

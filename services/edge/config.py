@@ -24,16 +24,16 @@ from services.edge.identity import (
     priority_of,
     trust_of,
 )
-from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic import memory
 from services.edge.quic.fair_queue import LoopShare
 from services.edge.quic.limits import AddressPrefixes, HandshakeLimits, ListenerLimits
 from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
 from services.edge.resumption.table import ResumeLimits
-from services.edge.session.control.controller import ControlPolicy, Uploads
-from services.edge.session.display import BOLDNESS, DisplayPolicy
-from services.edge.session.drafting import DraftLimits
+from services.edge.session.display import DISPLAY_PRESETS, DisplayPolicy
+from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reply import ReplyPolicy
+from services.edge.session.typeahead_plan import TypeaheadPolicy
+from services.edge.session.upload_control import UploadPolicy, Uploads
 from services.edge.upstream.link import LinkPolicy
 from services.edge.upstream.pool import RouterPoolPolicy
 
@@ -264,8 +264,8 @@ class EdgeConfig:
             _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        if self.display not in BOLDNESS:
-            raise ConfigError(f"display is {', '.join(BOLDNESS)}, not {self.display!r}")
+        if self.display not in DISPLAY_PRESETS:
+            raise ConfigError(f"display is {', '.join(DISPLAY_PRESETS)}, not {self.display!r}")
         for name in ("min_survival", "first_survival", "theta", "first_theta", "line_theta"):
             if (value := getattr(self, name)) is not None:
                 _check(name, value, 0.01, 1.0)
@@ -378,9 +378,9 @@ class EdgeConfig:
             return_s=self.reopen_s,
         )
 
-    def prefill_policy(self) -> PrefillPolicy:
+    def typeahead_policy(self) -> TypeaheadPolicy:
         """When prompts are computed while they are typed."""
-        return PrefillPolicy(
+        return TypeaheadPolicy(
             min_new_tokens=self.min_prefill_tokens,
             max_context_tokens=self.max_context_tokens,
             is_on=bool(self.min_prefill_tokens),
@@ -397,7 +397,7 @@ class EdgeConfig:
 
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
-        boldness = BOLDNESS[self.display]
+        preset = DISPLAY_PRESETS[self.display]
         return ReplyPolicy(
             drafts=DraftLimits(
                 max_lead=self.max_lead,
@@ -406,16 +406,14 @@ class EdgeConfig:
                 first_survival=self.first_survival,
             ),
             display=DisplayPolicy(
-                theta=boldness.theta if self.theta is None else self.theta,
-                first_theta=(
-                    boldness.first_theta if self.first_theta is None else self.first_theta
-                ),
+                theta=preset.theta if self.theta is None else self.theta,
+                first_theta=(preset.first_theta if self.first_theta is None else self.first_theta),
                 first_tokens=self.first_tokens,
                 line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,
                 rewrite_burst=self.rewrite_burst,
             ),
-            control=ControlPolicy(uploads=Uploads(self.uploads)),
+            upload=UploadPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
         )
 

@@ -10,10 +10,10 @@ from outrider.tokenization.pool.pool import TokenizationPool
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
 from services.edge.identity import Identities
-from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.chats import ResumableChats
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reply import ReplyTools
+from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.pool import RouterPool
@@ -37,7 +37,7 @@ class EdgeContext:
     drafter: DrafterLink
     telemetry: EdgeTelemetry
     resumable: ResumableChats
-    prefill: PrefillPolicy
+    typeahead: TypeaheadPolicy
     time_slicer: TimeSlicer
     """Runs what may come for many chats at once."""
     rewriter: Rewriter

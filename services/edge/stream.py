@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from services.edge.session.inputs import Input
+from services.edge.session.events import Input
 
 
 class ClientStream(Protocol):

@@ -36,8 +36,7 @@ from services.edge.drafter.protocol import (
     encode,
 )
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 log = structlog.get_logger()
 
@@ -56,7 +55,7 @@ _PATIENCE: Final = 2.0
 """A first draft may take so many times what is expected: other chats' prompts may come first."""
 
 
-OnDrafts: TypeAlias = Callable[[Heard], None]
+OnDrafts: TypeAlias = Callable[[DrafterReport], None]
 """Called with all drafts of a reply whenever there are more."""
 
 
@@ -350,7 +349,7 @@ async def _in_time(event: asyncio.Event) -> bool:
     return True
 
 
-def heard_of(update: DraftUpdate) -> Heard:
+def heard_of(update: DraftUpdate) -> DrafterReport:
     """An update as a chat's session takes it."""
     sources = tuple(SOURCE_NAMES[source] for source in update.sources)
-    return Heard(update.base, update.ids, update.survival, sources, update.call_us / 1e6)
+    return DrafterReport(update.base, update.ids, update.survival, sources, update.call_us / 1e6)

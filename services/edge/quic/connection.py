@@ -23,14 +23,14 @@ from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OutriderError, OverloadedError
 from services.edge.context import EdgeContext
-from services.edge.prefill.typist import Typist
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
 from services.edge.quic.limits import AddressState, MemoryBudget, SharedLimits
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
 from services.edge.quotas import Count, Rate
-from services.edge.session.inputs import ClientFailed, ClientGone
+from services.edge.session.events import ClientFailed, ClientGone
+from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire.client import DESCRIBE_STREAM
 
 _BULK_DATAGRAM_BYTES: Final = 1000
@@ -192,7 +192,7 @@ class EdgeConnection(ConnectionProtocol):
     def stop_typing(self) -> None:
         """End the streams of typed text: the prompt was sent, and nothing is left to prefill."""
         for stream in list(self._streams.values()):
-            if isinstance(stream.handler, Typist):
+            if isinstance(stream.handler, TypeaheadPrefill):
                 stream.handler.feed(ClientGone())
 
     def forget(self, stream_id: int) -> None:

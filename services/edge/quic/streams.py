@@ -12,14 +12,13 @@ from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
 from services.edge.chat import open_chat
 from services.edge.context import EdgeContext
-from services.edge.prefill.typist import Typist
 from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quic.limits import ListenerLimits, MemoryBudget
 from services.edge.quotas import Rate
-from services.edge.session.actions import Failed
-from services.edge.session.inputs import ClientFailed, ClientGone
-from services.edge.session.inputs import Input as SessionInput
+from services.edge.session.events import ClientFailed, ClientGone, Failed
+from services.edge.session.events import Input as SessionInput
 from services.edge.stream import StreamHandler
+from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
 
@@ -126,7 +125,7 @@ class EdgeStream:
         self._hold()
         try:
             if client_wire.is_typed_text(frames[0]):
-                self.handler = Typist(self, connection.context)
+                self.handler = TypeaheadPrefill(self, connection.context)
                 self.handler.receive(frames[0])
             else:
                 connection.stop_typing()
@@ -212,7 +211,7 @@ class EdgeStream:
         self._decoder = FrameDecoder()
 
     def _frame(self, payload: bytes) -> None:
-        if isinstance(self.handler, Typist) and not client_wire.is_typed_text(payload):
+        if isinstance(self.handler, TypeaheadPrefill) and not client_wire.is_typed_text(payload):
             self._connection.stop_typing()  # the prompt itself
         self.handler.receive(payload)
 

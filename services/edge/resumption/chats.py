@@ -18,7 +18,7 @@ from services.edge.resumption.table import (
     ResumableInput,
     ResumeLimits,
 )
-from services.edge.session.inputs import ChatRequest, ClientGone
+from services.edge.session.events import ChatRequest, ClientGone
 from services.edge.stream import RequestStream, StreamHandler
 from services.edge.telemetry import EdgeTelemetry
 

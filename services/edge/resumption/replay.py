@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.errors import DuplicateSessionError
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
     ClientEvent,
     Commit,

@@ -29,8 +29,7 @@ from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetri
 from services.edge.drafter.process import DRAFTER
 from services.edge.drafter.protocol import DrafterStats, encode
 from services.edge.drafter.settings import DrafterLimits, DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 ODD = str(Path(__file__).with_name("odd_drafter.py"))
 START_S = 30.0
@@ -47,7 +46,7 @@ class Linked:
 
     def __init__(self, link: DrafterLink, metrics: Metrics) -> None:
         self.link = link
-        self.heard: list[Heard] = []
+        self.heard: list[DrafterReport] = []
         self._metrics = metrics
 
     def open(self, *prompt: int) -> int:

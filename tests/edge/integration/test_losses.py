@@ -23,7 +23,7 @@ from outrider.tokenization.encoder import CachingEncoder
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.chat import Chat
 from services.edge.quic.streams import EdgeStream
-from services.edge.session.inputs import CancelAsked
+from services.edge.session.events import CancelAsked
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 

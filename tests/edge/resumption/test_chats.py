@@ -13,7 +13,7 @@ from services.edge.identity import Identity
 from services.edge.resumption.chats import Entry, ResumableChats
 from services.edge.resumption.replay import ReplayCursor, ReplayLog
 from services.edge.resumption.table import ResumeLimits
-from services.edge.session.inputs import ChatRequest, ClientGone, Input
+from services.edge.session.events import ChatRequest, ClientGone, Input
 from services.edge.stream import RequestStream
 from services.edge.telemetry import EdgeTelemetry
 

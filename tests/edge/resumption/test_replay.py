@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.resumption.replay import ClientChannel, ReplayCursor, ReplayLog
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
     ClientEvent,
     Commit,

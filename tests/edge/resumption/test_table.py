@@ -18,7 +18,7 @@ from services.edge.resumption.table import (
     ResumableState,
     ResumeLimits,
 )
-from services.edge.session.actions import Commit
+from services.edge.session.events import Commit
 
 DIGEST = b"digest"
 EMPTY_BYTES = ReplayLog().num_bytes

@@ -32,7 +32,7 @@ from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.branch import best_draft
 from services.edge.drafter.calibration import SOURCE_NAMES, OnlineCalibration
 from services.edge.drafter.proposer import Proposer, TokenEstimate
-from services.edge.session.sources.copies import CopyDrafter
+from services.edge.session.draft_sources import CopyDrafter
 from tools.train_draft.artifact.calibration import Bools, Floats
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.scoring import read, replies_with_room

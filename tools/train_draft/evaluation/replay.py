@@ -23,14 +23,14 @@ from services.edge.drafter.drafter import Drafter, EngineCall, run
 from services.edge.drafter.link import first_draft_limit_s, heard_of
 from services.edge.drafter.protocol import CommitTokens, OpenReply
 from services.edge.drafter.settings import DrafterLimits
-from services.edge.session.actions import Action
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.inputs import (
+from services.edge.session.events import (
+    Action,
     ChatAsked,
     ChatRequest,
+    DrafterReport,
     DraftsReady,
-    Heard,
     Input,
     PromptReady,
     RegionCommit,
@@ -38,8 +38,7 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from tools.train_draft.corpus.records import Reply
 
@@ -79,7 +78,7 @@ class Guessed:
 
     reply: Reply
     rtt_s: float
-    heard: tuple[tuple[float, Heard], ...]
+    heard: tuple[tuple[float, DrafterReport], ...]
     """When it was heard, from the prompt's tokens being known, and what."""
 
 
@@ -112,7 +111,7 @@ class GuessRecorder:
 
     def guesses(self, reply: Reply, rtt_s: float) -> Guessed:
         """What it says, and when."""
-        drafter, heard = self._drafter, list[tuple[float, Heard]]()
+        drafter, heard = self._drafter, list[tuple[float, DrafterReport]]()
         drafter.open(
             OpenReply(_SESSION, tuple(reply.prompt.tolist()), (), params_of(reply), self._ends), 0.0
         )

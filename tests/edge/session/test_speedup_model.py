@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.edge.session.control.model import (
-    Conditions,
-    alone_s,
+from services.edge.session.speedup_model import (
+    SessionConditions,
     break_even_rtt_s,
     useful_lead,
     with_drafts_s,
+    without_drafts_s,
     worthwhile_drafts,
 )
 
@@ -37,9 +37,9 @@ def even(acceptance: float) -> list[float]:
     return [acceptance**n for n in range(100)]
 
 
-def known(rtt_ms: float, draft_ms: float, call_ms: float, **more: Any) -> Conditions:
+def known(rtt_ms: float, draft_ms: float, call_ms: float, **more: Any) -> SessionConditions:
     row_s = 0.02 * call_ms / 1e3
-    known = Conditions(rtt_ms / 1e3, draft_ms / 1e3, call_ms / 1e3, row_s, 1.0, 64, 64)
+    known = SessionConditions(rtt_ms / 1e3, draft_ms / 1e3, call_ms / 1e3, row_s, 1.0, 64, 64)
     return replace(known, **more)
 
 
@@ -58,8 +58,8 @@ def test_the_break_even_is_where_the_gain_is_what_was_asked_for() -> None:
     rtt_s = break_even_rtt_s(at, even(0.8), least_gain=0.1)
     assert 0.1 < rtt_s < 0.25
     inside, outside = replace(at, rtt_s=rtt_s * 0.9), replace(at, rtt_s=rtt_s * 1.2)
-    assert with_drafts_s(inside, even(0.8)) < 0.9 * alone_s(at)
-    assert with_drafts_s(outside, even(0.8)) > 0.9 * alone_s(at)
+    assert with_drafts_s(inside, even(0.8)) < 0.9 * without_drafts_s(at)
+    assert with_drafts_s(outside, even(0.8)) > 0.9 * without_drafts_s(at)
     assert break_even_rtt_s(at, even(0.0)) == 0.0
     assert break_even_rtt_s(known(0, 40, 30), even(0.3)) == 0.0
 
@@ -103,10 +103,12 @@ def test_nobody_is_promised_to_wait_longer(
     max_drafts: int,
     rates: list[float],
 ) -> None:
-    at = Conditions(rtt_s, draft_s, interval_s, interval_s * row_share, own_tokens, max_drafts, 32)
+    at = SessionConditions(
+        rtt_s, draft_s, interval_s, interval_s * row_share, own_tokens, max_drafts, 32
+    )
     survival = [1.0]
     for rate in rates:
         survival.append(survival[-1] * rate)
     said = with_drafts_s(at, survival)
-    assert 0 < said <= alone_s(at) * 1.0001
+    assert 0 < said <= without_drafts_s(at) * 1.0001
     assert said >= at.interval_s / (max(max_drafts, own_tokens) + 1) * 0.99

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from services.edge.session.actions import SendDraft
-from services.edge.session.control.acceptance import Averages
-from services.edge.session.control.controller import ControlPolicy, Mode, Uploads
-from services.edge.session.control.model import (
-    Conditions,
-    alone_s,
+from services.edge.session.acceptance import Averages
+from services.edge.session.events import SendDraft
+from services.edge.session.speedup_model import (
+    SessionConditions,
     break_even_rtt_s,
     with_drafts_s,
+    without_drafts_s,
 )
-from tests.edge.session.virtual.circumstances import Circumstances
-from tests.edge.session.virtual.mesh import Mesh
+from services.edge.session.upload_control import DraftMode, UploadPolicy, Uploads
+from tests.edge.session.simulation.circumstances import Circumstances
+from tests.edge.session.simulation.mesh import Mesh
 
-NEVER = ControlPolicy(uploads=Uploads.NEVER)
+NEVER = UploadPolicy(uploads=Uploads.NEVER)
 CALL_S, DRAFT_S = 0.03, 0.005
 
 
@@ -30,9 +30,9 @@ def at(rtt_s: float, accuracy: float, **more: Any) -> Circumstances:
 
 def predicted(where: Circumstances, accuracy: float) -> tuple[float, float]:
     """Seconds per token without and with drafts from the edge, from what is so."""
-    known = Conditions(where.rtt_s, where.draft_s, where.call_s + where.row_s, where.row_s)
+    known = SessionConditions(where.rtt_s, where.draft_s, where.call_s + where.row_s, where.row_s)
     survival = [accuracy**n for n in range(64)]
-    return alone_s(known), with_drafts_s(known, survival)
+    return without_drafts_s(known), with_drafts_s(known, survival)
 
 
 @pytest.mark.parametrize("repetition", [0.0, 0.9])
@@ -40,7 +40,7 @@ def predicted(where: Circumstances, accuracy: float) -> tuple[float, float]:
 @pytest.mark.parametrize("rtt_s", [0.0, 0.05, 0.25])
 def test_nobody_waits_longer_for_it(rtt_s: float, accuracy: float, repetition: float) -> None:
     where = at(rtt_s, accuracy, repetition=repetition, jitter_s=0.002)
-    alone = Mesh(where, control=NEVER).run()
+    alone = Mesh(where, upload=NEVER).run()
     ours = Mesh(where).run()
     assert ours.token_s <= alone.token_s * 1.02 + 0.002 / where.num_tokens
 
@@ -52,14 +52,14 @@ def test_drafts_go_up_where_they_pay_and_bring_what_is_predicted(
     where = at(rtt_s, accuracy, num_tokens=240)
     mesh = Mesh(where)
     ours = mesh.run()
-    alone_s, with_s = predicted(where, accuracy)
+    without_drafts_s, with_s = predicted(where, accuracy)
     assert all(ours.modes)
     assert ours.token_s == pytest.approx(with_s, rel=0.15)
-    assert ours.token_s < 0.8 * alone_s
+    assert ours.token_s < 0.8 * without_drafts_s
     assert mesh.chat.reply is not None
     believed = mesh.chat.reply.controller.predicted_s
     assert believed is not None
-    assert believed[0] == pytest.approx(alone_s, rel=0.1)
+    assert believed[0] == pytest.approx(without_drafts_s, rel=0.1)
     assert believed[1] == pytest.approx(with_s, rel=0.25)
 
 
@@ -69,19 +69,19 @@ def test_drafts_stay_here_where_they_bring_nothing(
 ) -> None:
     where = at(rtt_s, accuracy, call_s=call_s, row_s=0.02 * call_s, draft_s=0.002)
     assert rtt_s > break_even_rtt_s(
-        Conditions(rtt_s, 0.002, call_s), [accuracy**n for n in range(64)]
+        SessionConditions(rtt_s, 0.002, call_s), [accuracy**n for n in range(64)]
     )
     mesh = Mesh(where)
     mesh.run(provisional=True)
     assert mesh.chat.reply is not None
-    assert mesh.chat.reply.controller.mode is Mode.DISPLAY_ONLY
+    assert mesh.chat.reply.controller.mode is DraftMode.DISPLAY_ONLY
     assert mesh.outcome.modes[-20:].count(True) <= 1, "but for a probe"
     plain = Mesh(where)
     plain.run()
     assert plain.chat.reply is not None
-    assert plain.chat.reply.controller.mode is Mode.SERVER_ONLY
-    tally = plain.chat.reply.controller.tally
-    assert tally.drafted < 0.7 * mesh.chat.reply.controller.tally.drafted, "nobody would see them"
+    assert plain.chat.reply.controller.mode is DraftMode.SERVER_ONLY
+    tally = plain.chat.reply.controller.counts
+    assert tally.drafted < 0.7 * mesh.chat.reply.controller.counts.drafted, "nobody would see them"
 
 
 @pytest.mark.parametrize("rtt_s", [0.0, 0.05, 0.1, 0.15, 0.25])
@@ -91,7 +91,7 @@ def test_it_does_not_flap(rtt_s: float, accuracy: float) -> None:
     mesh = Mesh(where)
     mesh.run(provisional=True)
     assert mesh.chat.reply is not None
-    assert mesh.chat.reply.controller.tally.switches <= 2
+    assert mesh.chat.reply.controller.counts.switches <= 2
 
 
 def test_what_one_chat_learned_serves_the_next() -> None:
@@ -110,10 +110,10 @@ def test_another_path_is_noticed_and_answered() -> None:
     ours = mesh.run(provisional=True)
     assert mesh.chat.reply is not None
     controller = mesh.chat.reply.controller
-    assert controller.round_trip.regime >= 1
+    assert controller.round_trip.num_path_changes >= 1
     assert controller.round_trip.median_s == pytest.approx(0.25, abs=0.02)
     assert all(ours.modes[:40])
-    assert controller.mode is Mode.DISPLAY_ONLY
+    assert controller.mode is DraftMode.DISPLAY_ONLY
 
 
 def test_a_path_that_gets_better_is_found_by_probes() -> None:
@@ -123,7 +123,7 @@ def test_a_path_that_gets_better_is_found_by_probes() -> None:
     ours = mesh.run(provisional=True)
     assert mesh.chat.reply is not None
     assert False in ours.modes
-    assert mesh.chat.reply.controller.mode is Mode.EDGE_DRAFTS
+    assert mesh.chat.reply.controller.mode is DraftMode.EDGE_DRAFTS
 
 
 def test_the_lead_moves_slowly_to_what_is_of_use() -> None:
@@ -144,12 +144,12 @@ def test_the_lead_moves_slowly_to_what_is_of_use() -> None:
 
 def test_a_break_even_is_where_the_measured_one_is() -> None:
     accuracy, call_s = 0.6, 0.01
-    known = Conditions(0.0, 0.002, call_s * 1.02, 0.02 * call_s)
+    known = SessionConditions(0.0, 0.002, call_s * 1.02, 0.02 * call_s)
     edge_s = break_even_rtt_s(known, [accuracy**n for n in range(64)], least_gain=0.05)
     gains = []
     for rtt_s in (edge_s * 0.5, edge_s * 2):
         where = at(rtt_s, accuracy, call_s=call_s, row_s=0.02 * call_s, draft_s=0.002)
         where = replace(where, num_tokens=400)
-        always = Mesh(where, control=ControlPolicy(uploads=Uploads.ALWAYS)).run()
-        gains.append(1 - always.token_s / Mesh(where, control=NEVER).run().token_s)
+        always = Mesh(where, upload=UploadPolicy(uploads=Uploads.ALWAYS)).run()
+        gains.append(1 - always.token_s / Mesh(where, upload=NEVER).run().token_s)
     assert gains[0] > 0.05 > gains[1]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
-from services.edge.session.actions import SendDraft
-from services.edge.session.drafting import DraftChain, DraftLimits, Progress
+from services.edge.session.draft_chain import DraftChain, DraftLimits, DraftProgress
+from services.edge.session.events import SendDraft
 from services.inference.scheduler.draft_sources import EdgeChain
 from services.inference.scheduler.types import Drafts
 from tests.edge.session.toolkit import EOS, ScriptedDrafter
@@ -48,13 +48,13 @@ def test_a_frame_that_could_not_be_sent_is_sent_once_more() -> None:
     drafts.advance(2)
     first = drafts.take_unsent()
     assert first == SendDraft(0, 0, (1, 2))
-    drafts.take_back(first)
+    drafts.requeue(first)
     assert drafts.num_sent == 0
     assert drafts.take_unsent() == first
     drafts.advance(LEAD)
     second = drafts.take_unsent()
     assert second == SendDraft(0, 2, (3, 4), continues=True)
-    drafts.take_back(second)
+    drafts.requeue(second)
     assert drafts.num_sent == 2
     assert drafts.take_unsent() == second
 
@@ -68,7 +68,7 @@ def test_an_epoch_whose_first_frame_could_not_be_sent_never_was() -> None:
     frame = drafts.take_unsent()
     assert frame is not None
     assert (frame.epoch, frame.base, frame.continues) == (1, 2, False)
-    drafts.take_back(frame)
+    drafts.requeue(frame)
     assert drafts.num_sent == 0
     again = drafts.take_unsent()
     assert again == SendDraft(2, 2, frame.ids)
@@ -76,8 +76,8 @@ def test_an_epoch_whose_first_frame_could_not_be_sent_never_was() -> None:
 
 def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
     drafts = chain(confidence=0.5, max_lead=8)
-    assert drafts.advance(LEAD) == Progress(False, num_made=8, took_s=0.0, num_kept=2)
-    assert drafts.advance(2) == Progress()
+    assert drafts.advance(LEAD) == DraftProgress(False, num_made=8, took_s=0.0, num_kept=2)
+    assert drafts.advance(2) == DraftProgress()
 
 
 def test_a_reply_begins_with_less_likely_drafts() -> None:
@@ -278,7 +278,7 @@ def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
             drafts.advance(LEAD)
         if rng.random() < 0.5 and (frame := drafts.take_unsent()):
             if rng.random() < 0.2:
-                drafts.take_back(frame)  # there was no room for it
+                drafts.requeue(frame)  # there was no room for it
             else:
                 region.take(frame)
         if rng.random() < 0.5:

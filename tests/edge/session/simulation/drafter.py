@@ -1,4 +1,4 @@
-"""A drafter that works beside the edge and takes its time, in virtual time."""
+"""A drafter that takes its time, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from services.edge.session.sources.base import Guess
-from tests.edge.session.virtual.circumstances import PROMPT, Circumstances
+from services.edge.session.draft_sources import Guess
+from tests.edge.session.simulation.circumstances import PROMPT, Circumstances
 
 
 class Host(Protocol):
@@ -21,7 +21,7 @@ class Host(Protocol):
     def confidence(self, rng: Random) -> float: ...
 
 
-class Beside:
+class VirtualDrafter:
     """A drafter that takes `draft_s` per token and is right with a chance that it knows."""
 
     def __init__(self, host: Host, truth: Sequence[int], *, boast: float = 1.0) -> None:

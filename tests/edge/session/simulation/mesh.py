@@ -15,24 +15,26 @@ from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
 from outrider.session_types import FinishReason
-from services.edge.session.actions import Action, Commit, OpenRegion, SendDraft
-from services.edge.session.control.acceptance import Averages
-from services.edge.session.control.controller import ControlPolicy
-from services.edge.session.control.pace import Pace
-from services.edge.session.drafting import DraftLimits
-from services.edge.session.inputs import (
+from services.edge.session.acceptance import Averages
+from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.events import (
+    Action,
     ChatAsked,
+    Commit,
     DraftsReady,
     Input,
+    OpenRegion,
     PromptReady,
     RegionCommit,
     RegionDone,
     RegionOpened,
+    ReplicaPace,
+    SendDraft,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
+from services.edge.session.upload_control import UploadPolicy
 from services.inference.reference import generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
@@ -45,9 +47,7 @@ from services.inference.scheduler.types import (
     Opened,
     OpenRequest,
 )
-from tests.edge.session.toolkit import DIGEST, request
-from tests.edge.session.virtual.beside import Beside
-from tests.edge.session.virtual.circumstances import (
+from tests.edge.session.simulation.circumstances import (
     PROMPT,
     SESSION,
     Circumstances,
@@ -55,6 +55,8 @@ from tests.edge.session.virtual.circumstances import (
     sampling,
     word,
 )
+from tests.edge.session.simulation.drafter import VirtualDrafter
+from tests.edge.session.toolkit import DIGEST, request
 from tests.inference import letters
 
 
@@ -83,7 +85,7 @@ class Mesh:
         self,
         at: Circumstances,
         *,
-        control: ControlPolicy | None = None,
+        upload: UploadPolicy | None = None,
         averages: Averages | None = None,
         region_drafts: bool = True,
         limits: SchedulerLimits | None = None,
@@ -108,7 +110,7 @@ class Mesh:
         self.outcome = Outcome()
         self.actions: list[tuple[float, Action]] = []
         policy = ReplyPolicy(
-            drafts=DraftLimits(max_lead=32, min_survival=0.1), control=control or ControlPolicy()
+            drafts=DraftLimits(max_lead=32, min_survival=0.1), upload=upload or UploadPolicy()
         )
         self.chat = ChatSession(
             SessionPolicy(DIGEST, 2048, reply=policy), self._tools(averages or Averages()), 0.0
@@ -137,7 +139,7 @@ class Mesh:
     def _tools(self, averages: Averages) -> ReplyTools:
         return ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: Beside(self, self.truth),
+            new_drafter=lambda: VirtualDrafter(self, self.truth),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: averages,
@@ -228,7 +230,7 @@ class Mesh:
         item: Input
         if isinstance(event, Committed):
             (echo, came_at), self._echo = self._echo, (0, 0.0)
-            pace = Pace(
+            pace = ReplicaPace(
                 interval_s=event.commit_interval_ms / 1e3,
                 row_s=event.row_ms / 1e3,
                 max_lead=self.limits.max_lead,

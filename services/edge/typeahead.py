@@ -1,4 +1,4 @@
-"""Has a region compute what a user has typed so far, so that the chat finds it done."""
+"""Prefills a prompt at a region while its user still types it, so that the chat finds it cached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
 from services.edge.identity import UNIDENTIFIED, Credential
-from services.edge.prefill.plan import PrefillPlan
 from services.edge.quotas import Rate
-from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, Input
+from services.edge.session.events import ChatRequest, Input, OpenRegion
+from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
@@ -29,25 +28,25 @@ log = structlog.get_logger()
 
 
 class TypedStream(RequestStream, Protocol):
-    """Where typed text comes from."""
+    """A client's stream that carries typed text."""
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
-        """Use up so much of what this client and its address may use; False if that is too much."""
+        """Charge this amount to the client's rate limit and its address's; False if either is
+        exceeded."""
         ...
 
 
-class Typist:
-    """One prompt that is being typed. Whatever fails here costs the chat nothing but its head
-    start, so it is logged and no more.
+class TypeaheadPrefill:
+    """One prompt that is being typed.
 
-    A prefill is a session of one token at LOW priority: what it leaves in the replica's prefix
-    cache is what it is for.
+    A prefill is a session of one token at LOW priority, for the sake of what it leaves in the
+    replica's prefix cache. Failures are only logged: without it the chat merely starts later.
     """
 
-    def __init__(self, stream: TypedStream, parts: EdgeContext) -> None:
+    def __init__(self, stream: TypedStream, context: EdgeContext) -> None:
         self._stream = stream
-        self._parts = parts
-        self._plan = PrefillPlan(parts.prefill)
+        self._context = context
+        self._plan = TypeaheadPlan(context.typeahead)
         self._identity = UNIDENTIFIED
         self.closed = False
         self._before: tuple[Message, ...] = ()
@@ -60,10 +59,10 @@ class Typist:
         if self.closed:
             return
         try:
-            # Before it is parsed: that is what costs. Of the first frame nobody knows yet whose it
-            # is, so it counts for its address alone.
+            # Before it is parsed, because parsing is what costs. The client of the first frame is
+            # not known yet, so it counts for the address alone.
             if not self._spend(Rate.TYPED_BYTES, len(payload)):
-                self._close()  # what came before the text may have been in this frame
+                self._close()  # the conversation before the text may have been in this frame
                 return
             typed = read_typed_text(payload)
             if self._identity is UNIDENTIFIED:
@@ -83,16 +82,16 @@ class Typist:
         return self._stream.spend(rate, amount, self._identity.client)
 
     def _admit(self, credential: Credential) -> None:
-        """Whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
+        """Find out whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
-        self._identity = self._parts.identities.of(credential, secret, fresh, address)
+        self._identity = self._context.identities.of(credential, secret, fresh, address)
         if not self._identity.group:
-            # A chat with a cache of its own would not find what was computed for it.
+            # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
             self._plan.close()
 
     def feed(self, item: Input) -> None:
-        """The user sent the prompt or left, or the edge ends: all the same here."""
+        """The user sent the prompt or left, or the edge stops."""
         self._close()
 
     def client_lost(self) -> None:
@@ -105,7 +104,7 @@ class Typist:
         self.closed = True
         self._stream.end()
         if self._job is not None:
-            self._parts.tokenization.cancel(self._job)
+            self._context.tokenization.cancel(self._job)
         if self._plan.close() and self._link is not None:
             self._link.cancel(self._number, cancel("the prompt is not being typed any more"))
             self._link.forget(self._number)
@@ -124,7 +123,7 @@ class Typist:
         if messages is None:
             return
         try:
-            tokenization = self._parts.tokenization
+            tokenization = self._context.tokenization
             scope = self._identity.group or None
             self._job = tokenization.submit(
                 messages, self._tokenized, scope=scope, is_typeahead=True
@@ -146,21 +145,23 @@ class Typist:
             return
         ids = self._plan.next_prefill()
         assert ids is not None
-        parts, identity = self._parts, self._identity
-        wire = RegionWire(parts.coder, parts.policy.vocabulary_digest, parts.region, identity)
+        context = self._context
+        wire = RegionWire(
+            context.coder, context.policy.vocabulary_digest, context.region, self._identity
+        )
         request = ChatRequest(
             request_id=uuid4().hex,
-            model=parts.offer.model,
+            model=context.offer.model,
             messages=(),
             sampling=SamplingParams(max_tokens=1),
             priority=Priority.LOW,
             speculation=Speculation.OFF,
         )
         try:
-            link = parts.upstream.pick()
+            link = context.upstream.pick()
             self._number = link.open(self, wire.open(OpenRegion(request, ids, 0), ("", "")))
             self._link = link
-            parts.telemetry.prefilled(len(ids))
+            context.telemetry.prefilled(len(ids))
         except OutriderError as error:
             log.debug("typed text not prefilled", reason=error.reason)
             self._plan.ended(well=False)

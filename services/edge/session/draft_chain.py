@@ -1,4 +1,4 @@
-"""Drafts ahead of the commits: one chain per epoch, grown by a drafter, checked by commits."""
+"""The drafts ahead of the commits: one chain per epoch, made by a drafter, checked by commits."""
 
 from __future__ import annotations
 
@@ -6,59 +6,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.errors import MalformedFrameError
-from services.edge.session.actions import SendDraft
-from services.edge.session.control.acceptance import Outcome
-from services.edge.session.sources.base import Drafter, Guess
+from services.edge.session.acceptance import DraftOutcome
+from services.edge.session.draft_sources import Drafter, Guess
+from services.edge.session.events import SendDraft
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """How far the edge runs ahead."""
+    """How many drafts are made, and how likely they have to be."""
 
     max_lead: int = 32
     """Most drafts ahead of the commits; the region's own limit may be lower."""
     min_survival: float = 0.2
-    """No draft less likely than this, counted from the last commit..."""
+    """Least probability of a draft, counted from the last commit."""
     first_tokens: int = 4
-    """...but for a reply's first tokens..."""
     first_survival: float = 0.01
-    """...where this is enough: they are made while the region reads the prompt, and those behind
-    the first are there to be shown as soon as it turns out right."""
+    """The same for the reply's first `first_tokens`: they are made while the region prefills, and
+    those behind the first can be shown as soon as it is committed."""
     absorb_tokens: int = 128
-    """Most final ids the drafter learns in one go; bounds the time the loop is held."""
+    """Most final ids that the drafter learns per `advance`; bounds the time the loop is blocked."""
 
-    def least(self, number: int) -> float:
-        """Least survival of a draft for the reply's token `number`."""
-        return self.first_survival if number < self.first_tokens else self.min_survival
+    def least(self, position: int) -> float:
+        """Least survival of a draft for position `position` of the reply."""
+        return self.first_survival if position < self.first_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What became of one call of `advance`."""
+class DraftProgress:
+    """The result of `advance`."""
 
     is_behind: bool = False
-    """Not all that is final was learned yet."""
+    """Final ids remain to be learned; nothing was drafted."""
     num_made: int = 0
-    """Drafts that the drafter came up with..."""
+    """Drafts made."""
     took_s: float = 0.0
-    """...in this time..."""
+    """Time that making them took."""
     num_kept: int = 0
-    """...and how many are likely enough to be in the chain now."""
+    """Those of them that are likely enough to be in the chain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A commit in plain ids, and what it says of the drafts."""
+class ResolvedCommit:
+    """A commit as ids, and what became of the chain's drafts."""
 
     ids: tuple[int, ...]
     diverged: bool
-    """A draft of the chain proved wrong; the chain is gone."""
-    outcomes: tuple[Outcome, ...] = ()
-    """Of the drafts that are decided now: confirmed, or fallen with the chain."""
+    """A draft of the chain proved wrong; the chain was dropped."""
+    outcomes: tuple[DraftOutcome, ...] = ()
+    """Of the drafts that were confirmed, or dropped with the chain."""
     ended_at: int | None = None
-    """Depth at which a chain had ended for want of a guess, if the commit went past it."""
+    """Depth at which the drafter had nothing to add to the chain, if the commit went past it."""
     on_its_own: bool = True
-    """Nothing that the edge sent had a part in the region's call."""
+    """No draft of the edge had a part in the region's call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,11 @@ class _Draft:
     """Counted from the last commit, of calibrated chances."""
     source: str
     promise: float
-    """Its source's chance that it is right, given all before it are."""
+    """The probability its source gave it, given that all before it are right."""
 
 
 class DraftChain:
-    """Drafts for the tokens [committed, committed + n), and which of them were sent.
+    """Drafts for the positions [committed, committed + n) of a reply, and which of them were sent.
 
     An epoch is one contiguous chain: whenever the next frame would not continue the last one, a new
     epoch begins.
@@ -86,22 +85,33 @@ class DraftChain:
         max_tokens: int,
         chance: Callable[[str, float, int], float] = lambda source, promise, position: promise,
     ) -> None:
-        """`chance`: that a draft is right after right ones, from its source, what that promises,
-        and the reply's token it is for."""
-        self._drafter, self._limits, self._chance = drafter, limits, chance
-        self._stop_ids, self._max_tokens = stop_ids, max_tokens
-        self._unlearnt: list[int] = []
+        """`chance`: the calibrated probability of a draft given that those before it are right,
+        from its source, its promise and its position in the reply."""
+        self._drafter = drafter
+        self._limits = limits
+        self._chance = chance
+        self._stop_ids = stop_ids
+        self._max_tokens = max_tokens
+        self._unlearned: list[int] = []
+        """Final ids that the drafter has not learned yet."""
         self._drafts: list[_Draft] = []
         self._num_confirmed = 0
-        # Whether the chain is as long as the drafter can make it.
+        """Drafts of the chain that were committed already."""
         self._has_ended = False
-        # Where the epoch's next frame begins; None: the epoch is dead.
+        """Whether the chain is as long as the drafter can make it."""
         self._sent_to: int | None = 0
-        # Where its frames ended at most, behind that if some go up again; and before the last one.
-        self._reach = self._last_reach = 0
+        """Position where the epoch's next frame begins; None: the epoch is over."""
+        self._reach = 0
+        """Highest position that a frame of the epoch ended at; above `_sent_to` while drafts are to
+        be sent again."""
+        self._last_reach = 0
+        """The same before the last frame."""
         self._max_lead = limits.max_lead
-        self._again = False
-        self.committed = self.epoch = 0
+        self._resend = False
+        """Whether the region dropped drafts it was sent: they are to be sent again."""
+        self.committed = 0
+        """Final tokens."""
+        self.epoch = 0
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -125,27 +135,27 @@ class DraftChain:
 
     def learn(self, ids: Sequence[int]) -> None:
         """Ids before the reply: the prompt."""
-        self._unlearnt.extend(ids)
+        self._unlearned.extend(ids)
 
     def resume(self, ids: Sequence[int]) -> None:
         """The reply begins with these ids, committed by an earlier run."""
         self.committed = len(ids)
-        self._unlearnt.extend(ids)
+        self._unlearned.extend(ids)
         self.lose(self.epoch)
 
     def lose(self, epoch: int) -> None:
-        """The region has nothing of what it was sent up to this epoch."""
+        """The region has no drafts of this epoch or any before it."""
         if self.epoch <= epoch:
             self._sent_to = None
 
-    def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> Resolved:
+    def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> ResolvedCommit:
         """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
         self._check(epoch, base, accepted)
         drafts = self.ids
         final = (*drafts[:accepted], *ids)
         diverged = final[: len(drafts)] != drafts[: len(final)]
         had_some = epoch == self.epoch and self.num_sent > 0
-        resolved = Resolved(
+        resolved = ResolvedCommit(
             final,
             diverged,
             self._outcomes(final, diverged),
@@ -153,7 +163,7 @@ class DraftChain:
             on_its_own=not accepted and not (diverged and had_some),
         )
         self.committed += len(final)
-        self._unlearnt.extend(final)
+        self._unlearned.extend(final)
         self._drop(len(drafts) if diverged else len(final))
         if diverged:
             self._sent_to = None
@@ -162,35 +172,36 @@ class DraftChain:
         return resolved
 
     def limit_lead(self, max_lead: int) -> None:
-        """The region keeps no more than `max_lead` drafts, and has let go of those beyond that it
-        was sent: they go up again. 0 changes nothing."""
+        """The region keeps no more than `max_lead` drafts and has dropped those beyond that it was
+        sent: they are sent again. 0 changes nothing."""
         if max_lead:
             self._max_lead = min(self._limits.max_lead, max_lead)
-            self._again = self._again or self.num_sent > self._max_lead
+            self._resend = self._resend or self.num_sent > self._max_lead
 
-    def advance(self, lead: int) -> Progress:
-        """Learn what became final, then draft on, up to `lead` ahead."""
+    def advance(self, lead: int) -> DraftProgress:
+        """Learn what became final, then add drafts, up to `lead` ahead of the commits."""
         most = self._limits.absorb_tokens
-        slice_, self._unlearnt = self._unlearnt[:most], self._unlearnt[most:]
-        if slice_:
-            self._drafter.extend(slice_)
-        if self._unlearnt:
-            return Progress(is_behind=True)
+        if self._unlearned:
+            self._drafter.extend(self._unlearned[:most])
+            self._unlearned = self._unlearned[most:]
+        if self._unlearned:
+            return DraftProgress(is_behind=True)
         room = min(lead, self._max_lead, self._max_tokens - self.committed) - len(self._drafts)
         if room <= 0 or self.ends_reply:
-            return Progress()
+            return DraftProgress()
         num_before = len(self._drafts)
         guess = self._grow(room)
-        return Progress(False, len(guess.ids), guess.took_s, len(self._drafts) - num_before)
+        return DraftProgress(False, len(guess.ids), guess.took_s, len(self._drafts) - num_before)
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""
-        again, self._again = self._again and self._sent_to is not None, False
-        start = self.committed + (0 if again else self.num_sent)
+        resend = self._resend and self._sent_to is not None
+        self._resend = False
+        start = self.committed + (0 if resend else self.num_sent)
         ids = self.ids[start - self.committed : self._max_lead]
         if not ids:
             return None
-        joins = again or self._sent_to == start
+        joins = resend or self._sent_to == start
         self.epoch += not joins
         self._sent_to = start + len(ids)
         self._last_reach = self._reach if joins else 0
@@ -198,9 +209,9 @@ class DraftChain:
         # Epoch 0 begins with the reply, before anything was sent.
         return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
 
-    def take_back(self, frame: SendDraft) -> None:
-        """The frame taken last could not be sent: its drafts are to be sent once more. The epoch
-        that it would have begun never was."""
+    def requeue(self, frame: SendDraft) -> None:
+        """The frame taken last could not be sent: its drafts are unsent again. If it was the first
+        of its epoch, the next frame begins another one."""
         self._sent_to = frame.base if frame.continues or not frame.base else None
         self._reach = self._last_reach
 
@@ -216,16 +227,16 @@ class DraftChain:
                 f"it was sent {num_sent} of epoch {self.epoch}"
             )
 
-    def _outcomes(self, final: Sequence[int], diverged: bool) -> tuple[Outcome, ...]:
-        """Confirmed drafts, and if one is wrong, that and all behind it."""
-        outcomes, alive = list[Outcome](), True
+    def _outcomes(self, final: Sequence[int], diverged: bool) -> tuple[DraftOutcome, ...]:
+        """Of confirmed drafts, and if one is wrong, of that and all behind it."""
+        outcomes, alive = list[DraftOutcome](), True
         decided = self._drafts if diverged else self._drafts[: len(final)]
         for index, draft in enumerate(decided):
             right = alive and index < len(final) and final[index] == draft.token
             depth = self._num_confirmed + index
             first_wrong = alive and not right
             outcomes.append(
-                Outcome(
+                DraftOutcome(
                     draft.source,
                     self.committed + index,
                     depth,
@@ -238,7 +249,7 @@ class DraftChain:
         return tuple(outcomes)
 
     def _ended_at(self, final: Sequence[int], diverged: bool) -> int | None:
-        """Not where there was no chain: who has nothing to send sends nothing in vain."""
+        """None also where there was no chain: then nothing was drafted in vain."""
         if not self._has_ended or not self._drafts or diverged or len(final) <= len(self._drafts):
             return None
         return self._num_confirmed + len(self._drafts)
@@ -263,7 +274,7 @@ class DraftChain:
         return guess
 
     def _drop(self, count: int) -> None:
-        """Forget the first drafts; the rest is as likely as it is given that these were right."""
+        """Drop the first `count` drafts; the survival of the rest takes them as right."""
         gone, self._drafts = self._drafts[:count], self._drafts[count:]
         self._num_confirmed = self._num_confirmed + len(gone) if self._drafts else 0
         if not self._drafts:

@@ -11,28 +11,25 @@ from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Action,
-    Commit,
-    OpenDrafter,
-    OpenRegion,
-    Provisional,
-    SendDraft,
-    TellDrafter,
-)
-from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
+    Commit,
+    DrafterReport,
     DraftsReady,
-    Heard,
     Input,
+    OpenDrafter,
+    OpenRegion,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
+    SendDraft,
+    TellDrafter,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     EOS,
     OPENED,
@@ -48,7 +45,7 @@ REPLY = (1, 2, 3, 4, 1, 5, 6, EOS)
 
 
 class Chat:
-    """A session with a drafter beside it, and all that it wanted done."""
+    """A session with a drafter process, and all that it wanted done."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class Chat:
 
 def heard(base: int, *ids: int, chance: float = 0.9) -> DraftsReady:
     survival = tuple(chance ** (n + 1) for n in range(len(ids)))
-    return DraftsReady(Heard(base, ids, survival, ("model",) * len(ids), 0.001))
+    return DraftsReady(DrafterReport(base, ids, survival, ("model",) * len(ids), 0.001))
 
 
 def test_it_is_told_the_prompt_and_what_becomes_final() -> None:
@@ -188,6 +185,6 @@ def test_no_guess_ever_changes_the_text(data: st.DataObject) -> None:
                 chat.settle()
         chat.commit(data.draw(st.integers(1, 3)))
     chat.feed(RegionDone(FinishReason.STOP, len(REPLY)))
-    assert chat.session.state is State.CLOSED and chat.session.error is None
+    assert chat.session.state is SessionState.CLOSED and chat.session.error is None
     chat.feed(heard(0, 1, 2))
     assert chat.text == reference_text(REPLY)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
-from tests.edge.session.virtual.circumstances import Circumstances
-from tests.edge.session.virtual.reading import Reading
+from tests.edge.session.simulation.circumstances import Circumstances
+from tests.edge.session.simulation.reading import Reading
 
 NE, SHOWN = 0.2, 0.35
 NUM_TOKENS = 300

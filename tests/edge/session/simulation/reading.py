@@ -10,10 +10,10 @@ from random import Random
 
 from outrider.sampling.reply import ReplyText
 from outrider.session_types import FinishReason, Speculation
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
-from services.edge.session.drafting import DraftLimits
-from services.edge.session.inputs import (
+from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.events import (
     ChatAsked,
     DraftsReady,
     Input,
@@ -23,12 +23,11 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
+from tests.edge.session.simulation.circumstances import PROMPT, Circumstances, Words, sampling, word
+from tests.edge.session.simulation.drafter import VirtualDrafter
 from tests.edge.session.toolkit import DIGEST, request
-from tests.edge.session.virtual.beside import Beside
-from tests.edge.session.virtual.circumstances import PROMPT, Circumstances, Words, sampling, word
 from tests.inference import letters
 
 
@@ -54,7 +53,7 @@ class Reading:
         known = averages or Averages()
         tools = ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: Beside(self, self._truth, boast=boast),
+            new_drafter=lambda: VirtualDrafter(self, self._truth, boast=boast),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: known,

@@ -1,4 +1,4 @@
-"""What drafts from the edge are worth to a replica that never waits for them.
+"""How much time per token drafts from the edge save at a replica that never waits for them.
 
 A chain of drafts starts where the edge last saw the reply. Until its first draft arrives a round
 trip has passed, in which the replica went on: the chain has to be right for
@@ -25,7 +25,7 @@ _STEPS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class SessionConditions:
     """One session's circumstances; times in seconds."""
 
     rtt_s: float
@@ -43,13 +43,13 @@ class Conditions:
     """Most drafts that the edge has ahead of the commits it knows."""
 
 
-def alone_s(conditions: Conditions) -> float:
+def without_drafts_s(conditions: SessionConditions) -> float:
     """Seconds per token without drafts from the edge."""
     return conditions.interval_s / conditions.own_tokens
 
 
-def with_drafts_s(conditions: Conditions, survival: Sequence[float]) -> float:
-    """Seconds per token with drafts from the edge; never above `alone_s`.
+def with_drafts_s(conditions: SessionConditions, survival: Sequence[float]) -> float:
+    """Seconds per token with drafts from the edge; never above `without_drafts_s`.
 
     `survival` [n] is the chance that a chain's first 0, 1, ... n - 1 drafts are right; a chain is
     taken to be wrong behind them.
@@ -70,19 +70,19 @@ def with_drafts_s(conditions: Conditions, survival: Sequence[float]) -> float:
         ahead = max(0.0, min(usable, _arrived(conditions, committed, call) - at))
         tokens = sum(_at(survival, at + i) for i in range(int(ahead) + 1))
         time_s = alive * (conditions.interval_s + ahead * conditions.row_s)
-        if ahead >= 1 and tokens * alone_s(conditions) > time_s:
+        if ahead >= 1 and tokens * without_drafts_s(conditions) > time_s:
             gain = ahead + 1
         else:
             gain = conditions.own_tokens
             tokens = _between(survival, at, at + gain)
-            time_s = tokens * alone_s(conditions)
+            time_s = tokens * without_drafts_s(conditions)
         spent_s += time_s
         covered += tokens
         committed.append(at + gain)
-    return spent_s / covered if covered else alone_s(conditions)
+    return spent_s / covered if covered else without_drafts_s(conditions)
 
 
-def worthwhile_drafts(conditions: Conditions, survival: Sequence[float]) -> int:
+def worthwhile_drafts(conditions: SessionConditions, survival: Sequence[float]) -> int:
     """How many drafts a call takes: as long as each adds more to its tokens, in proportion, than
     to its time (the goodput rule, arXiv 2406.14066)."""
     tokens, count = 1.0, 0
@@ -97,14 +97,14 @@ def worthwhile_drafts(conditions: Conditions, survival: Sequence[float]) -> int:
 
 
 def break_even_rtt_s(
-    conditions: Conditions, survival: Sequence[float], least_gain: float = 0.02
+    conditions: SessionConditions, survival: Sequence[float], least_gain: float = 0.02
 ) -> float:
     """The longest round trip at which drafts from the edge still save `least_gain` of the time per
     token; 0 if there is none. `conditions.rtt_s` is not used."""
 
     def pays(rtt_s: float) -> bool:
         with_s = with_drafts_s(replace(conditions, rtt_s=rtt_s), survival)
-        return with_s <= (1 - least_gain) * alone_s(conditions)
+        return with_s <= (1 - least_gain) * without_drafts_s(conditions)
 
     low, high = 0.0, _MAX_RTT_S
     if not pays(low):
@@ -115,7 +115,7 @@ def break_even_rtt_s(
     return low
 
 
-def useful_lead(conditions: Conditions) -> int:
+def useful_lead(conditions: SessionConditions) -> int:
     """Drafts worth having ahead of the commits that the edge knows: those on their way, as far as
     edge and replica can be fast, and what one call takes."""
     call_s = conditions.interval_s + conditions.max_drafts * conditions.row_s
@@ -124,7 +124,7 @@ def useful_lead(conditions: Conditions) -> int:
     return min(conditions.max_lead, floor(on_their_way) + conditions.max_drafts + 1)
 
 
-def _arrived(conditions: Conditions, committed: Sequence[float], call: int) -> float:
+def _arrived(conditions: SessionConditions, committed: Sequence[float], call: int) -> float:
     """Drafts of a chain that have arrived when its call `call` begins, `max_lead` at most ahead of
     what the edge knew when it sent them."""
     elapsed_s = call * conditions.interval_s - conditions.rtt_s

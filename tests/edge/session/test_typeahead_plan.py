@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.models.chat import Message
-from services.edge.prefill.plan import PrefillPlan, PrefillPolicy, State
+from services.edge.session.typeahead_plan import TypeaheadPlan, TypeaheadPolicy
 
-POLICY = PrefillPolicy(min_new_tokens=4, max_context_tokens=40)
+POLICY = TypeaheadPolicy(min_new_tokens=4, max_context_tokens=40)
 
 
 def text(content: str) -> tuple[Message, ...]:
@@ -21,7 +21,7 @@ def ids(content: str) -> tuple[int, ...]:
 
 
 def test_what_stays_from_one_text_to_the_next_is_computed() -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     assert plan.typed(text("hello")) == text("hello")
     assert plan.tokenized(ids("hello")) is None
     assert plan.next_prefill() is None, "nothing says yet what will stay"
@@ -37,7 +37,7 @@ def test_what_stays_from_one_text_to_the_next_is_computed() -> None:
 
 
 def test_only_the_last_text_counts_while_one_is_tokenized() -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     plan.typed(text("a"))
     assert plan.typed(text("ab")) is None
     assert plan.typed(text("abc")) is None
@@ -46,7 +46,7 @@ def test_only_the_last_text_counts_while_one_is_tokenized() -> None:
 
 
 def test_what_was_deleted_is_not_counted_as_computed() -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     for content in ("abcdefgh", "abcdefghi"):
         plan.typed(text(content))
         plan.tokenized(ids(content))
@@ -59,7 +59,7 @@ def test_what_was_deleted_is_not_counted_as_computed() -> None:
 
 
 def test_nothing_is_done_after_the_end() -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     for content in ("abcdefgh", "abcdefghi"):
         plan.typed(text(content))
         plan.tokenized(ids(content))
@@ -71,13 +71,13 @@ def test_nothing_is_done_after_the_end() -> None:
 
 
 def test_a_region_that_refuses_is_not_asked_again() -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     for content in ("abcdefgh", "abcdefghi"):
         plan.typed(text(content))
         plan.tokenized(ids(content))
     assert plan.next_prefill() is not None
     plan.ended(well=False)
-    assert plan.state is State.CLOSED
+    assert not plan.is_open
     assert plan.typed(text("abcdefghijklmnopq")) is None
 
 
@@ -86,7 +86,7 @@ texts = st.lists(st.text("ab ", max_size=60), max_size=12)
 
 @given(texts, st.data())
 def test_every_prefill_is_the_beginning_of_a_text(contents: list[str], data: st.DataObject) -> None:
-    plan = PrefillPlan(POLICY)
+    plan = TypeaheadPlan(POLICY)
     waiting: tuple[Message, ...] | None = None
     for content in contents:
         asked = plan.typed(text(content))
