@@ -1,4 +1,4 @@
-"""What an edge measures of its chats."""
+"""Metrics, spans and log lines of an edge and its chats."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CHATS: Final = "outrider.edge.chats"
 TOKENS: Final = "outrider.edge.tokens"
 RETRACTIONS: Final = "outrider.edge.retractions"
 SHOWN_CHARS: Final = "outrider.edge.shown_chars"
-"""Code points sent as provisional text..."""
+"""Code points sent as provisional text."""
 ERASED_CHARS: Final = "outrider.edge.erased_chars"
-"""...and those of them that were taken back."""
+"""Those of SHOWN_CHARS that were taken back."""
 FIRST_WORDS: Final = "outrider.edge.first_words"
 """First words shown, one a chat, by fate: "stayed" or "erased"."""
 RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
@@ -37,7 +37,7 @@ HALF_OPEN: Final = "outrider.edge.half_open_handshakes"
 RETRIES: Final = "outrider.edge.retries"
 """First packets answered with a Retry."""
 REFUSED: Final = "outrider.edge.refused"
-"""Connections, streams, chats, typed text and credentials that were not taken, by reason."""
+"""Connections, streams, chats, typed text and credentials that were refused, by reason."""
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 """Shown before they were final; with TOKENS the share shown early."""
@@ -74,7 +74,7 @@ class EdgeTelemetry:
         self.idle.set()
 
     def chat_opened(self) -> None:
-        """A stream was opened."""
+        """A chat begins."""
         self.num_chats += 1
         self.idle.clear()
         self._metrics.gauge(OPEN_CHATS).set(self.num_chats)
@@ -85,7 +85,7 @@ class EdgeTelemetry:
         self._metrics.gauge(OPEN_CONNECTIONS).set(self.num_connections)
 
     def half_open(self, num: int) -> None:
-        """So many handshakes are under way."""
+        """`num` handshakes are under way."""
         self._metrics.gauge(HALF_OPEN).set(num)
 
     def retried(self) -> None:
@@ -93,13 +93,13 @@ class EdgeTelemetry:
         self._metrics.counter(RETRIES).add(1)
 
     def refused(self, reason: str, **details: str) -> None:
-        """Something was not taken. One line in the log tells of all in an interval; `details` are
-        of the last one."""
+        """Something was refused. One log line tells of all in an interval; `details` are of the
+        last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Nothing is logged any more."""
         self._refused.close()
 
     def chat_span(self, request: ChatRequest, *, continues: bool) -> Span:
@@ -117,7 +117,7 @@ class EdgeTelemetry:
         return span
 
     def chat_closed(self) -> None:
-        """A stream was closed, for whatever reason; `record` follows."""
+        """A chat ended, for whatever reason; `record` follows."""
         self.num_chats -= 1
         if not self.num_chats:
             self.idle.set()
@@ -133,7 +133,7 @@ class EdgeTelemetry:
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens)
 
     def detached(self, count: int) -> None:
-        """So many chats go on without their clients."""
+        """`count` chats go on without their clients."""
         self._metrics.gauge(DETACHED_CHATS).set(count)
 
     def early_data(self, num_bytes: int) -> None:
@@ -145,17 +145,16 @@ class EdgeTelemetry:
         if not sent:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
-    def record(self, session: ChatSession, span: Span | None, now: float) -> None:
-        """What is to be told of a chat that was closed at `now`."""
-        if span is not None:
-            span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
-            span.end(session.error)
+    def record(self, session: ChatSession, span: Span, now: float) -> None:
+        """Record a chat that ended at `now`."""
+        span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
+        span.end(session.error)
         metrics, times = self._metrics, session.milestones
         if times.asked is None:
             return
         reason = session.error.reason if session.error else None
         metrics.record_request(now - times.asked, self._model, reason)
-        _log_end(session, span.trace_id if span else "", now - times.asked)
+        _log_end(session, span.trace_id, now - times.asked)
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
         num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens)

@@ -14,13 +14,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
-from services.edge.identity import NOBODY, Credential
-from services.edge.parts import EdgeParts
+from services.edge.context import EdgeContext
+from services.edge.identity import UNIDENTIFIED, Credential
 from services.edge.quotas import Rate
-from services.edge.resumption.reception import RequestStream
-from services.edge.routers.link import RouterLink
 from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.typeahead_plan import TypeaheadPlan
+from services.edge.stream import RequestStream
+from services.edge.upstream.link import RouterLink
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -43,13 +43,11 @@ class TypeaheadPrefill:
     replica's prefix cache. Failures are only logged: without it the chat merely starts later.
     """
 
-    awaits_request = False
-
-    def __init__(self, stream: TypedStream, parts: EdgeParts) -> None:
+    def __init__(self, stream: TypedStream, context: EdgeContext) -> None:
         self._stream = stream
-        self._parts = parts
-        self._plan = TypeaheadPlan(parts.typeahead)
-        self._identity = NOBODY
+        self._context = context
+        self._plan = TypeaheadPlan(context.typeahead)
+        self._identity = UNIDENTIFIED
         self.closed = False
         self._before: tuple[Message, ...] = ()
         self._job: TokenizationJob | None = None
@@ -67,7 +65,7 @@ class TypeaheadPrefill:
                 self._close()  # the conversation before the text may have been in this frame
                 return
             typed = read_typed_text(payload)
-            if self._identity is NOBODY:
+            if self._identity is UNIDENTIFIED:
                 self._admit(typed.credential)
             self._before = typed.before or self._before
             messages = (*self._before, Message("user", typed.text))
@@ -87,7 +85,7 @@ class TypeaheadPrefill:
         """Find out whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
-        self._identity = self._parts.identities.of(credential, secret, fresh, address)
+        self._identity = self._context.identities.of(credential, secret, fresh, address)
         if not self._identity.group:
             # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
             self._plan.close()
@@ -106,7 +104,7 @@ class TypeaheadPrefill:
         self.closed = True
         self._stream.end()
         if self._job is not None:
-            self._parts.tokenization.cancel(self._job)
+            self._context.tokenization.cancel(self._job)
         if self._plan.close() and self._link is not None:
             self._link.cancel(self._number, cancel("the prompt is not being typed any more"))
             self._link.forget(self._number)
@@ -125,7 +123,7 @@ class TypeaheadPrefill:
         if messages is None:
             return
         try:
-            tokenization = self._parts.tokenization
+            tokenization = self._context.tokenization
             scope = self._identity.group or None
             self._job = tokenization.submit(
                 messages, self._tokenized, scope=scope, is_typeahead=True
@@ -147,21 +145,23 @@ class TypeaheadPrefill:
             return
         ids = self._plan.next_prefill()
         assert ids is not None
-        parts, identity = self._parts, self._identity
-        wire = RegionWire(parts.coder, parts.policy.vocabulary_digest, parts.region, identity)
+        context = self._context
+        wire = RegionWire(
+            context.coder, context.policy.vocabulary_digest, context.region, self._identity
+        )
         request = ChatRequest(
             request_id=uuid4().hex,
-            model=parts.offer.model,
+            model=context.offer.model,
             messages=(),
             sampling=SamplingParams(max_tokens=1),
             priority=Priority.LOW,
             speculation=Speculation.OFF,
         )
         try:
-            link = parts.upstream.pick()
+            link = context.upstream.pick()
             self._number = link.open(self, wire.open(OpenRegion(request, ids, 0), ("", "")))
             self._link = link
-            parts.telemetry.prefilled(len(ids))
+            context.telemetry.prefilled(len(ids))
         except OutriderError as error:
             log.debug("typed text not prefilled", reason=error.reason)
             self._plan.ended(well=False)

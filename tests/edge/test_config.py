@@ -136,7 +136,8 @@ def test_an_address_has_its_share_and_the_door_its_figures() -> None:
     # A whole context and a whole frame fit.
     assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
     assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().max_frame_bytes
-    assert limits.door.retry_from_half_open == 64
-    assert limits.door.max_resident_bytes > 0, "a part of what the machine has"
-    assert EdgeConfig(validate_addresses=True).listener_limits().door.retry_from_half_open == 0
-    assert EdgeConfig(max_resident_bytes=5).listener_limits().door.max_resident_bytes == 5
+    assert limits.handshakes.retry_from_half_open == 64
+    assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"
+    always = EdgeConfig(validate_addresses=True).listener_limits()
+    assert always.handshakes.retry_from_half_open == 0
+    assert EdgeConfig(max_resident_bytes=5).listener_limits().handshakes.max_resident_bytes == 5

@@ -182,6 +182,6 @@ async def drafting(
 
 async def _settled(link: DrafterLink) -> None:
     while True:
-        if link.state in (DrafterState.READY, DrafterState.UNFIT):
+        if link.state in (DrafterState.READY, DrafterState.UNUSABLE):
             return
         await asyncio.sleep(_POLL_S)

@@ -13,7 +13,7 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import sessions as session_wire
 from outrider.wire import tokens as token_wire
-from services.edge.identity import NOBODY, Identity
+from services.edge.identity import UNIDENTIFIED, Identity
 from services.edge.session.events import (
     OpenRegion,
     RegionCommit,
@@ -38,7 +38,7 @@ class RegionWire:
         coder: TokenCoder,
         vocabulary_digest: bytes,
         origin_region: str,
-        identity: Identity = NOBODY,
+        identity: Identity = UNIDENTIFIED,
         rewriter: Rewriter | None = None,
     ) -> None:
         """`rewriter`: puts the operator's prefix before messages that the region tokenizes; the

@@ -15,7 +15,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
-from services.edge.drafter.link import DrafterLink, OnGuess
+from services.edge.drafter.link import DrafterLink, OnDrafts
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import DrafterSettings
 from services.edge.session.events import DrafterReport, OpenDrafter
@@ -32,11 +32,11 @@ class Pretended(DrafterLink):
         settings = DrafterSettings(model="none")
         super().__init__(settings, 1000, DrafterMetrics(self.metrics))
         self.right, self.num_right = right, num_right
-        self.on_guess: OnGuess | None = None
+        self.on_guess: OnDrafts | None = None
         self.known: list[int] = []
         self.leads = set[int]()
 
-    def open(self, wanted: OpenDrafter, on_guess: OnGuess) -> int:
+    def open(self, wanted: OpenDrafter, on_guess: OnDrafts) -> int:
         self.on_guess = on_guess
         self.known = list(wanted.reply)
         self.guess()
