@@ -23,16 +23,16 @@ from bench.engine import CONTEXT, Sessions, cpu_ms
 from bench.harness.figures import Figure, Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.convert import ConvertedModel, convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.graph.convert import ConvertedModel, convert, read_converted
-from outrider.engines.openvino.graph.layouts import DEFAULT_LAYOUT, LAYOUTS
+from outrider.engines.openvino.layouts import DEFAULT_LAYOUT, LAYOUTS
 from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.measure import Fidelity
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import shipped
 from outrider.models.catalog import DEFAULT_MODEL, lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.telemetry.logs import configure_logging
 
 SHAPES: Final = {

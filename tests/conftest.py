@@ -13,16 +13,15 @@ from structlog.types import EventDict
 from xdist.scheduler import LoadScopeScheduling
 
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
 
 _TOGETHER = {
     "openvino_engine": (
-        "tests/engines/draft/",
+        "tests/engines/test_draft_loading.py",
         "tests/engines/test_openvino.py",
         "tests/inference/real/",
     ),

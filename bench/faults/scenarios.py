@@ -20,11 +20,11 @@ _POLL_S = 0.02
 _FOUND_S = {"inference": 0.7, "router": 2.5, "edge": 0.1}
 """Routers look for a lost replica every half second here, edges for a lost router every two."""
 _NOTICE_S = 5.0
-"""Silence is noticed after router.hang_s, 2 s, or router.silence_s, 3 s."""
+"""Silence is noticed after router.hang.min_silence_s, 2 s, or router.silence_s, 3 s."""
 _HELD_SHARE = 0.1
 """A chat that paused for this part of a stop was hit by it."""
 _HEAL_S = 3.0
-"""Who hung is tried again, cautiously, after router.quarantine_s, 2 s."""
+"""Who hung is tried again, cautiously, after router.quarantine.first_s, 2 s."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from random import Random
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
-from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
+from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
 from services.router.placement.types import PlacementPolicy, PlacementRequest
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
@@ -22,7 +22,12 @@ _OWN_BLOCKS = 30
 _PROMPTS_PER_GROUP = 5
 _QUESTION_TOKENS = 40
 _VOCABULARY = 49_152
-_MODEL = ServedModel("m", b"\x01" * 32, block_tokens=BLOCK)
+_MODEL = ServedModel(
+    "m",
+    b"\x01" * 32,
+    block_tokens=BLOCK,
+    prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25),  # a replica's defaults
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ def measure(size: Size, rounds: int) -> Timings:
     rng = Random(1)
     fleet = FleetTable(size.replicas, rng)
     index = PrefixIndex(PrefixIndexLimits(max_blocks=1 << 23))
-    policy = PlacementPolicy(near_ms=5.0, max_queued=128)
+    policy = PlacementPolicy()
     placement = Placement(fleet, index, policy, Random(2))
     before = _resident_bytes()
     prompts = _fill(index, placement, size, rng, rounds)

@@ -1,4 +1,4 @@
-"""`outrider models verify --fidelity`: whether the engine says what the model's file says."""
+"""`outrider models verify --fidelity`: compares the engine's logits with the model file's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _measure(
     from outrider.fidelity.comparing import compare, expected
     from outrider.fidelity.reference import Reference
     from outrider.fidelity.texts import shipped
-    from outrider.models.loading import load_vocabulary
+    from outrider.models.vocabulary import load_vocabulary
     from outrider.telemetry.logs import configure_logging
 
     # To standard error: standard output is the figures'.

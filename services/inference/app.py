@@ -8,20 +8,19 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
-from outrider.engines.factory import create_engine
-from outrider.engines.warmup import warm_up
+from outrider.engines.factory import create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, reply_end
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -32,6 +31,8 @@ from services.inference.config import InferenceConfig
 from services.inference.instances.fleet import Fleet
 from services.inference.runner import ModelRunner, Tick
 from services.inference.scheduling.limits import context_limit
+from services.inference.scheduling.policy.chunks import LEAST_CHUNK
+from services.inference.scheduling.policy.pace import LEAST_STRETCH
 from services.inference.scheduling.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.streaming.block_feed import BlockFeed
@@ -284,4 +285,11 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         block_tokens=info.block_tokens,
         max_lead=config.max_lead,
         max_drafts=config.max_draft_tokens,
+        prefill_limits=inference_pb2.PrefillLimits(
+            max_chunk_tokens=config.prefill_chunk_tokens,
+            min_chunk_tokens=LEAST_CHUNK,
+            max_call_ms=config.max_tick_ms,
+            max_stretch=config.prefill_stretch,
+            min_stretch=LEAST_STRETCH,
+        ),
     )

@@ -11,10 +11,9 @@ from typing import Final
 
 import structlog
 
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.quarantine import QuarantinePolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
@@ -33,14 +32,13 @@ from services.router.fleet.registry import FleetPolicy, Registry
 from services.router.metrics import AdmissionMetrics, AutoscaleMetrics, ReplicaMetrics
 from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.types import PlacementPolicy
-from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.dispatch import Dispatch, PromptCache
-from services.router.relay.failover import Failover, FailoverPolicy
+from services.router.relay.failover import Failover
 from services.router.relay.frames import Up
 from services.router.relay.intake import Intake
-from services.router.relay.replica_monitor import HangPolicy, ReplicaMonitor
+from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch
 from services.router.relay.telemetry import SessionTelemetry
@@ -63,7 +61,7 @@ class Router:
     def __init__(self, config: RouterConfig, tls: Tls = PLAINTEXT) -> None:
         self.config = config
         self.tls = tls
-        self.clock = AwakeClock()
+        self.clock = StallFreeClock()
         self.metrics = Metrics("router")
         self.rng = Random(config.seed or None)
         self.retry_scheduled = asyncio.Event()
@@ -75,12 +73,16 @@ class Router:
 
         # Where sessions go.
         self.registry = _registry(config, self.clock())
-        self.prefix_index = PrefixIndex(
-            PrefixIndexLimits(max_blocks=config.prefix_blocks, expected_s=config.expected_s)
-        )
+        self.prefix_index = PrefixIndex(config.prefix_index)
         ids = TokenIdReader()
         self.prompts = PromptCache(self.prefix_index, ids)
-        self.placement = _placement(config, self.registry, self.prefix_index, self.rng)
+        self.placement = Placement(
+            self.registry,
+            self.prefix_index,
+            config.placement,
+            self.rng,
+            report_ms=config.load_interval_ms,
+        )
         self.history = PlacementHistory(config.history)
 
         # The relay.
@@ -100,8 +102,7 @@ class Router:
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
         autoscale = AutoscaleAdvisor(config.autoscale)
         intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, autoscale)
-        failover = Failover(self.table, dispatch, self.telemetry, _failover_policy(config))
-        hangs = HangPolicy(config.hang_s, config.hang_calls, config.stall_s)
+        failover = Failover(self.table, dispatch, self.telemetry, config.failover)
         self.switch = Switch(
             self.table,
             dispatch,
@@ -109,7 +110,7 @@ class Router:
             admission,
             self.telemetry,
             intake,
-            ReplicaMonitor(self.table, dispatch, self.registry, failover, hangs),
+            ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
             failover,
             default_model=config.default_model,
             tokenize=lambda session: self.tokenization.start(self.switch, session),
@@ -148,7 +149,7 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
-        if self.clock.was_late:
+        if self.clock.stalled_recently:
             self.registry.was_late()
         self.replicas.tick()
         self.tokenizers.tick()
@@ -291,40 +292,12 @@ async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
 
 def _registry(config: RouterConfig, now: float) -> Registry:
     geography = Geography(config.region, config.regions, config.default_rtt_ms)
-    quarantine = QuarantinePolicy(
-        config.quarantine_failures,
-        config.quarantine_window_s,
-        config.quarantine_s,
-        config.max_quarantine_s,
-    )
-    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, quarantine)
+    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, config.quarantine)
     return Registry(
         config.replicas,
         rtt_ms=geography.rtt_ms,
         policy=FleetPolicy(health, config.silence_s),
         now=now,
-    )
-
-
-def _placement(
-    config: RouterConfig, registry: Registry, index: PrefixIndex, rng: Random
-) -> Placement:
-    policy = PlacementPolicy(
-        near_ms=config.near_ms,
-        max_queued=config.max_queued,
-        work_weight=config.work_weight,
-        busy_work_weight=config.busy_work_weight,
-    )
-    return Placement(registry, index, policy, rng, report_ms=config.load_interval_ms)
-
-
-def _failover_policy(config: RouterConfig) -> FailoverPolicy:
-    return FailoverPolicy(
-        share=config.move_share,
-        min_moves=config.min_moves,
-        window_s=config.move_window_s,
-        timeout_s=config.move_timeout_s,
-        max_lost_replicas=config.max_lost_replicas,
     )
 
 
@@ -339,10 +312,10 @@ def _relay_limits(config: RouterConfig) -> RelayLimits:
 
 
 def _tokenizer_pool(
-    config: RouterConfig, clock: AwakeClock, rng: Random, tls: Tls
+    config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls
 ) -> TokenizerPool:
     return TokenizerPool(
-        [parse(text, "each of tokenizers") for text in config.tokenizers],
+        [parse_target(text, "each of tokenizers") for text in config.tokenizers],
         policy=config.discovery(),
         clock=clock,
         rng=rng,

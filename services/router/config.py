@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import Lookup, parse
+from outrider.peers.health import QuarantinePolicy
+from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndexLimits
+from services.router.relay.failover import FailoverPolicy
+from services.router.relay.replica_monitor import HangPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class ReplicaTarget:
             raise ConfigError(
                 f"The target {self.target} has no region: set it in [[router.replica_targets]]."
             )
-        if parse(self.target, "each of replica_targets").lookup is Lookup.NONE:
+        if parse_target(self.target, "each of replica_targets").lookup is Lookup.NONE:
             raise ConfigError(
                 f"{self.target} in replica_targets is one address: give it a name and a region in "
                 "[[router.replicas]], or have it looked up with dns: or srv:."
@@ -116,27 +121,16 @@ class RouterConfig:
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
     """RTT assumed for another region until coordinates or a probe say better."""
-    near_ms: float = 5.0
-    """Replicas whose predicted wait is at most this much above the shortest share the load."""
-    max_queued: int = 128
-    """Sessions that may wait for a place on one replica; where all replicas have this many, new
-    sessions are OVERLOADED."""
-    work_weight: float = 0.5
-    """What a millisecond of a replica's work costs in milliseconds of a session's wait, where no
-    replica of the region has prompts waiting (docs/guides/placement.md)."""
-    busy_work_weight: float = 4.0
-    """`work_weight` where all replicas of the region have prompts waiting."""
-    prefix_blocks: int = 1 << 20
-    """Blocks of the replicas' prefix caches known at once, about 250 bytes each."""
-    expected_s: float = 5.0
-    """How long a prompt is expected in the cache of the replica it was sent to, until that replica
-    says what it has cached."""
+    placement: PlacementPolicy = dataclasses.field(default_factory=PlacementPolicy)
+    """How replicas are compared (docs/guides/placement.md)."""
+    prefix_index: PrefixIndexLimits = dataclasses.field(default_factory=PrefixIndexLimits)
+    """Bounds of what is known of the replicas' prefix caches."""
     history: int = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
-    """Objectives and queue of each class of sessions (docs/guides/admission.md)."""
+    """Admission control (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
-    """Limits of tenants; without any, nobody is limited."""
+    """Limits of tenants; without any there are none."""
     lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
@@ -179,15 +173,9 @@ class RouterConfig:
     """Longest time between two load reports that a replica is asked for, changed or not."""
     silence_s: float = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
-    quarantine_failures: int = 3
-    """Failures (streams that break, sessions that fail by the replica's fault) within
-    `quarantine_window_s` that put a replica into quarantine. Never most replicas of a model."""
-    quarantine_window_s: float = 30.0
-    """Time within which failures are counted."""
-    quarantine_s: float = 2.0
-    """First time in quarantine, before one session is tried; each trial that fails doubles it."""
-    max_quarantine_s: float = 60.0
-    """Longest time in quarantine between two trials."""
+    quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
+    """When a replica that fails gets no sessions, and for how long: failures are streams that break
+    and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: float = 2.0
     """Without another replica, sessions wait for one that was lost less than this ago; after that
     they are refused at once, with NO_REPLICA."""
@@ -195,24 +183,10 @@ class RouterConfig:
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
-    hang_s: float = 2.0
-    """A replica in the middle of replies that sends no token for this long hangs: its sessions move
-    to others. At least the time of `hang_calls` calls."""
-    hang_calls: float = 8.0
-    """Longest engine calls, by the cost that the replica reports, that may pass without a token."""
-    stall_s: float = 30.0
-    """A single session without tokens for this long moves, though its replica serves others."""
-    move_share: float = 1.0
-    """Sessions that may move within `move_window_s`, for each session that is live; further ones
-    wait."""
-    min_moves: int = 64
-    """Sessions that may move within `move_window_s` in addition to that share."""
-    move_window_s: float = 10.0
-    """Time within which moves are counted."""
-    move_timeout_s: float = 30.0
-    """A session that finds no other replica within this time is ended, and its edge told."""
-    max_lost_replicas: int = 2
-    """A request is ended when this many replicas were lost with it, one after the other."""
+    hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
+    """When a replica that sends no tokens is taken to hang, and its sessions move."""
+    failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
+    """How many sessions may move to other replicas, and for how long they look for one."""
     cancel_timeout_s: float = 5.0
     """A cancelled session whose replica does not confirm within this time is ended."""
     drain_s: float = 10.0
@@ -227,8 +201,11 @@ class RouterConfig:
         self._check_unique("region", [region.name for region in self.regions])
         self.price_table()
         for field in _POSITIVE:
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+            value: Any = self
+            for name in field.split("."):
+                value = getattr(value, name)
+            if value <= 0:
+                raise ConfigError(f"{field} is {value}: set it above 0.")
         if self.silence_s * 1000.0 <= self.heartbeat_ms:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
@@ -251,7 +228,7 @@ class RouterConfig:
 
     def _check_targets(self) -> None:
         for tokenizer in self.tokenizers:
-            parse(tokenizer, "each of tokenizers")
+            parse_target(tokenizer, "each of tokenizers")
         self._check_unique("target", [entry.target for entry in self.replica_targets])
         if self.tls.is_on:
             regions = [replica.region for replica in self.replicas]
@@ -270,10 +247,6 @@ class RouterConfig:
 
 
 _NOT_NEGATIVE = (
-    "near_ms",
-    "max_queued",
-    "work_weight",
-    "busy_work_weight",
     "default_rtt_ms",
     "drain_s",
     "return_s",
@@ -281,8 +254,6 @@ _NOT_NEGATIVE = (
 )
 
 _POSITIVE = (
-    "prefix_blocks",
-    "expected_s",
     "history",
     "max_sessions",
     "max_sessions_per_stream",
@@ -300,18 +271,18 @@ _POSITIVE = (
     "lookup_interval_s",
     "heartbeat_ms",
     "silence_s",
-    "quarantine_failures",
-    "quarantine_window_s",
-    "quarantine_s",
-    "max_quarantine_s",
     "tokenize_timeout_s",
     "max_tokenizing",
-    "hang_s",
-    "hang_calls",
-    "stall_s",
-    "min_moves",
-    "move_window_s",
-    "move_timeout_s",
-    "max_lost_replicas",
     "cancel_timeout_s",
+    "quarantine.max_failures",
+    "quarantine.window_s",
+    "quarantine.first_s",
+    "quarantine.max_s",
+    "hang.min_silence_s",
+    "hang.num_calls",
+    "hang.stall_s",
+    "failover.min_moves",
+    "failover.window_s",
+    "failover.timeout_s",
+    "failover.max_lost_replicas",
 )

@@ -15,12 +15,12 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.draft.card import read_card
-from outrider.engines.openvino.graph.convert import read_facts
+from outrider.engines.draft_file import read_card
+from outrider.engines.openvino.convert import read_facts
 from outrider.errors import ArtifactCorruptError, OutriderError
 from outrider.fidelity.reference import Reference
 from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf
-from outrider.models.tokenization.gguf import read_definition
+from outrider.models.gguf_vocabulary import read_definition
 
 READERS = (read_definition, read_card, read_facts, Reference)
 MAX_GROWTH_BYTES = 8 << 20

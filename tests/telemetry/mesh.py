@@ -29,7 +29,8 @@ from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.router.relay.replica_monitor import HangPolicy
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
 
@@ -45,7 +46,7 @@ PATIENT_ROUTER: Mapping[str, Any] = {
     "probe_timeout_s": 60.0,
     "suspect_s": 60.0,
     "silence_s": 60.0,
-    "hang_s": 60.0,
+    "hang": HangPolicy(min_silence_s=60.0),
 }
 """All share one event loop, and maybe a busy machine: nobody is given up for being slow."""
 
@@ -89,7 +90,7 @@ async def _page(admin_port: int) -> str:
 @asynccontextmanager
 async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeMesh]:
     """Started from the back to the front; ready for chats."""
-    vocabularies = Vocabularies([Served.of(MODEL, words)])
+    vocabularies = Vocabularies([ServedVocabulary.of(MODEL, words)])
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
     async with (

@@ -10,6 +10,7 @@ from bench.scale.demand import BLOCK_TOKENS, Ask
 from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
 from services.inference.scheduling import events as scheduling
+from services.inference.scheduling.policy.overload import Level
 from services.router.fleet.replica import ClassLoad, ReplicaLoad
 from services.router.prefix_index.kv_events import BlocksRemoved, BlocksStored, KvEvent
 
@@ -48,6 +49,8 @@ class Report:
                 low=_part(load.low),
                 medium=_part(load.medium),
                 stay_ms=load.stay_ms,
+                queues_low=load.overload_level >= Level.QUEUE_LOW,
+                refuses_sessions=load.overload_level >= Level.REFUSE,
             ),
             tuple(_event(event) for event in blocks),
         )

@@ -16,18 +16,22 @@ from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.config import ReplicaConfig
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import ServedModel
+from services.router.fleet.replica import PrefillLimits, ServedModel
 from services.router.placement.placement import Placement
 from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.kv_events import KvEventFollower, SnapshotPart
 
-MODEL = ServedModel("virtual", b"virtual", block_tokens=BLOCK_TOKENS)
-_DEFAULTS = RouterConfig()
-POLICY = PlacementPolicy(near_ms=_DEFAULTS.near_ms, max_queued=_DEFAULTS.max_queued)
+MODEL = ServedModel(
+    "virtual",
+    b"virtual",
+    block_tokens=BLOCK_TOKENS,
+    prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25),  # a replica's defaults
+)
+POLICY = PlacementPolicy()
 _EXPIRE_S = 0.5
 """What passes with time alone takes seconds; a router looks for it more often."""
 _TIDY_ROWS = 256

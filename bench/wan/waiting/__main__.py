@@ -23,17 +23,15 @@ import grpc
 
 from bench.wan.waiting.costs import Costs
 from bench.wan.waiting.verifier import MAX_LEAD, Part, Session, Verdict, Verifier
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, Rows
 from outrider.engines.config import EngineConfig
-from outrider.engines.factory import create_engine
+from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeOptions
-from outrider.engines.warmup import warm_up
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText

@@ -14,8 +14,8 @@ import grpc.aio
 import structlog
 
 from outrider.errors import OutriderError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import (
     LOSSES,
     Outbox,
@@ -71,7 +71,7 @@ class RouterLink:
         table: RouterTable,
         policy: LinkPolicy,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         on_connected: Callable[[], None],
         tls: Tls = PLAINTEXT,
@@ -217,7 +217,7 @@ class RouterLink:
         self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
 
     def _lose(self, why: str) -> None:
-        self._table.lost(self.address, why, self._clock(), is_own=self._clock.was_late)
+        self._table.lost(self.address, why, self._clock(), is_own=self._clock.stalled_recently)
 
     def _break(self, outbox: _RouteOutbox, error: OutriderError) -> None:
         self._outbox = None

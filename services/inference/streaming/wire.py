@@ -31,6 +31,7 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
+from services.inference.scheduling.policy.overload import Level
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
@@ -64,6 +65,8 @@ class Contract:
     """Most edge drafts kept ahead of a session's commits."""
     max_drafts: int
     """Most drafts of one session in one call."""
+    prefill_limits: inference_pb2.PrefillLimits | None = None
+    """What routers are told of the prompt tokens of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +262,8 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         low=inference_pb2.ClassLoad(**asdict(load.low)),
         medium=inference_pb2.ClassLoad(**asdict(load.medium)),
         stay_ms=load.stay_ms,
+        queues_low=load.overload_level >= Level.QUEUE_LOW,
+        refuses_sessions=load.overload_level >= Level.REFUSE,
     )
 
 
@@ -274,6 +279,7 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         codecs=_codecs(contract.coder.supported),
         replica=contract.replica,
         region=contract.region,
+        prefill_limits=contract.prefill_limits,
     )
 
 

@@ -23,14 +23,16 @@ class LiveFleetView:
         self._at_home: set[str] = set()
         """Models with replicas in the router's own region, in service or not."""
         self._returning: dict[str, set[str]] = {}
-        """By model, the regions of replicas that take no sessions now, but may soon."""
+        """By model, the regions of replicas that take no sessions now but may soon."""
         self._rtt_ms: dict[str, dict[str, float]] = {}
-        """By model and region, of the replicas that take sessions: the least of late, to which a
-        busy machine adds nothing."""
+        """By model and region, the smallest recent round trip of replicas that take sessions; a
+        busy machine does not change it."""
 
     def refresh(self, replicas: Iterable[Replica], now: float) -> None:
         """Read the fleet again: which regions serve which model, and how far they are."""
-        self._rtt_ms, self._returning, self._at_home = {}, {}, set()
+        self._rtt_ms = {}
+        self._returning = {}
+        self._at_home = set()
         for replica in replicas:
             if replica.region == self._region:
                 self._at_home.add(replica.model_name)
@@ -51,7 +53,7 @@ class LiveFleetView:
         return min(allowed, key=lambda region: (known[region], region), default="")
 
     def may_return(self, request: PlacementRequest) -> bool:
-        """Whether a replica that may serve it is there, though it takes no sessions just now."""
+        """Whether a replica that may serve it takes no sessions now but may soon."""
         found = self._returning.get(request.model, set())
         return bool(found.intersection(request.residency) if request.residency else found)
 

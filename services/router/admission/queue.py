@@ -5,10 +5,10 @@
         FairQueue       those of one priority, fair between flows
     QueueRate           how fast sessions of a model leave, from which waits are predicted
 
-Each set of replicas has a sub-queue of its own, so a session whose replicas are full holds up
-nobody who can be served elsewhere. In a sub-queue the highest priority goes first; a class that has
-waited longer than `ageing_s` gets one of every eight turns, so that LOW sessions go on under any
-load.
+Each set of replicas has a sub-queue of its own, so a session whose replicas are full holds up no
+session that can be served elsewhere. In a sub-queue the highest priority goes first; a class that
+has waited longer than `ageing_s` gets one of every eight turns, so that LOW sessions make progress
+under any load.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class AdmissionQueue:
         return self._sub_queues.get(session.replica_set)
 
     def rotate(self) -> list[SubQueue]:
-        """Sub-queues in which somebody waits; the first of them is the last the next time."""
+        """Sub-queues with waiting sessions; the first of them is the last the next time."""
         found = list(self._sub_queues.values())
         if len(found) > 1:
             first = next(iter(self._sub_queues))

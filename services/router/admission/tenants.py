@@ -22,7 +22,7 @@ TIERS: Final = {
 """The highest class that a tenant of the tier gets."""
 
 MAX_DELAY_MS: Final = 60_000
-"""Longest retry delay that is told to anybody."""
+"""Longest retry delay."""
 _SMOOTHING: Final = 0.2
 """Weight of the latest session in the mean length of a tenant's sessions."""
 _FIRST_DURATION_S: Final = 1.0

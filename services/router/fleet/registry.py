@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.errors import UnavailableError
-from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Signal
-from outrider.peers.quarantine import Quarantine
+from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Quarantine, Signal
 from outrider.peers.round_trip import RoundTrip
 from services.router.config import ReplicaConfig
 from services.router.fleet.replica import Replica, ReplicaIdentity, ReplicaLoad, ServedModel
@@ -124,7 +123,8 @@ class Registry:
             )
         if replica.source and self._claim_name(replica, identity.name or replica.address):
             # Another replica than before at the same address: what was known is void.
-            replica.model, replica.load = None, None
+            replica.model = None
+            replica.load = None
             replica.health.quarantine = Quarantine(self._policy.health.quarantine)
 
     def remove(self, name: str) -> None:
@@ -147,8 +147,10 @@ class Registry:
     def connected(self, name: str, model: ServedModel, now: float) -> None:
         """Its stream is up and it reported its model; its last load is void."""
         replica = self._replicas[name]
-        replica.model, replica.load = model, None
-        replica.reported_at, replica.is_unanswering = now, False
+        replica.model = model
+        replica.load = None
+        replica.reported_at = now
+        replica.is_unanswering = False
         self.changed.add(name)
         self.signal(name, Signal.CONNECTED, now)
         if replica.is_leaving:

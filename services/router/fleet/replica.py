@@ -10,6 +10,30 @@ from outrider.peers.round_trip import RoundTrip
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """How many prompt tokens an engine call of a replica takes, as it reports."""
+
+    max_chunk_tokens: int
+    """Most tokens of any call."""
+    min_chunk_tokens: int
+    """Tokens that a call with decoding sessions takes at least."""
+    max_call_ms: float
+    """A call with decoding sessions takes no more tokens than keep it within this..."""
+    max_stretch: float
+    """...and within so many times its duration without them..."""
+    min_stretch: float
+    """...but always those within so many times it."""
+
+    def chunk_tokens(self, call_ms: float, row_ms: float) -> float:
+        """Prompt tokens in a call that takes `call_ms` without them."""
+        longest_ms = max(
+            min(self.max_call_ms, self.max_stretch * call_ms), self.min_stretch * call_ms
+        )
+        tokens = (longest_ms - call_ms) / row_ms if row_ms > 0.0 else self.max_chunk_tokens
+        return min(max(self.min_chunk_tokens, tokens), self.max_chunk_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a replica serves, as it reports."""
 
@@ -20,6 +44,8 @@ class ServedModel:
     """Token codecs it reads (`TokenCodec` in common.proto)."""
     block_tokens: int = 0
     """Tokens of a block of its prefix cache; 0: not reported."""
+    prefill_limits: PrefillLimits | None = None
+    """None: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +85,10 @@ class ReplicaLoad:
     """Engines that share the sessions; `fixed_ms` and `row_ms` are of one call of one of them."""
     overload_level: int = 0
     """0 none to 4, as in WatchLoadResponse."""
+    queues_low: bool = False
+    """New LOW sessions stay in its queue."""
+    refuses_sessions: bool = False
+    """New sessions are refused."""
     low: ClassLoad = _NO_LOAD
     """What of the above is of LOW sessions; new sessions of higher classes are served before."""
     medium: ClassLoad = _NO_LOAD

@@ -18,17 +18,11 @@ from services.router.fleet.replica import Replica
 from services.router.placement.replica_table import Bools, ReplicaTable
 from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest
 
-LOW_WAITS = 3
-"""Overload level from which a replica leaves LOW sessions in its queue."""
-NOBODY_ENTERS = 4
-"""Overload level from which a replica refuses new sessions."""
-
 
 def able(table: ReplicaTable, request: PlacementRequest, policy: PlacementPolicy) -> Bools:
     """[rows] whether a replica meets every constraint."""
     found = in_reach(table, request)
-    limit = LOW_WAITS if request.priority == Priority.LOW else NOBODY_ENTERS
-    found &= table.counts["overload"] < limit
+    found &= table.counts["min_priority"] <= request.priority
     found &= table.num_excess[request.priority - 1] <= policy.max_queued
     return found
 
@@ -112,6 +106,6 @@ def _occupancy(table: ReplicaTable, rows: list[int]) -> str:
     counts = table.counts
     return ", ".join(
         f"{table.names[row]} {table.num_sessions[0, row]} of {counts['max_sessions'][row]}"
-        f"{', overloaded' if counts['overload'][row] >= LOW_WAITS else ''}"
+        f"{', overloaded' if counts['min_priority'][row] > Priority.LOW else ''}"
         for row in rows
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.router.placement.replica_table import CHUNK_TOKENS, Bools, Floats, Ints, ReplicaTable
+from services.router.placement.replica_table import Bools, Floats, Ints, ReplicaTable
 from services.router.placement.types import PlacementRequest, PredictedWait, Transfer
 
 
@@ -55,7 +55,8 @@ def predict(
     transfer_ms = place_ms = np.zeros(len(table))
     prefill_ms = _prefill_ms(table, left)
     # The rows of running sessions would be computed anyway.
-    work_ms = left * columns["row_ms"] + np.ceil(left / CHUNK_TOKENS) * columns["fixed_ms"]
+    num_calls = np.ceil(left / columns["max_chunk_tokens"])
+    work_ms = left * columns["row_ms"] + num_calls * columns["fixed_ms"]
     if request.transfer.num_tokens:
         loaded_ms = _loaded_prefill_ms(table, request, cached_tokens)
         use = loaded_ms + request.transfer.load_ms < prefill_ms

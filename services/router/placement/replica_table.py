@@ -17,22 +17,14 @@ import numpy.typing as npt
 
 from outrider.session_types import Priority
 from services.router.fleet.call_costs import CallCosts
-from services.router.fleet.replica import Replica, ReplicaLoad
+from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 CHUNK_TOKENS: Final = 256
-"""Prompt tokens assumed per engine call while a prompt is prefilled."""
-
-LEAST_CHUNK = 12
-"""The same at least beside replies, which calls with prompts may hold up for TICK_MS, or STRETCH
-times as long as without, if that is less: the defaults of replicas (SchedulerLimits)."""
-
-TICK_MS = 40.0
-STRETCH = 1.8
-LEAST_STRETCH = 1.25
+"""Prompt tokens per engine call assumed of a replica that does not report its prefill limits."""
 
 REPLY_TOKENS: Final = 128
 """Tokens per reply assumed for a full replica that does not report how long sessions keep their
@@ -47,8 +39,18 @@ UNREPORTED: Final = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT: Final = 1 << 40
 """Places of a replica that reports no limit."""
 
-_FLOATS = ("rtt_ms", "reported_ms", "row_ms", "fixed_ms", "call_ms", "place_ms", "chunk_tokens")
-_INTS = ("max_sessions", "model", "region", "overload", "block_tokens")
+_FLOATS = (
+    "rtt_ms",
+    "reported_ms",
+    "row_ms",
+    "fixed_ms",
+    "call_ms",
+    "place_ms",
+    "chunk_tokens",
+    "max_chunk_tokens",
+)
+_INTS = ("max_sessions", "model", "region", "min_priority", "block_tokens")
+"""`min_priority`: the lowest class whose new sessions the replica starts; above HIGH: none."""
 
 
 class _ReportedLoad(NamedTuple):
@@ -171,6 +173,7 @@ class ReplicaTable:
         self._free: list[int] = []
         self._unreported: list[UnreportedSessions] = []
         self._loads: list[_ReportedLoad] = []
+        self._prefill_limits: list[PrefillLimits | None] = []
         self._call_costs = CallCosts()
         self._num_by_block_size: Counter[int] = Counter()
 
@@ -209,6 +212,11 @@ class ReplicaTable:
         self.region_names[row] = replica.region
         self.counts["region"][row] = self.regions.add(replica.region)
         self._set_block_size(row, replica.model.block_tokens if replica.model else 0)
+        prefill_limits = replica.model.prefill_limits if replica.model else None
+        self._prefill_limits[row] = prefill_limits
+        self.columns["max_chunk_tokens"][row] = (
+            prefill_limits.max_chunk_tokens if prefill_limits else CHUNK_TOKENS
+        )
         if replica.load:
             self._call_costs.report(replica.name, model, (load.fixed_ms, load.row_ms))
         else:
@@ -252,7 +260,7 @@ class ReplicaTable:
         unreported = self._unreported[row]
         load = reported.load
         limit = load.max_sessions or NO_LIMIT
-        self.counts["overload"][row] = load.overload_level
+        self.counts["min_priority"][row] = _min_priority(load)
         self.counts["max_sessions"][row] = limit
         num_sessions = [
             count + unreported.num_sessions(priority)
@@ -264,8 +272,9 @@ class ReplicaTable:
         row_ms, call_ms = self._compute_call_cost(row, load, min(num_sessions[0], limit))
         # One place comes free in a `limit`-th of the time for which a session keeps its place.
         self.columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
+        max_chunk = int(self.columns["max_chunk_tokens"][row])
         self.queue_ms[:, row] = [
-            count * row_ms + -(-count // CHUNK_TOKENS) * call_ms for count in reported.num_tokens
+            count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens
         ]
 
     def _compute_call_cost(
@@ -279,8 +288,11 @@ class ReplicaTable:
         columns["row_ms"][row] = row_ms
         columns["fixed_ms"][row] = fixed_ms
         columns["call_ms"][row] = call_ms
+        limits = self._prefill_limits[row]
         columns["chunk_tokens"][row] = (
-            _chunk_tokens(call_ms, row_ms) if num_running else CHUNK_TOKENS
+            limits.chunk_tokens(call_ms, row_ms)
+            if limits is not None and num_running
+            else columns["max_chunk_tokens"][row]
         )
         return row_ms, call_ms
 
@@ -303,6 +315,7 @@ class ReplicaTable:
         for name, count in self.counts.items():
             self.counts[name] = np.concatenate([count, np.zeros(more, dtype=np.int64)])
         self.columns["chunk_tokens"][-more:] = CHUNK_TOKENS
+        self.columns["max_chunk_tokens"][-more:] = CHUNK_TOKENS
         empty = np.zeros((len(Priority), more))
         self.queue_ms = np.concatenate([self.queue_ms, empty], axis=1)
         self.drained_ms = np.concatenate([self.drained_ms, empty], axis=1)
@@ -312,11 +325,11 @@ class ReplicaTable:
         self.names += [""] * more
         self.region_names += [""] * more
         self._unreported += [UnreportedSessions() for _ in range(more)]
+        self._prefill_limits += [None] * more
         self._loads += [_ReportedLoad.of(UNREPORTED)] * more
 
 
-def _chunk_tokens(call_ms: float, row_ms: float) -> float:
-    """Prompt tokens in a call that takes `call_ms` without them, with replies alone."""
-    longest_ms = max(min(TICK_MS, STRETCH * call_ms), LEAST_STRETCH * call_ms)
-    tokens = (longest_ms - call_ms) / row_ms if row_ms > 0.0 else CHUNK_TOKENS
-    return min(max(LEAST_CHUNK, tokens), CHUNK_TOKENS)
+def _min_priority(load: ReplicaLoad) -> int:
+    if load.refuses_sessions:
+        return Priority.HIGH + 1
+    return Priority.MEDIUM if load.queues_low else Priority.LOW

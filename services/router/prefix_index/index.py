@@ -137,7 +137,8 @@ class PrefixIndex:
         that has a block has those before it, so a binary search finds it."""
         if not holders & ~self._holders(blocks[-1]):
             return len(blocks)
-        low, high = first, len(blocks) - 1
+        low = first
+        high = len(blocks) - 1
         while low < high:
             middle = (low + high) // 2
             if holders & ~self._holders(blocks[middle]):

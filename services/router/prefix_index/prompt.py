@@ -71,7 +71,8 @@ class BlockChain:
     def grow(self) -> None:
         """Compute the first block, or the rest of the current piece, or take a whole piece from the
         memo. Not beyond `num_blocks`."""
-        known, size = self.known, self._block_bytes
+        known = self.known
+        size = self._block_bytes
         first = len(known)
         parent = known[-1] if known else self._root
         if first % PIECE_BLOCKS == 0:
@@ -83,7 +84,8 @@ class BlockChain:
                 return
         # The first block alone: of most prompts no replica has more.
         last = min((first // PIECE_BLOCKS + 1) * PIECE_BLOCKS, self.num_blocks) if first else 1
-        ids, add = self._ids, known.append
+        ids = self._ids
+        add = known.append
         for begin in range(first * size, last * size, size):
             block = parent + ids[begin : begin + size]
             parent = blake2b(block, digest_size=HASH_BYTES).digest()

@@ -4,7 +4,7 @@ A replica with sessions in the middle of their replies makes engine calls, and e
 when none of them gets a token within many times what a call takes, it hangs, though its process may
 answer every probe. Sessions that are not being served yet prove nothing: for them the heartbeat of
 the replica's load reports stands (services.router.fleet). Times are those of a clock that stops
-while this process does (outrider.peers.awake), so its own pauses count as nobody's silence.
+while this process does (outrider.peers.stall_free_clock), so its own pauses count as nobody's silence.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
-from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
 from services.router.relay.sessions import SessionInput, SessionState
 
 if TYPE_CHECKING:
+    from services.router.fleet.registry import Registry
     from services.router.relay.dispatch import Dispatch
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable

@@ -15,8 +15,8 @@ import structlog
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
+from outrider.telemetry.log_aggregation import EventAggregator
 from outrider.telemetry.metrics import Metrics
-from outrider.telemetry.occurrences import Occurrences
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
 from services.router.placement.history import PlacementHistory, PlacementRecord
@@ -88,7 +88,7 @@ class SessionTelemetry:
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
         self._flushed = (0, 0, 0)
-        self._refused = Occurrences()
+        self._refused = EventAggregator()
 
     def opened(
         self, router_session_id: int, opening: inference_pb2.OpenSession, now: float

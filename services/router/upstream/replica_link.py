@@ -13,9 +13,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import OverloadedError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import (
     LOSSES,
     Outbox,
@@ -31,6 +31,7 @@ from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import (
     ClassLoad,
+    PrefillLimits,
     Replica,
     ReplicaIdentity,
     ReplicaLoad,
@@ -57,7 +58,7 @@ class ReplicaLink:
         switch: Switch,
         kv_events: KvEventSubscriber,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         tls: Tls = PLAINTEXT,
     ) -> None:
@@ -152,6 +153,7 @@ class ReplicaLink:
             max_context_tokens=said.max_context_tokens,
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
+            prefill_limits=read_prefill_limits(said),
         )
         return ReplicaIdentity(said.replica, said.region, model)
 
@@ -202,7 +204,7 @@ class ReplicaLink:
     def _lose(self, error: Exception) -> bool:
         """It is lost; whether by this router's own fault: it was late, so that the replica gave it
         up, or it did not read what the replica had to say."""
-        is_own = self._clock.was_late or isinstance(loss_reason(error), OverloadedError)
+        is_own = self._clock.stalled_recently or isinstance(loss_reason(error), OverloadedError)
         self._registry.lost(self._name, loss_text(error), self._clock(), is_own=is_own)
         return is_own
 
@@ -245,7 +247,23 @@ async def watch_load(
             low=_class_load(report.low),
             medium=_class_load(report.medium),
             stay_ms=_cost_ms(report.stay_ms),
+            queues_low=report.queues_low,
+            refuses_sessions=report.refuses_sessions,
         )
+
+
+def read_prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits | None:
+    """How many prompt tokens a call takes; None if the replica does not report it."""
+    if not told.HasField("prefill_limits"):
+        return None
+    limits = told.prefill_limits
+    return PrefillLimits(
+        max_chunk_tokens=max(1, limits.max_chunk_tokens),
+        min_chunk_tokens=max(1, limits.min_chunk_tokens),
+        max_call_ms=_cost_ms(limits.max_call_ms),
+        max_stretch=_cost_ms(limits.max_stretch),
+        min_stretch=_cost_ms(limits.min_stretch),
+    )
 
 
 def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:

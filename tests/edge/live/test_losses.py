@@ -19,7 +19,7 @@ from outrider.client.connection import ClientConnection
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.encoder import CachingEncoder
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.chat import Chat
 from services.edge.quic.connection import ChatStream
@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         AsyncExitStack() as stack,
     ):
         client = await stack.enter_async_context(mesh.client())
-        monkeypatch.setattr("outrider.client.transport.dialing.QuicConnection", StalledQuic)
+        monkeypatch.setattr("outrider.client.link.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
         mesh.region.block_tokens = 20
         stream = RawStream(connection, chat_frame(max_tokens=5000))

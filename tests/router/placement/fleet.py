@@ -10,14 +10,16 @@ from typing import Any
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
-from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
+from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
 from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
 BLOCK = 16
-MODEL = ServedModel("m", DIGEST, block_tokens=BLOCK)
+MODEL = ServedModel(
+    "m", DIGEST, block_tokens=BLOCK, prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25)
+)
 LOAD = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 ASK = PlacementRequest("m", DIGEST, prompt_tokens=100)
 

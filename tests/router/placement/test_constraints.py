@@ -123,19 +123,26 @@ def test_a_far_replica_with_a_place_beats_a_near_full_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "priority", "fits"),
+    ("level", "queues_low", "refuses", "priority", "fits"),
     [
-        (2, Priority.LOW, True),
-        (3, Priority.LOW, False),
-        (3, Priority.MEDIUM, True),
-        (3, Priority.HIGH, True),
-        (4, Priority.HIGH, False),
+        (2, False, False, Priority.LOW, True),
+        (3, True, False, Priority.LOW, False),
+        (3, True, False, Priority.MEDIUM, True),
+        (3, True, False, Priority.HIGH, True),
+        (4, True, True, Priority.HIGH, False),
     ],
 )
 def test_an_overloaded_replica_gets_no_low_sessions_and_then_none(
-    level: int, priority: int, fits: bool
+    level: int, queues_low: bool, refuses: bool, priority: int, fits: bool
 ) -> None:
-    busy = replica("a", load=ReplicaLoad(fixed_ms=10.0, row_ms=1.0, overload_level=level))
+    load = ReplicaLoad(
+        fixed_ms=10.0,
+        row_ms=1.0,
+        overload_level=level,
+        queues_low=queues_low,
+        refuses_sessions=refuses,
+    )
+    busy = replica("a", load=load)
     request = replace(ASK, priority=priority)
     assert choose(request, busy, replica("b", rtt_ms=99.0)).replica == ("a" if fits else "b")
     if not fits:

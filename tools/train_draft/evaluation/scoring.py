@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from outrider.engines.base import Engine, Ids, Round, Rows
-from outrider.engines.draft.calibration import sampled_confidence
-from outrider.sampling.noise import Noise, members_of
-from outrider.sampling.race import scaled
+from outrider.engines.draft_calibration import sampled_confidence
+from outrider.sampling.gumbel import Noise, group_size_of, scaled
 from tools.train_draft.artifact.target import Floats
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.agreement import Trace
@@ -22,7 +21,7 @@ def traces(engine: Engine, replies: Iterable[Reply]) -> Iterator[Trace]:
     the one it would draft there had all before been accepted. Replies that the engine has no room
     for are left out."""
     for reply in replies_with_room(engine, replies):
-        yield _trace(reply, read(engine, reply), members_of(engine.info.vocabulary_size))
+        yield _trace(reply, read(engine, reply), group_size_of(engine.info.vocabulary_size))
 
 
 def replies_with_room(engine: Engine, replies: Iterable[Reply]) -> Iterator[Reply]:

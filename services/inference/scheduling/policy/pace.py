@@ -18,7 +18,7 @@ from services.inference.scheduling.session import Session, State
 
 _OUTRANKING_MEMORY_S = 60.0
 """After a session above LOW another one is expected for so long."""
-_LEAST_STRETCH = 1.25
+LEAST_STRETCH = 1.25
 """Where sessions decode more slowly than the latency budget, prompts still get this much."""
 _SMALL_STRETCH = 1.3
 _QUICK_STRETCH = 2.5
@@ -114,7 +114,7 @@ class Pace:
         else:
             patience = max(patience, 1.0 + _num_fellows(prompts, replies))
         bound_ms = min(self._limits.max_tick_ms, stretch * alone_ms)
-        return patience * max(bound_ms, _LEAST_STRETCH * alone_ms)
+        return patience * max(bound_ms, LEAST_STRETCH * alone_ms)
 
     def _quick_ms(self, alone_ms: float) -> float:
         return max(self._limits.max_tick_ms, _QUICK_STRETCH * alone_ms)
