@@ -30,9 +30,9 @@ def num_resumed(opening: inference_pb2.OpenSession) -> int:
     return opening.resume.count + sum(block.count for block in opening.resumed)
 
 
-def deadline_at(request: Up, now: float) -> float | None:
+def deadline_at(opening: inference_pb2.OpenSession, now: float) -> float | None:
     """When the session has to be over, on this router's clock; None without a deadline."""
-    left_ms = request.frame.open.deadline_ms
+    left_ms = opening.deadline_ms
     return now + left_ms / 1000.0 if left_ms else None
 
 

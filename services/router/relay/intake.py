@@ -129,17 +129,17 @@ class Intake:
         OverloadedError."""
         if self._is_draining:
             raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
-        session = self._table.open(
+        opening = request.frame.open
+        return self._table.open(
             edge_stream,
             edge_session_id,
             request,
             request.ByteSize(),
             now,
-            frames.deadline_at(request, now),
+            deadline_at=frames.deadline_at(opening, now),
+            num_committed=frames.num_resumed(opening),
+            num_lost_replicas=opening.lost_replicas,
         )
-        session.num_committed = frames.num_resumed(request.frame.open)
-        session.losses.num_lost = request.frame.open.lost_replicas
-        return session
 
     def place(self, session: RelayedSession, now: float) -> list[Ending]:
         """A session whose prompt is ids goes to a replica, or into the queue, where it may take

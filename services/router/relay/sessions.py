@@ -268,8 +268,11 @@ class SessionTable(Generic[FrameT]):
         num_bytes: int,
         now: float,
         deadline_at: float | None = None,
+        num_committed: int = 0,
+        num_lost_replicas: int = 0,
     ) -> Session[FrameT]:
-        """A new session in state PLACING. Raises DuplicateSessionError, OverloadedError."""
+        """A new session in state PLACING. `num_committed` tokens and `num_lost_replicas` are those
+        of its chat's earlier runs. Raises DuplicateSessionError, OverloadedError."""
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
@@ -291,6 +294,8 @@ class SessionTable(Generic[FrameT]):
             opened_at=now,
             replay=Replay(frame, num_bytes),
             deadline_at=deadline_at,
+            num_committed=num_committed,
+            losses=LossRecord(num_lost_replicas),
         )
         self._kept_bytes += num_bytes
         self._num_sessions += 1
