@@ -48,7 +48,7 @@ def test_how_good_edges_are_is_known_of_their_group_alone() -> None:
 
 
 def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.inference.scheduling.drafting.learned.MAX_BOOKS", 3)
+    monkeypatch.setattr("services.inference.scheduling.drafting.learned.MAX_SALTS", 3)
     learned = LearnedByGroup()
     first = learned.of(b"1").edge
     for group in range(1, 5):
