@@ -51,7 +51,8 @@ class Quarantine:
 
     def begin(self, now: float) -> None:
         """Pause; longer than the last time if the peer was cleared only just, or never."""
-        cleared_at, window_s = self._cleared_at, self._policy.window_s
+        cleared_at = self._cleared_at
+        window_s = self._policy.window_s
         if not self.is_active and (cleared_at is None or now - cleared_at > window_s):
             self._pause_s = self._policy.first_s
         self.is_active = True
@@ -208,14 +209,17 @@ class PeerHealth:
 
     def signal(self, signal: Signal, now: float) -> Change | None:
         """Apply one observation; the change, if it is one."""
-        before, after = self.state, TRANSITIONS[self.state][signal]
+        before = self.state
+        after = TRANSITIONS[self.state][signal]
         if signal is Signal.CLEARED and before is PeerState.TRIAL:
             self.quarantine.clear(now)
         if after is PeerState.READY and self.quarantine.is_active:
             after = PeerState.QUARANTINED
         if after is before:
             return None
-        self.state, self.since, self.trial = after, now, None
+        self.state = after
+        self.since = now
+        self.trial = None
         return Change(before, after)
 
     def fail(self, now: float) -> bool:

@@ -68,7 +68,8 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
 
 def summary(result: ChatResult) -> str:
     """One line: times, speed, tokens, what it costs, and why it ended."""
-    times, ahead = result.timings, result.ahead
+    times = result.timings
+    ahead = result.ahead
     early = f" · {ahead.shown_tokens} shown early" if ahead.shown_tokens else ""
     erased = f" · {ahead.erased_tokens} taken back" if ahead.erased_tokens else ""
     lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""

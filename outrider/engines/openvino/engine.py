@@ -38,7 +38,8 @@ class OpenVinoEngine:
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
         """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
         that is too small."""
-        most, asked = model.facts.max_context_tokens, config.max_context_tokens
+        most = model.facts.max_context_tokens
+        asked = config.max_context_tokens
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
@@ -84,7 +85,8 @@ class OpenVinoEngine:
         inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
         num_rows = sum(part.num_rows for part in rounds)
         logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
-        answers, begin = [], 0
+        answers = []
+        begin = 0
         for part in rounds:
             part_rows = logits[begin : begin + part.num_rows]
             answers.append(Rows(part_rows, self._named(part_rows)))
