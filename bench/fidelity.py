@@ -31,8 +31,8 @@ from outrider.fidelity.measure import Fidelity
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import shipped
 from outrider.models.catalog import DEFAULT_MODEL, lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.telemetry.logs import configure_logging
 
 SHAPES: Final = {

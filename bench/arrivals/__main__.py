@@ -22,9 +22,8 @@ from bench.contenders.lineup import (
 )
 from bench.harness.figures import Run, parser, start
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 FULL = (OURS, OURS_SPEC, PEER, PEER_SPEC, LLAMA_BEST)
 QUICK = (OURS_SPEC, PEER, LLAMA_BEST)

@@ -20,9 +20,8 @@ from bench.contenders.setup import Setup
 from bench.contenders.work import HIGH, LOW, Answer, Contender, Request, Work
 from bench.harness.figures import Run, parser, pooled, quantile, start
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 LOW_SHARE = 0.95
 """Of the replica's capacity; the HIGH requests come on top."""

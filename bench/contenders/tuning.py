@@ -26,9 +26,8 @@ from bench.harness.figures import Run, median, parser, pooled, quantile, start
 from bench.harness.readme import load
 from bench.peers import llamacpp
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 CHUNKS = (64, 128, 256, 512, WHOLE_TOKENS)
 THREADS = (1, 2)

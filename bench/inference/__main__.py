@@ -19,9 +19,8 @@ from bench.inference.plan import Cell, Prompts
 from bench.inference.report import Outcomes, report
 from bench.workload.supply import KINDS
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 OVERHEAD_SESSIONS = 16
 

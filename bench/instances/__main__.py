@@ -16,9 +16,8 @@ from bench.contenders.work import Outcome, Work
 from bench.harness.figures import Run, median, parser, start
 from bench.inference.plan import Cell, Prompts
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 SESSIONS = (1, 4, 16, 32)
 WARM_UP = Cell("chat", 0.0, 16)

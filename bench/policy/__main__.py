@@ -13,8 +13,8 @@ from bench.policy.virtual import Served, VirtualReplica
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import shipped_prior
 
 TEMPERATURES = (0.0, 0.8)

@@ -12,10 +12,10 @@ from bench.tokenizer.bulk import measuring as bulk
 from bench.tokenizer.equality import measuring as equality
 from bench.tokenizer.stalls import front, processes
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import AUTO, load_backend
+from outrider.tokenization.backends.selection import AUTO, load_backend
 
 BULK_MB = 192
 CORE_BULK_MB = 96

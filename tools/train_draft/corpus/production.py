@@ -11,8 +11,8 @@ from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import ModelSpec, lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from tools.train_draft.corpus.generation import MAX_CONTEXT_TOKENS, Generator
 from tools.train_draft.corpus.records import Reply, load, save, shards
 from tools.train_draft.prompts.chats import Chat, Split, draw_chat

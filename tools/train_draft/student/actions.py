@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from tools.train_draft.artifact.file import read_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
 from tools.train_draft.artifact.target import TargetFile
