@@ -4,9 +4,9 @@
 
 A ping first; then another path to the same edge (QUIC migration from a new socket, RFC 9000,
 section 9): the address of a client changes without notice when its network or a NAT in between
-does. If that path is silent too, the connection is given up for a new one. Any packet leads back to HEARD. A
-client that stalled itself (stopped, or its event loop blocked) reads what has arrived meanwhile
-before it decides.
+does. If that path is silent too, the connection is given up for a new one. Any packet leads back to
+HEARD. A client that stalled itself (stopped, or its event loop blocked) reads what has arrived
+meanwhile before it decides.
 """
 
 from __future__ import annotations
