@@ -23,9 +23,9 @@ from bench.engine import CONTEXT, Sessions, cpu_ms
 from bench.harness.figures import Figure, Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.convert import ConvertedModel, convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.graph.convert import ConvertedModel, convert, read_converted
-from outrider.engines.openvino.graph.layouts import DEFAULT_LAYOUT, LAYOUTS
+from outrider.engines.openvino.layouts import DEFAULT_LAYOUT, LAYOUTS
 from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.measure import Fidelity
 from outrider.fidelity.reference import Reference
@@ -156,7 +156,7 @@ def timed(engines: Mapping[str, Engine], repeats: int) -> dict[str, Times]:
     rng = random.Random(1)
     for _ in range(repeats):
         for name, shape in rng.sample(turns, len(turns)):
-            rounds = ready[name].rounds(*SHAPES[shape])
+            rounds = ready[name].slices(*SHAPES[shape])
             engines[name].step(rounds)
             samples[name][shape].append(cpu_ms(engines[name], rounds))
     return {name: dict(by_shape) for name, by_shape in samples.items()}

@@ -14,7 +14,7 @@ from bench.contenders.setup import Setup
 from bench.contenders.work import Contender
 from bench.harness.figures import Run
 from bench.peers import llamacpp
-from outrider.engines.openvino.graph.convert import converted
+from outrider.engines.openvino.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary

@@ -15,7 +15,7 @@ from bench.contenders.asking import ask_all
 from bench.contenders.processes import child
 from bench.contenders.work import Answer, Outcome, Request, Work
 from bench.harness.region_client import RegionClient
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel

@@ -21,8 +21,8 @@ from bench.engine import Sessions, cpu_ms
 from bench.harness.figures import Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.calibration import DraftCalibration
-from outrider.engines.draft.loading import SHIPPED, load_draft
+from outrider.engines.draft_calibration import DraftCalibration
+from outrider.engines.draft_loading import SHIPPED, load_draft
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -49,7 +49,7 @@ Variant = Callable[[], float]
 def steps(engine: Engine, count: int) -> Variant:
     """One row for each of `count` sequences."""
     ready = Sessions(engine, BLOCKS_EACH)
-    return lambda: cpu_ms(engine, ready.rounds(count, 1))
+    return lambda: cpu_ms(engine, ready.slices(count, 1))
 
 
 class Drafting:

@@ -15,7 +15,7 @@ from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 
 TEMPERATURES = (0.0, 0.8)
 SESSIONS = (1, 2, 4, 8, 16)

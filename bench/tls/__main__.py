@@ -23,8 +23,8 @@ import uvloop
 from bench.harness.figures import Run, median, parser, start
 from outrider.rpc import make_channel
 from outrider.tls import PLAINTEXT, PeerIdentity, Role, Tls
+from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
-from outrider.tls.material import utc_now
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 
 WAYS = ("plaintext", "mutual TLS")

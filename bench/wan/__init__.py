@@ -27,7 +27,8 @@ give it to the model, with a second thread. The schemes:
     caches, as it does on one machine; what (f) has less than (g), what sending drafts costs.
 
 The first word is the first run of letters and digits with all that stands before it
-(`outrider.words`), and is on screen when its last letter is (`outrider.client.first_word`). Of
+(`outrider.word_boundaries`), and is on screen when its last letter is
+(`outrider.client.first_word`). Of
 Outrider three times are told: when the first word that was ever completed on screen was, right or
 wrong; since when the reply's own first word has stood there without being taken back, provisional
 or final; when it was final. Of plain streaming all three are one. `first_word_early` is the

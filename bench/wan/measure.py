@@ -23,7 +23,7 @@ from bench.wan.relay.lane import Conditions, Traffic
 from bench.wan.samples import Batch
 from bench.wan.waiting.source import Sources
 from outrider.client import Client, connect
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 

@@ -21,11 +21,11 @@ from outrider.client.events import (
     Provisional,
     Resumed,
     Retracted,
-    RidingAhead,
+    SpeculationStats,
 )
+from outrider.client.recovery import ReconnectPolicy
+from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
-from outrider.client.transport.backoff import ReconnectPolicy
-from outrider.client.transport.tickets import SessionTickets
 from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
@@ -50,10 +50,10 @@ __all__ = [
     "ReconnectPolicy",
     "Resumed",
     "Retracted",
-    "RidingAhead",
     "SamplingParams",
     "SessionTickets",
     "Speculation",
+    "SpeculationStats",
     "Timings",
     "Transcript",
     "Usage",

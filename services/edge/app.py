@@ -11,16 +11,16 @@ from random import Random
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
-from outrider.peers.awake import AwakeClock
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.platt import shipped_calibrations
+from outrider.speculation.shipped import shipped_calibrations
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -44,11 +44,11 @@ from services.edge.quic.listener import Listener
 from services.edge.resumption.reception import Reception
 from services.edge.routers.metrics import RouterMetrics
 from services.edge.routers.upstream import Upstream
-from services.edge.session.control.acceptance import GroupAverages
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.acceptance import GroupAverages
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
-from services.edge.session.sources.copies import CopyDrafter
 from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
@@ -116,7 +116,7 @@ class Edge:
         self._config = config
         self.upstream = Upstream(
             config.upstream_policy(),
-            clock=AwakeClock(),
+            clock=StallFreeClock(),
             rng=Random(),
             on_tick=RouterMetrics(metrics).tick,
             tls=tls,
@@ -163,7 +163,7 @@ class Edge:
             drafter=self.drafter,
             telemetry=self.telemetry,
             reception=Reception(config.resume_limits(), self.telemetry),
-            prefill=config.prefill_policy(),
+            typeahead=config.typeahead_policy(),
             slices=Slices(),
             rewriter=Rewriter(config.rewriting),
         )

@@ -29,34 +29,32 @@ from services.edge.resumption.audience import Audience
 from services.edge.resumption.journal import Listener
 from services.edge.resumption.reception import HeldEntry, RequestStream
 from services.edge.routers.link import RouterLink
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Action,
     CancelRegion,
-    ClientEvent,
-    Failed,
-    Finish,
-    OpenDrafter,
-    OpenRegion,
-    SendDraft,
-    TellDrafter,
-    Tokenize,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
     ChatAsked,
     ChatRequest,
+    ClientChanged,
+    ClientEvent,
     ClientFailed,
     ClientGone,
+    DraftDropped,
+    DrafterReport,
     DraftsReady,
-    Heard,
+    Failed,
+    Finish,
     Input,
+    OpenDrafter,
+    OpenRegion,
     PromptFailed,
     PromptReady,
     RegionFailed,
+    SendDraft,
+    TellDrafter,
     Tick,
+    Tokenize,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 
@@ -106,12 +104,12 @@ class Chat:
     @property
     def awaits_request(self) -> bool:
         """Whether the first frame has not come yet."""
-        return self._session.state is State.AWAITING
+        return self._session.state is SessionState.AWAITING
 
     @property
     def closed(self) -> bool:
         """Whether the chat is over."""
-        return self._session.state is State.CLOSED
+        return self._session.state is SessionState.CLOSED
 
     def receive(self, payload: bytes) -> None:
         """A frame from the client."""
@@ -183,7 +181,7 @@ class Chat:
         self._provisional = provisional
         stream.follow(self)
         self._audience.join(stream, listener)
-        self.feed(AudienceChanged(provisional))
+        self.feed(ClientChanged(provisional))
 
     def client_lost(self) -> None:
         """The client's connection is no more, and it did not say why: it may come back."""
@@ -191,7 +189,7 @@ class Chat:
         if self._held is None:
             self.feed(ClientGone())
         else:
-            self.feed(AudienceChanged(False))
+            self.feed(ClientChanged(False))
             self._parts.reception.lost(self._held)
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
@@ -210,7 +208,7 @@ class Chat:
         self.feed(self._region_failed(error, is_cut_off=True))
 
     def _region_failed(self, error: OutriderError, *, is_cut_off: bool) -> RegionFailed:
-        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.late_s)
+        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.stalled_s)
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""
@@ -256,7 +254,7 @@ class Chat:
             case SendDraft():
                 self._draft(action)
             case OpenDrafter():
-                self._drafting = self._parts.drafter.open(action, self._guessed)
+                self._drafting = self._parts.drafter.open(action, self._drafted)
             case TellDrafter(ids, lead):
                 self._parts.drafter.commit(self._drafting, ids, lead)
             case CancelRegion(reason):
@@ -270,7 +268,7 @@ class Chat:
 
     def _tell(self, event: ClientEvent) -> None:
         if self._audience.tell(event):
-            self._inbox.append(AudienceChanged(self._provisional))
+            self._inbox.append(ClientChanged(self._provisional))
         if self._held is not None and not self._audience.is_present:
             self._parts.reception.grew(self._held)
 
@@ -295,11 +293,11 @@ class Chat:
         if self._link is not None:
             sent = self._link.draft(self._number, self._wire.draft(action))
             self._parts.telemetry.draft_frame(sent)
-            if not sent and self._session.reply is not None:
-                self._session.reply.chain.take_back(action)
+            if not sent:
+                self._inbox.appendleft(DraftDropped(action))
 
-    def _guessed(self, heard: Heard) -> None:
-        self.feed(DraftsReady(heard))
+    def _drafted(self, report: DrafterReport) -> None:
+        self.feed(DraftsReady(report))
 
     def _cancel(self, reason: str) -> None:
         if self._link is not None:

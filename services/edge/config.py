@@ -9,8 +9,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.peers.health import HealthPolicy
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
@@ -26,7 +25,6 @@ from services.edge.identity import (
     priority_of,
     trust_of,
 )
-from services.edge.prefill.plan import PrefillPolicy
 from services.edge.quic import memory
 from services.edge.quic.door import DoorLimits
 from services.edge.quic.listener import ListenerLimits
@@ -35,10 +33,11 @@ from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
 from services.edge.resumption.held import ResumeLimits
 from services.edge.routers.link import LinkPolicy
 from services.edge.routers.upstream import UpstreamPolicy
-from services.edge.session.control.controller import ControlPolicy, Uploads
-from services.edge.session.display import BOLDNESS, DisplayPolicy
-from services.edge.session.drafting import DraftLimits
+from services.edge.session.display import DISPLAY_PRESETS, DisplayPolicy
+from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reply import ReplyPolicy
+from services.edge.session.typeahead_plan import TypeaheadPolicy
+from services.edge.session.upload_control import UploadPolicy, Uploads
 
 
 def default_state_dir() -> Path:
@@ -244,7 +243,7 @@ class EdgeConfig:
         if not self.routers:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
-            parse(router, "each of routers")
+            parse_target(router, "each of routers")
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
         _check("ipv4_prefix_bits", self.ipv4_prefix_bits, 8, 32)
@@ -261,8 +260,8 @@ class EdgeConfig:
             _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        if self.display not in BOLDNESS:
-            raise ConfigError(f"display is {', '.join(BOLDNESS)}, not {self.display!r}")
+        if self.display not in DISPLAY_PRESETS:
+            raise ConfigError(f"display is {', '.join(DISPLAY_PRESETS)}, not {self.display!r}")
         for name in ("min_survival", "first_survival", "theta", "first_theta", "line_theta"):
             if (value := getattr(self, name)) is not None:
                 _check(name, value, 0.01, 1.0)
@@ -362,7 +361,7 @@ class EdgeConfig:
     def upstream_policy(self) -> UpstreamPolicy:
         """How routers are found, watched and given up."""
         return UpstreamPolicy(
-            targets=tuple(parse(router, "each of routers") for router in self.routers),
+            targets=tuple(parse_target(router, "each of routers") for router in self.routers),
             discovery=DiscoveryPolicy(
                 self.nameservers, self.lookup_interval_s, self.lookup_grace_s
             ),
@@ -375,9 +374,9 @@ class EdgeConfig:
             return_s=self.reopen_s,
         )
 
-    def prefill_policy(self) -> PrefillPolicy:
+    def typeahead_policy(self) -> TypeaheadPolicy:
         """When prompts are computed while they are typed."""
-        return PrefillPolicy(
+        return TypeaheadPolicy(
             min_new_tokens=self.min_prefill_tokens,
             max_context_tokens=self.max_context_tokens,
             is_on=bool(self.min_prefill_tokens),
@@ -394,7 +393,7 @@ class EdgeConfig:
 
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
-        boldness = BOLDNESS[self.display]
+        preset = DISPLAY_PRESETS[self.display]
         return ReplyPolicy(
             drafts=DraftLimits(
                 max_lead=self.max_lead,
@@ -403,16 +402,14 @@ class EdgeConfig:
                 first_survival=self.first_survival,
             ),
             display=DisplayPolicy(
-                theta=boldness.theta if self.theta is None else self.theta,
-                first_theta=(
-                    boldness.first_theta if self.first_theta is None else self.first_theta
-                ),
+                theta=preset.theta if self.theta is None else self.theta,
+                first_theta=(preset.first_theta if self.first_theta is None else self.first_theta),
                 first_tokens=self.first_tokens,
                 line_theta=self.line_theta,
                 rewrite_interval_s=self.rewrite_interval_ms / 1000,
                 rewrite_burst=self.rewrite_burst,
             ),
-            control=ControlPolicy(uploads=Uploads(self.uploads)),
+            upload=UploadPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
         )
 

@@ -9,11 +9,11 @@ from outrider.tokenization.pool.pool import TokenizationPool
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
 from services.edge.identity import Identities
-from services.edge.prefill.plan import PrefillPolicy
 from services.edge.resumption.reception import Reception
 from services.edge.routers.upstream import Upstream
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reply import ReplyTools
+from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.wire.client import Offer
@@ -36,7 +36,7 @@ class EdgeParts:
     drafter: DrafterLink
     telemetry: EdgeTelemetry
     reception: Reception
-    prefill: PrefillPolicy
+    typeahead: TypeaheadPolicy
     slices: Slices
     """Where what may come for many chats at once is done."""
     rewriter: Rewriter

@@ -12,7 +12,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import NO_TRACE, Span, start_span
 from services.edge.session.display import Display
-from services.edge.session.inputs import ChatRequest
+from services.edge.session.events import ChatRequest
 from services.edge.session.machine import ChatSession
 from services.edge.session.reply import ReplyFlow
 
@@ -175,21 +175,23 @@ class EdgeTelemetry:
             metrics.counter(FIRST_WORDS).add(1, {"fate": fate})
 
     def _record_drafts(self, reply: ReplyFlow) -> None:
-        metrics, ahead, controller = self._metrics, reply.ahead(), reply.controller
-        metrics.counter(SHOWN_TOKENS).add(ahead.shown_tokens)
-        metrics.counter(ERASED_TOKENS).add(ahead.erased_tokens)
+        metrics = self._metrics
+        stats = reply.stats()
+        controller = reply.controller
+        metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens)
+        metrics.counter(ERASED_TOKENS).add(stats.erased_tokens)
         for fate in ("drafted", "sent", "checked", "right"):
-            metrics.counter(DRAFTS).add(getattr(ahead, f"{fate}_tokens"), {"fate": fate})
-        metrics.counter(ROUNDS).add(ahead.sending_rounds, {"drafts": "sent"})
-        metrics.counter(ROUNDS).add(ahead.holding_rounds, {"drafts": "held"})
+            metrics.counter(DRAFTS).add(getattr(stats, f"{fate}_tokens"), {"fate": fate})
+        metrics.counter(ROUNDS).add(stats.sending_rounds, {"drafts": "sent"})
+        metrics.counter(ROUNDS).add(stats.holding_rounds, {"drafts": "held"})
         metrics.counter(MODE_CHATS).add(1, {"mode": controller.mode.value})
-        metrics.counter(MODE_SWITCHES).add(ahead.switches)
-        if ahead.rtt_ms:
-            metrics.gauge(RTT).set(ahead.rtt_ms)
-            metrics.gauge(INTERVAL).set(ahead.commit_interval_ms)
+        metrics.counter(MODE_SWITCHES).add(stats.switches)
+        if stats.rtt_ms:
+            metrics.gauge(RTT).set(stats.rtt_ms)
+            metrics.gauge(INTERVAL).set(stats.commit_interval_ms)
             metrics.gauge(LEAD).set(controller.lead)
-        if ahead.checked_tokens:
-            metrics.gauge(ACCEPTANCE).set(ahead.right_tokens / ahead.checked_tokens)
+        if stats.checked_tokens:
+            metrics.gauge(ACCEPTANCE).set(stats.right_tokens / stats.checked_tokens)
         if controller.predicted_s is not None:
             metrics.gauge(PREDICTED_GAIN).set(controller.predicted_gain)
 
@@ -216,26 +218,27 @@ def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),
-        **(_riding_ahead(session.reply) if session.reply else {}),
+        **(_speculation_fields(session.reply) if session.reply else {}),
     )
 
 
-def _riding_ahead(reply: ReplyFlow) -> dict[str, object]:
-    ahead, controller = reply.ahead(), reply.controller
+def _speculation_fields(reply: ReplyFlow) -> dict[str, object]:
+    stats = reply.stats()
+    controller = reply.controller
     shares = {
         name: round(controller.acceptance.rate_of(name), 3)
         for name in controller.acceptance.sources
     }
     return {
         "mode": controller.mode.value,
-        "switches": ahead.switches,
-        "rtt_ms": round(ahead.rtt_ms, 1),
-        "commit_interval_ms": round(ahead.commit_interval_ms, 1),
-        "draft_ms": round(ahead.draft_ms, 2),
+        "switches": stats.switches,
+        "rtt_ms": round(stats.rtt_ms, 1),
+        "commit_interval_ms": round(stats.commit_interval_ms, 1),
+        "draft_ms": round(stats.draft_ms, 2),
         "lead": controller.lead,
         "acceptance": shares,
         "predicted_gain": round(controller.predicted_gain, 3),
-        "num_sent": ahead.sent_tokens,
-        "num_shown": ahead.shown_tokens,
-        "num_erased": ahead.erased_tokens,
+        "num_sent": stats.sent_tokens,
+        "num_shown": stats.shown_tokens,
+        "num_erased": stats.erased_tokens,
     }

@@ -8,9 +8,8 @@ from typing import Protocol
 from outrider.errors import DeadlineError, OutriderError
 from services.edge.parts import EdgeParts
 from services.edge.resumption.audience import ClientStream
-from services.edge.session.actions import Failed
-from services.edge.session.inputs import ClientFailed
-from services.edge.session.inputs import Input as SessionInput
+from services.edge.session.events import ClientFailed, Failed
+from services.edge.session.events import Input as SessionInput
 from services.edge.wire import client as client_wire
 
 

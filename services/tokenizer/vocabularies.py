@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.errors import MalformedFrameError, UnknownModelError, VocabularyMismatchError
 from outrider.models.catalog import lookup

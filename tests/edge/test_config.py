@@ -10,12 +10,12 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError
-from outrider.peers.targets import Lookup
+from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.identity import Credential
 from services.edge.quotas import Count, Rate, RateLimit
-from services.edge.session.control.controller import ControlPolicy, Uploads
+from services.edge.session.upload_control import UploadPolicy, Uploads
 
 
 def test_defaults_listen_on_loopback() -> None:
@@ -23,11 +23,11 @@ def test_defaults_listen_on_loopback() -> None:
     assert config.host == config.admin_host == "127.0.0.1"
     assert config.reply_policy().display.theta == 0.6
     assert config.reply_policy().display.rewrite_interval_s == 0.15
-    assert config.reply_policy().control == ControlPolicy()
+    assert config.reply_policy().upload == UploadPolicy()
 
 
 def test_who_decides_on_uploads_can_be_set() -> None:
-    assert EdgeConfig(uploads="never").reply_policy().control.uploads is Uploads.NEVER
+    assert EdgeConfig(uploads="never").reply_policy().upload.uploads is Uploads.NEVER
 
 
 def test_environment_and_file(tmp_path: Path) -> None:

@@ -125,9 +125,9 @@ _OVERLOAD: Final = "tests/router/live/test_overload.py"
 
 ELSEWHERE: Final = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
-    names.LOOP_STALLS: "tests/telemetry/test_stalls.py",
-    names.LOOP_LAG_MAX_MS: "tests/telemetry/test_stalls.py",
-    names.LOOP_HELD_MAX_MS: "tests/telemetry/test_stalls.py",
+    names.LOOP_STALLS: "tests/telemetry/test_process.py",
+    names.LOOP_LAG_MAX_MS: "tests/telemetry/test_process.py",
+    names.LOOP_HELD_MAX_MS: "tests/telemetry/test_process.py",
     names.SHARED_CACHE_TEXTS: _SHARED_CACHE,
     names.SHARED_CACHE_FAILURES: _SHARED_CACHE,
     names.SHARED_CACHE_UP: _SHARED_CACHE,

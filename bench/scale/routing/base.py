@@ -9,7 +9,7 @@ from typing import Protocol
 from bench.scale.demand import BLOCK_TOKENS, Ask
 from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
-from services.inference.scheduling import events as scheduling
+from services.inference.scheduler import types as scheduling
 from services.router.fleet.load import ClassLoad, Load
 from services.router.prefixes.follower import BlockEvent, Removed, Stored
 

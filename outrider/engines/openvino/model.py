@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from outrider.engines.base import Logits, Meanwhile, nothing
+from outrider.engines.base import Logits, OverlappedWork, no_work
 from outrider.engines.config import EngineConfig
-from outrider.engines.memory.budget import BlockShape
-from outrider.engines.memory.free import free_memory
+from outrider.engines.free_memory import free_memory
+from outrider.engines.kv_budget import BlockShape
 from outrider.engines.openvino.batch import Inputs, spare_call
-from outrider.engines.openvino.graph.compiling import Compiler, attention_rows
-from outrider.engines.openvino.graph.convert import ConvertedModel
-from outrider.engines.openvino.graph.paging import ATTENTION_ROWS, KEPT_ROWS
+from outrider.engines.openvino.compiling import Compiler, attention_rows
+from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.kv import KvTensors
+from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS
 from outrider.engines.openvino.preparation import Preparation
 from outrider.errors import EngineError
 
@@ -55,7 +55,7 @@ class PagedModel:
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks, self.pool_reason = size.num_blocks, size.reason
         self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
-        """Blocks beyond the pool, for rows that nobody asked for."""
+        """Blocks beyond the pool, for padding rows."""
         self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))
         self._requests = {_ANY: self._request(free)}
         self._failure = ""
@@ -69,19 +69,19 @@ class PagedModel:
         inputs: Inputs,
         last_slot: tuple[int, int],
         num_rows: int,
-        meanwhile: Meanwhile = nothing,
+        overlapped_work: OverlappedWork = no_work,
     ) -> Logits:
         """[num_rows, V] logits, in memory that a later call may overwrite.
 
-        `last_slot` is the block and the slot of a token of this call; `meanwhile` is called while
-        it computes. Raises EngineError.
+        `last_slot` is the block and the slot of a token of this call; `overlapped_work` is called
+        while it computes. Raises EngineError.
         """
         if self._failure:
             raise EngineError(f"the model failed before ({self._failure}); restart the engine")
         with self._failing():
             request = self._start(inputs, last_slot)
         try:
-            meanwhile()
+            overlapped_work()
         finally:
             with self._failing():
                 logits = self._finish(request, last_slot, num_rows)

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from outrider.telemetry import names
-from outrider.telemetry.stalls import OTHER
+from outrider.telemetry.process import OTHER
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.pool import Tier
 from outrider.tokenization.segment_cache import ContentClass

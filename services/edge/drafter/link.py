@@ -35,8 +35,7 @@ from services.edge.drafter.messages import (
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.restarts import Restarts
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 log = structlog.get_logger()
 
@@ -53,7 +52,7 @@ _PATIENCE: Final = 2.0
 """So many times what is expected: other chats' prompts may come first."""
 
 
-OnGuess: TypeAlias = Callable[[Heard], None]
+OnGuess: TypeAlias = Callable[[DrafterReport], None]
 """Told the chain of a reply whenever it has grown."""
 
 
@@ -320,7 +319,7 @@ async def _in_time(event: asyncio.Event) -> bool:
     return True
 
 
-def heard_of(guess: Guess) -> Heard:
+def heard_of(guess: Guess) -> DrafterReport:
     """A guess as a chat's session takes it."""
     sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
-    return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
+    return DrafterReport(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)

@@ -24,15 +24,15 @@ from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DrainingError, MalformedFrameError, OutriderError, OverloadedError
 from services.edge.chat import Chat
-from services.edge.prefill.typist import Typist
 from services.edge.quic.bounded import BoundedConnection
 from services.edge.quic.budget import Budget
 from services.edge.quic.dispatch import Routes
 from services.edge.quic.early import STREAM_BYTES, EarlyStreams
 from services.edge.quotas import Count, Rate
 from services.edge.resumption.reception import StreamOwner
-from services.edge.session.inputs import ClientFailed, ClientGone
-from services.edge.session.inputs import Input as SessionInput
+from services.edge.session.events import ClientFailed, ClientGone
+from services.edge.session.events import Input as SessionInput
+from services.edge.typeahead import TypeaheadPrefill
 from services.edge.unasked import Unasked
 from services.edge.wire.client import DESCRIBE, DESCRIBE_STREAM, describe, is_typed_text
 
@@ -147,10 +147,10 @@ class EdgeConnection(QuicConnectionProtocol):
         for stream in list(self._chats.values()):
             stream.chat.feed(ClientFailed(error))
 
-    def stop_typists(self) -> None:
+    def stop_typeaheads(self) -> None:
         """What was typed is sent: nothing needs to be computed ahead of it any more."""
         for stream in list(self._chats.values()):
-            if isinstance(stream.chat, Typist):
+            if isinstance(stream.chat, TypeaheadPrefill):
                 stream.chat.feed(ClientGone())
 
     def transmit_soon(self) -> None:
@@ -428,8 +428,8 @@ class ChatStream:
             self.send(self._connection.description())
             self.chat.feed(ClientGone())  # there never was one
             return
-        if isinstance(self.chat, Typist) and not is_typed_text(payload):
-            self._connection.stop_typists()  # the prompt itself
+        if isinstance(self.chat, TypeaheadPrefill) and not is_typed_text(payload):
+            self._connection.stop_typeaheads()  # the prompt itself
         self.chat.receive(payload)
 
     def begin(self, frames: list[bytes]) -> None:
@@ -439,9 +439,9 @@ class ChatStream:
         self._connection.check_draining()
         try:
             if is_typed_text(frames[0]):
-                self.chat = Typist(self, parts)
+                self.chat = TypeaheadPrefill(self, parts)
             else:
-                self._connection.stop_typists()
+                self._connection.stop_typeaheads()
                 self.chat = Chat(self, parts)
             self._hold()
             for payload in frames:

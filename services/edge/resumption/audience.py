@@ -7,7 +7,7 @@ from typing import Protocol
 
 from outrider.errors import DuplicateSessionError
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.actions import ClientEvent, Commit, Failed, Provisional, Retract
+from services.edge.session.events import ClientEvent, Commit, Failed, Provisional, Retract
 
 
 class ClientStream(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from services.edge.session.actions import Accepted, ClientEvent, Commit, Done, Span
+from services.edge.session.events import Accepted, ClientEvent, Commit, Done, Span
 
 _ENTRY_BYTES = 2048
 """What an empty journal is counted for: its objects, and the tables that know of it."""

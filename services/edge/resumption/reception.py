@@ -14,8 +14,8 @@ from services.edge.resumption.audience import ClientStream
 from services.edge.resumption.held import Held, HeldChats, Input, Key, ResumeLimits
 from services.edge.resumption.holders import Holder
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.inputs import ChatRequest, ClientGone
-from services.edge.session.inputs import Input as SessionInput
+from services.edge.session.events import ChatRequest, ClientGone
+from services.edge.session.events import Input as SessionInput
 from services.edge.telemetry import EdgeTelemetry
 
 

@@ -18,8 +18,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink, OnGuess
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.bench.wan.test_waiting import GREEDY, PROMPT, SAMPLED, asking, reply, truth
 
 END = 2
@@ -59,7 +58,7 @@ class Pretended(DrafterLink):
 
     def tell(self, base: int, *ids: int) -> None:
         assert self.on_guess is not None
-        self.on_guess(Heard(base, ids, (1.0,) * len(ids), ("model",) * len(ids), 0.005))
+        self.on_guess(DrafterReport(base, ids, (1.0,) * len(ids), ("model",) * len(ids), 0.005))
 
 
 def opened(link: Pretended, max_tokens: int = 8) -> DrafterSource:

@@ -26,8 +26,7 @@ from services.edge.drafter.messages import Report
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
 from services.edge.drafter.restarts import FIRST_WAIT_S
 from services.edge.drafter.settings import DrafterLimits, DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 ODD = str(Path(__file__).with_name("odd.py"))
 START_S = 30.0
@@ -44,7 +43,7 @@ class Linked:
 
     def __init__(self, link: DrafterLink, metrics: Metrics) -> None:
         self.link = link
-        self.heard: list[Heard] = []
+        self.heard: list[DrafterReport] = []
         self._metrics = metrics
 
     def open(self, *prompt: int) -> int:

@@ -124,19 +124,19 @@ async def test_provisional_text_comes_before_the_region_says_anything(
         await mesh.settled()
 
 
-async def test_what_riding_ahead_came_to_is_told(words: Vocabulary, tmp_path: Path) -> None:
+async def test_speculation_stats_are_told(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         mesh.region.gate.clear()
         async with client.chat(AGAIN) as chat:
             await eventually(lambda: any(s.num_frames for s in mesh.region.live.values()))
             mesh.region.gate.set()
             result = await chat.result()
-        ahead, times = result.ahead, result.timings
-        assert 0 < ahead.shown_tokens <= len(result.ids)
-        assert ahead.drafted_tokens >= ahead.sent_tokens >= mesh.region.finished[0].num_accepted > 0
-        assert ahead.checked_tokens >= ahead.right_tokens >= ahead.shown_tokens
-        assert ahead.sending_rounds > 0
-        assert ahead.rtt_ms > 0
+        stats, times = result.speculation_stats, result.timings
+        assert 0 < stats.shown_tokens <= len(result.ids)
+        assert stats.drafted_tokens >= stats.sent_tokens >= mesh.region.finished[0].num_accepted > 0
+        assert stats.checked_tokens >= stats.right_tokens >= stats.shown_tokens
+        assert stats.sending_rounds > 0
+        assert stats.rtt_ms > 0
         assert times.provisional_ttft_ms is not None
         assert times.staying_word_ms is not None and times.committed_ttft_ms is not None
         assert times.provisional_ttft_ms <= times.staying_word_ms <= times.total_ms

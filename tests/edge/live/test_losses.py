@@ -23,7 +23,7 @@ from outrider.tokenization.encoder import CachingEncoder
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.chat import Chat
 from services.edge.quic.connection import ChatStream
-from services.edge.session.inputs import CancelAsked
+from services.edge.session.events import CancelAsked
 from tests.edge.live.running import Running, running
 from tests.edge.live.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 
@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         AsyncExitStack() as stack,
     ):
         client = await stack.enter_async_context(mesh.client())
-        monkeypatch.setattr("outrider.client.transport.dialing.QuicConnection", StalledQuic)
+        monkeypatch.setattr("outrider.client.link.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
         mesh.region.block_tokens = 20
         stream = RawStream(connection, chat_frame(max_tokens=5000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.edge.resumption.audience import Audience
 from services.edge.resumption.journal import Listener
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
     ClientEvent,
     Commit,

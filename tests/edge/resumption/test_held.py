@@ -18,7 +18,7 @@ from services.edge.resumption.held import (
 )
 from services.edge.resumption.holders import Holder, Holders
 from services.edge.resumption.journal import Journal
-from services.edge.session.actions import Commit
+from services.edge.session.events import Commit
 
 DIGEST = b"digest"
 EMPTY_BYTES = Journal().num_bytes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.actions import Accepted, ClientEvent, Commit, Done, Provisional
+from services.edge.session.events import Accepted, ClientEvent, Commit, Done, Provisional
 
 ACCEPTED = Accepted("r", "m", 3)
 

@@ -14,7 +14,7 @@ from services.edge.resumption.audience import Audience
 from services.edge.resumption.held import ResumeLimits
 from services.edge.resumption.journal import Listener
 from services.edge.resumption.reception import HeldEntry, Reception, RequestStream
-from services.edge.session.inputs import ChatRequest, ClientGone, Input
+from services.edge.session.events import ChatRequest, ClientGone, Input
 from services.edge.telemetry import EdgeTelemetry
 
 

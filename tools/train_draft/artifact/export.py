@@ -10,11 +10,11 @@ import numpy as np
 
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.loading import load_draft
+from outrider.engines.draft_loading import load_draft
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import load_vocabulary
-from outrider.speculation.positions import POSITION_BEGINS
+from outrider.speculation.calibration import POSITION_BEGINS
 from tools.train_draft.artifact.calibration import GRID, fit_by_position
 from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
 from tools.train_draft.artifact.target import Floats

@@ -27,7 +27,7 @@ class Trace:
     top_agreed: Bools
     """[n] whether both find the same id likeliest."""
     confidence: npt.NDArray[np.float64]
-    """[n] the draft's in its token: outrider.engines.draft.calibration says what that is."""
+    """[n] the draft's in its token: outrider.engines.draft_calibration says what that is."""
 
 
 def positions_of(traces: Sequence[Trace]) -> npt.NDArray[np.int64]:

@@ -13,25 +13,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
-from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import Phrases
-from outrider.speculation.platt import (
+from outrider.speculation.calibration import (
     LEAST_SLOPE,
     MOST_SHIFT,
     MOST_SLOPE,
+    POSITION_BEGINS,
     Lines,
     Platt,
     SourceCalibrations,
     logit,
+    position_bucket,
 )
-from outrider.speculation.positions import POSITION_BEGINS, position_bucket
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.ngram_store import NgramStatistics
+from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.line import weigh
 from services.edge.drafter.core.rates import SOURCE_NAMES, Rates
-from services.edge.session.sources.copies import CopyDrafter
+from services.edge.session.draft_sources import CopyDrafter
 from tools.train_draft.artifact.calibration import Bools, Floats
 from tools.train_draft.corpus.records import Reply
 from tools.train_draft.evaluation.scoring import read, replies_with_room
@@ -93,7 +94,7 @@ class PromiseReader:
         chooser = Chooser(params, info.vocabulary_size, prompt, self._calibration)
         copier = SuffixDrafter(
             info.max_context_tokens,
-            Phrases(self._prior),
+            NgramStatistics(self._prior),
             num_prompt=len(prompt),
             sampled=are_sampled,
         )

@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation
+from outrider.speculation.calibration import SourceCalibrations
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
 from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.link import first_guess_limit_s, heard_of
 from services.edge.drafter.messages import Commit, Open
 from services.edge.drafter.settings import DrafterLimits
-from services.edge.session.actions import Action
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.inputs import (
+from services.edge.session.events import (
+    Action,
     ChatAsked,
     ChatRequest,
+    DrafterReport,
     DraftsReady,
-    Heard,
     Input,
     PromptReady,
     RegionCommit,
@@ -38,8 +38,7 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from tools.train_draft.corpus.records import Reply
 
@@ -79,7 +78,7 @@ class Guessed:
 
     reply: Reply
     rtt_s: float
-    heard: tuple[tuple[float, Heard], ...]
+    heard: tuple[tuple[float, DrafterReport], ...]
     """When it was heard, from the prompt's tokens being known, and what."""
 
 
@@ -112,7 +111,7 @@ class GuessRecorder:
 
     def guesses(self, reply: Reply, rtt_s: float) -> Guessed:
         """What it says, and when."""
-        drafter, heard = self._drafter, list[tuple[float, Heard]]()
+        drafter, heard = self._drafter, list[tuple[float, DrafterReport]]()
         drafter.open(
             Open(_SESSION, tuple(reply.prompt.tolist()), (), params_of(reply), self._ends), 0.0
         )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from outrider.engines.draft.loading import shipped_draft
+from outrider.engines.draft_loading import shipped_draft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
-from outrider.speculation.positions import POSITION_BEGINS
+from outrider.speculation.calibration import POSITION_BEGINS
 from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
 from tools.train_draft.artifact.heads import coverage, head_ids
 from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
