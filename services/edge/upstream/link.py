@@ -85,7 +85,8 @@ class RouterLink:
         self._tls = tls
         self._outbox: Outbox[router_pb2.RouteRequest] | None = None
         self._sinks: dict[int, Sink] = {}
-        self._last_number = 0
+        """By session id."""
+        self._last_session_id = 0
 
     @property
     def num_sessions(self) -> int:
@@ -93,40 +94,40 @@ class RouterLink:
         return len(self._sinks)
 
     def open(self, sink: Sink, frame: inference_pb2.SessionUp) -> int:
-        """Open a session and return its number. Raises UnavailableError, OverloadedError."""
+        """Open a session and return its id. Raises UnavailableError, OverloadedError."""
         if self._outbox is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
-        frame.session = self._last_number + 1
+        frame.session = self._last_session_id + 1
         self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
-        self._last_number += 1
-        self._sinks[self._last_number] = sink
-        self._table.opened(self.address, self._last_number)
-        return self._last_number
+        self._last_session_id += 1
+        self._sinks[self._last_session_id] = sink
+        self._table.opened(self.address, self._last_session_id)
+        return self._last_session_id
 
-    def draft(self, number: int, frame: inference_pb2.SessionUp) -> bool:
+    def draft(self, session_id: int, frame: inference_pb2.SessionUp) -> bool:
         """Queue drafts of a session; False if they were dropped, which costs nothing but speed."""
         if self._outbox is None:
             return False  # the stream broke; region_lost tells the session
-        frame.session = number
+        frame.session = session_id
         return self._outbox.offer(router_pb2.RouteRequest(frame=frame))
 
-    def cancel(self, number: int, frame: inference_pb2.SessionUp) -> None:
+    def cancel(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
         """Queue the cancel of a session, however many frames wait for the router."""
         if self._outbox is not None:
-            frame.session = number
+            frame.session = session_id
             self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame), last=True)
 
-    def forget(self, number: int) -> None:
+    def forget(self, session_id: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""
-        if self._sinks.pop(number, None) is not None:
-            self._table.closed(self.address, number)
+        if self._sinks.pop(session_id, None) is not None:
+            self._table.closed(self.address, session_id)
 
     async def run(self) -> None:
         """Connect, relay, and connect again after every loss, until cancelled."""
         await self._reconnector.run(self._connect, lambda loss: self._lose(loss_text(loss)))
 
     def hasten(self) -> None:
-        """No router can be reached, and somebody needs one: no time to wait between attempts."""
+        """Connect without further delay: no router can be reached, and a session needs one."""
         self._reconnector.hasten()
 
     async def _connect(self) -> NoReturn:
@@ -223,7 +224,7 @@ class RouterLink:
         self._outbox = None
         outbox.close()
         sinks, self._sinks = self._sinks, {}
-        for number in sinks:
-            self._table.closed(self.address, number)
+        for session_id in sinks:
+            self._table.closed(self.address, session_id)
         for sink in sinks.values():
             sink.region_lost(error)
