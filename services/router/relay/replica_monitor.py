@@ -4,7 +4,7 @@ A replica with sessions in the middle of their replies makes engine calls, and e
 when none of them gets a token within many times what a call takes, it hangs, though its process may
 answer every probe. Sessions that are not being served yet prove nothing: for them the heartbeat of
 the replica's load reports stands (services.router.fleet). Times are those of a clock that stops
-while this process does (outrider.peers.stall_free_clock), so its own pauses count as nobody's silence.
+while this process does (outrider.peers.stall_free_clock): its own pauses count as nobody's silence.
 """
 
 from __future__ import annotations
