@@ -156,7 +156,7 @@ def timed(engines: Mapping[str, Engine], repeats: int) -> dict[str, Times]:
     rng = random.Random(1)
     for _ in range(repeats):
         for name, shape in rng.sample(turns, len(turns)):
-            rounds = ready[name].rounds(*SHAPES[shape])
+            rounds = ready[name].slices(*SHAPES[shape])
             engines[name].step(rounds)
             samples[name][shape].append(cpu_ms(engines[name], rounds))
     return {name: dict(by_shape) for name, by_shape in samples.items()}

@@ -23,7 +23,7 @@ _TOGETHER = {
     "openvino_engine": (
         "tests/engines/test_draft_loading.py",
         "tests/engines/test_openvino.py",
-        "tests/inference/real/",
+        "tests/inference/integration/",
     ),
     "mesh": ("tests/e2e/",),
 }

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.workload.supply import Supply
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.scheduling.events import Committed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, OpenRequest
 
 MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120
@@ -45,20 +45,20 @@ def durations(engine: Engine) -> dict[int, list[float]]:
     samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
     for _ in range(NUM_CALLS):
         for size, times in samples.items():
-            rounds = _rounds(size, blocks_each)
+            slices = _slices(size, blocks_each)
             begin = time.perf_counter()
-            engine.step(rounds)
+            engine.step(slices)
             times.append((time.perf_counter() - begin) * 1e3)
     for sequence in range(_SESSIONS):
         engine.close_sequence(sequence)
     return samples
 
 
-def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
+def _slices(num_rows: int, blocks_each: int) -> list[SequenceSlice]:
     count = min(num_rows, _SESSIONS)
     shares = [num_rows // count + (index < num_rows % count) for index in range(count)]
     return [
-        Round(
+        SequenceSlice(
             index,
             np.arange(500, 500 + rows, dtype=np.int32),
             _CONTEXT,
@@ -86,10 +86,10 @@ def chats(
         sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS[kind])
         request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
-    while (plan := scheduler.decide(time.monotonic())) is not None:
-        rows = plan.run(engine, scheduler.study)
-        for event in scheduler.apply(plan, rows, time.monotonic()):
+    while (batch := scheduler.schedule(time.monotonic())) is not None:
+        rows = batch.run(engine, scheduler.overlapped_work)
+        for event in scheduler.postprocess(batch, rows, time.monotonic()):
             if isinstance(event, Committed):
-                replies[event.session].extend(event.ids)
+                replies[event.session_id].extend(event.ids)
     print(f"{count} {kind} prompts answered", file=sys.stderr)
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]

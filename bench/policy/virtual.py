@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bench.policy.recorded import Chat
-from outrider.engines.base import EngineInfo, Rows
+from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from outrider.speculation.ngrams import NgramPrior
-from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Finished, OpenRequest
 
 CALL_MS, CHAT_MS = 0.2, 0.04
-"""Python per call, and per chat in it. Fixed: runs differ by the rules alone..."""
-LOOK_MS, NO_LOOK_MS = 0.08, 0.01
-"""...and per chat for drafts: if it is asked for some, and if it only learns."""
+"""Python per call, and per chat in it. Fixed, so that runs differ by the rules alone."""
+ATTEMPT_MS, NO_ATTEMPT_MS = 0.08, 0.01
+"""Python per chat for its suffix drafter: if it is asked for drafts, and if it only learns."""
 CHOICE_MS = {False: 0.01, True: 0.06}
 """Greedy, and sampled with the noise drawn before: of one token from a row of logits
 (bench.sampling)."""
@@ -96,16 +96,16 @@ class VirtualReplica:
         self._scheduler.open(request, self._now)
 
     def _tick(self) -> bool:
-        plan = self._scheduler.decide(self._now)
-        if plan is None:
+        batch = self._scheduler.schedule(self._now)
+        if batch is None:
             return False
-        rows = self._answer(plan)
-        if plan.rounds:
-            ms = self._duration_ms(plan)
+        rows = self._answer(batch)
+        if batch.slices:
+            ms = self._duration_ms(batch)
             self._now += ms / 1e3
             self._served.call_ms.append(ms)
-        self._scheduler.study()
-        events = self._scheduler.apply(plan, rows, self._now)
+        self._scheduler.overlapped_work()
+        events = self._scheduler.postprocess(batch, rows, self._now)
         self._now += sum(map(self._choice_ms, events)) / 1e3
         for event in events:
             self._take(event)
@@ -115,33 +115,35 @@ class VirtualReplica:
         """What choosing its tokens took."""
         if not isinstance(event, Committed):
             return 0.0
-        sampled = self._readers[event.session].chat.temperature > 0.0
+        sampled = self._readers[event.session_id].chat.temperature > 0.0
         return CHOICE_MS[sampled] * len(event.ids)
 
-    def _duration_ms(self, plan: Plan) -> float:
-        rows = self._info.sizing.padded(plan.num_tokens)
+    def _duration_ms(self, batch: Batch) -> float:
+        rows = self._info.sizing.padded(batch.num_tokens)
         beyond = max(0, rows - self._sizes[-1])
         slope = (self._ms[-1] - self._ms[-2]) / (self._sizes[-1] - self._sizes[-2])
         ms = float(np.interp(rows, self._sizes, self._ms)) + beyond * slope
-        looks = sum(NO_LOOK_MS if part.look is None else LOOK_MS for part in plan.parts)
-        return ms + CALL_MS + CHAT_MS * len(plan.parts) + looks * self._drafts
+        drafting_ms = sum(
+            ATTEMPT_MS if one.attempt is not None else NO_ATTEMPT_MS for one in batch.scheduled
+        )
+        return ms + CALL_MS + CHAT_MS * len(batch.scheduled) + drafting_ms * self._drafts
 
-    def _answer(self, plan: Plan) -> list[Rows]:
+    def _answer(self, batch: Batch) -> list[LogitsRows]:
         """Rows in which the recorded token is the best; behind wrong drafts any will do."""
         answers, used = [], 0
-        for part, round_ in zip(plan.parts, plan.rounds, strict=True):
-            chat = self._readers[part.session.number].chat
-            first = round_.past + len(round_.tokens) - round_.num_rows + 1 - len(chat.prompt)
-            rows = self._rows[used : used + round_.num_rows]
-            used += round_.num_rows
+        for one, part in zip(batch.scheduled, batch.slices, strict=True):
+            chat = self._readers[one.session.session_id].chat
+            first = part.past + len(part.tokens) - part.num_rows + 1 - len(chat.prompt)
+            rows = self._rows[used : used + part.num_rows]
+            used += part.num_rows
             rows[:] = 0.0
             for index, row in enumerate(rows, first):
                 row[chat.reply[min(index, len(chat.reply) - 1)]] = _SURE
-            answers.append(Rows(rows))
+            answers.append(LogitsRows(rows))
         return answers
 
     def _take(self, event: Event) -> None:
-        reader = self._readers.get(event.session)
+        reader = self._readers.get(event.session_id)
         if reader is not None and isinstance(event, Committed):
             gaps = self._served.gaps_ms if reader.got else self._served.ttft_ms
             gaps.append((self._now - reader.last) * 1e3)
@@ -150,4 +152,4 @@ class VirtualReplica:
             self._served.num_tokens += len(event.ids)
         elif reader is not None and isinstance(event, Finished):
             self._served.wrong += tuple(reader.got) != reader.chat.reply
-            del self._readers[event.session]
+            del self._readers[event.session_id]

@@ -12,7 +12,6 @@ import services
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from services.edge.drafter import metrics as drafter
-from services.edge.routers import metrics as edge_routers
 from services.edge.telemetry import (
     ACCEPTANCE,
     CHATS,
@@ -46,6 +45,7 @@ from services.edge.telemetry import (
     TOKENS,
 )
 from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
+from services.edge.upstream import metrics as edge_routers
 from services.inference.streaming import sessions as inference
 from services.router import metrics as router
 from services.router.relay import telemetry as router_sessions
@@ -135,14 +135,14 @@ ELSEWHERE: Final = {
     names.TOKENIZATION_OMITTED: _TOKENIZATION,
     names.TOKENIZATION_CHECKED: _TOKENIZATION,
     names.TOKENIZATION_MISMATCHES: _TOKENIZATION,
-    PROVISIONAL_TTFT: "tests/edge/live/test_telemetry.py",
-    PROVISIONAL_CHATS: "tests/edge/live/test_telemetry.py",
-    RESUMED_CHATS: "tests/edge/network/test_resumption.py",
-    DETACHED_CHATS: "tests/edge/network/test_left_alone.py",
-    REFUSED: "tests/edge/live/test_neighbours.py",
-    RETRIES: "tests/edge/network/test_hostile.py",
-    EARLY_BYTES: "tests/edge/network/test_early_data.py",
-    EDGE_DRAFTS_DROPPED: "tests/edge/live/test_losses.py",
+    PROVISIONAL_TTFT: "tests/edge/integration/test_telemetry.py",
+    PROVISIONAL_CHATS: "tests/edge/integration/test_telemetry.py",
+    RESUMED_CHATS: "tests/edge/integration/test_resumption.py",
+    DETACHED_CHATS: "tests/edge/integration/test_left_alone.py",
+    REFUSED: "tests/edge/integration/test_neighbours.py",
+    RETRIES: "tests/edge/integration/test_hostile.py",
+    EARLY_BYTES: "tests/edge/integration/test_early_data.py",
+    EDGE_DRAFTS_DROPPED: "tests/edge/integration/test_losses.py",
     drafter.STATE: _DRAFTER,
     drafter.SESSIONS: _DRAFTER,
     drafter.MODELLED: _DRAFTER,

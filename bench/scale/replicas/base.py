@@ -9,8 +9,8 @@ from typing import Protocol
 from bench.scale.demand import BLOCK_TOKENS, VOCABULARY_SIZE, Ask
 from outrider.engines.base import EngineInfo
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.events import Load
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Load
 
 NUM_BLOCKS = 640
 """KV blocks of a replica: 20,480 tokens, 450 MiB with the default model. Some twenty shared

@@ -9,8 +9,8 @@ from typing import Protocol
 from bench.scale.demand import BLOCK_TOKENS, Ask
 from outrider.errors import OutriderError
 from services.inference.kv import events as replicas
-from services.inference.scheduling import events as scheduling
-from services.inference.scheduling.policy.overload import Level
+from services.inference.scheduler import types as scheduling
+from services.inference.scheduler.types import OverloadLevel
 from services.router.fleet.replica import ClassLoad, ReplicaLoad
 from services.router.prefix_index.kv_events import BlocksRemoved, BlocksStored, KvEvent
 
@@ -49,8 +49,8 @@ class Report:
                 low=_part(load.low),
                 medium=_part(load.medium),
                 stay_ms=load.stay_ms,
-                queues_low=load.overload_level >= Level.QUEUE_LOW,
-                refuses_sessions=load.overload_level >= Level.REFUSE,
+                queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
+                refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),
             tuple(_event(event) for event in blocks),
         )

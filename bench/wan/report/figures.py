@@ -14,7 +14,7 @@ from bench.wan.report.first_words import first_word_figures
 from bench.wan.report.intervals import told_quantile
 from bench.wan.report.results import Results, Where
 from bench.wan.waiting.costs import Costs
-from services.edge.session.control.model import Conditions, break_even_rtt_s
+from services.edge.session.speedup_model import SessionConditions, break_even_rtt_s
 
 _LEAST_GAIN = 0.02
 """Less is not ahead."""
@@ -82,7 +82,7 @@ def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
     region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_rounds]
     own_tokens = median([(len(sample.ids) - 1) / sample.num_rounds for sample in region] or [1.0])
     commit_ms = median([s.token_ms for s in region if s.token_ms] or [model.t_s]) * own_tokens
-    conditions = Conditions(
+    conditions = SessionConditions(
         rtt_s=0.0,
         draft_s=model.t_d / 1000,
         interval_s=commit_ms / 1000,

@@ -5,7 +5,7 @@ round, the region's own included; m the share of tokens that needed a wait.
 "Speculation at a Distance" (arXiv 2606.25091) has the same break-even for rounds as
 RTT < alpha / (1 - alpha) * t_s - k * t_d, of which E * t_s - k * t_d - t_v is the form for
 measured E and a verification that costs more than a step; its Prop. 9 is the capacity. For a region
-that never waits the edge's own model says it (services.edge.session.control.model).
+that never waits the edge's own model says it (services.edge.session.speedup_model).
 """
 
 from __future__ import annotations

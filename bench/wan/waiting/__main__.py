@@ -25,7 +25,7 @@ from bench.wan.waiting.costs import Costs
 from bench.wan.waiting.verifier import MAX_LEAD, Part, Session, Verdict, Verifier
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.engines.base import Engine, Rows
+from outrider.engines.base import Engine, LogitsRows
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeOptions
@@ -39,7 +39,7 @@ from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _WARM_UP_ROWS = 272
@@ -75,7 +75,7 @@ class Desk:
                 for verdict in self.verifier.apply(parts, rows):
                     self._tell(verdict)
 
-    def _compute(self, jobs: list[Callable[[], None]], parts: list[Part]) -> list[Rows]:
+    def _compute(self, jobs: list[Callable[[], None]], parts: list[Part]) -> list[LogitsRows]:
         for job in jobs:
             job()
         began = time.perf_counter()

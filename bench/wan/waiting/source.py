@@ -21,8 +21,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 PATIENCE_S = 2.0
 """A drafter that says nothing for so long has nothing to say before the next commit."""
@@ -79,7 +78,7 @@ class DrafterSource:
         """`calls_ms` is told what a call of the model takes, whenever it is heard."""
         self._link, self._wanted, self._calls_ms = link, wanted, calls_ms
         self._reply = list(wanted.reply)
-        self._heard: Heard | None = None
+        self._heard: DrafterReport | None = None
         self._news = asyncio.Event()
         self._gave_up = False
         self._number = link.open(wanted, self._hear)
@@ -109,7 +108,7 @@ class DrafterSource:
     def close(self) -> None:
         self._link.close(self._number)
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: DrafterReport) -> None:
         self._heard = heard
         self._calls_ms.append(1000 * heard.draft_s)
         self._news.set()
@@ -183,6 +182,6 @@ async def drafting(
 
 async def _settled(link: DrafterLink) -> None:
     while True:
-        if link.state in (DrafterState.READY, DrafterState.UNFIT):
+        if link.state in (DrafterState.READY, DrafterState.UNUSABLE):
             return
         await asyncio.sleep(_POLL_S)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Round, Rows
+from outrider.engines.base import EngineInfo, Ids, LogitsRows, SequenceSlice
 from outrider.errors import OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verification import verify
-from services.inference.scheduling.drafting.sources import EdgeChain
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.draft_sources import EdgeChain
+from services.inference.scheduler.types import Drafts
 
 MAX_DRAFTS = 8
 """Of one session in one call: what our replicas verify."""
@@ -79,7 +79,7 @@ class Part:
     num_tokens: int
     """Of its own; drafts and padding come behind them."""
     drafts: tuple[int, ...]
-    round: Round
+    round: SequenceSlice
 
 
 class Verifier:
@@ -160,10 +160,10 @@ class Verifier:
         round_ = self._round(session, tokens, 1 + len(drafts) + padding)
         return Part(session, len(own), drafts, round_)
 
-    def _round(self, session: Session, tokens: Sequence[int], num_rows: int) -> Round:
+    def _round(self, session: Session, tokens: Sequence[int], num_rows: int) -> SequenceSlice:
         end = session.computed + len(tokens) + self._info.scratch_tokens
         blocks = session.blocks[: -(-end // self._info.block_tokens)]
-        return Round(
+        return SequenceSlice(
             session.number,
             np.array(tokens, np.int32),
             session.computed,
@@ -171,7 +171,7 @@ class Verifier:
             num_rows,
         )
 
-    def apply(self, parts: Sequence[Part], rows: Sequence[Rows]) -> list[Verdict]:
+    def apply(self, parts: Sequence[Part], rows: Sequence[LogitsRows]) -> list[Verdict]:
         """What the call decided. Sessions closed meanwhile are passed over."""
         answered = zip(parts, rows, strict=True)
         return [
@@ -181,7 +181,7 @@ class Verifier:
             and (verdict := self._take(part, row)) is not None
         ]
 
-    def _take(self, part: Part, rows: Rows) -> Verdict | None:
+    def _take(self, part: Part, rows: LogitsRows) -> Verdict | None:
         session, chain = part.session, part.session.chain
         if not part.round.num_rows:
             session.computed += part.num_tokens

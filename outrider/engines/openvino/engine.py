@@ -6,20 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
-from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.batch import (
-    Inputs,
-    duplicate_single_rows,
-    lay_out,
-    pad,
+from outrider.engines.base import (
+    EngineInfo,
+    Ids,
+    Logits,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
 )
+from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.batch import Inputs, duplicate_single_rows, lay_out, pad
 from outrider.engines.openvino.compiling import attention_rows
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
 from outrider.engines.openvino.paging import ATTENTION_ROWS
 from outrider.engines.sizing import SizingRule, ladder
-from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import ConfigError, EngineError
 
 _QUANTUM = 16
@@ -32,13 +35,14 @@ class OpenVinoEngine:
 
     Exactness (decision 0002): with `exact`, a sequence of one row enters attention with two, so
     one kernel computes every row; its copy's KV lands in the scratch token. The kernel also
-    clears the rest of the block that holds a round's last token.
+    clears the rest of the block that holds a slice's last token.
     """
 
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
         """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
         that is too small."""
-        most, asked = model.facts.max_context_tokens, config.max_context_tokens
+        most = model.facts.max_context_tokens
+        asked = config.max_context_tokens
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
@@ -75,19 +79,22 @@ class OpenVinoEngine:
         self._check_not_closed()
         self._opened.discard(sequence)
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._check_not_closed()
-        check_rounds(self._info, self._opened, rounds)
-        if not rounds:
+        check_slices(self._info, self._opened, slices)
+        if not slices:
             return []
-        inputs = lay_out(rounds)
+        inputs = lay_out(slices)
         inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
-        num_rows = sum(part.num_rows for part in rounds)
-        logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
-        answers, begin = [], 0
-        for part in rounds:
+        num_rows = sum(part.num_rows for part in slices)
+        logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
+        answers = []
+        begin = 0
+        for part in slices:
             part_rows = logits[begin : begin + part.num_rows]
-            answers.append(Rows(part_rows, self._named(part_rows)))
+            answers.append(LogitsRows(part_rows, self._named(part_rows)))
             begin += part.num_rows
         return answers
 
@@ -132,7 +139,7 @@ class OpenVinoEngine:
         if self._closed:
             raise EngineError("the engine is closed; create a new one")
 
-    def _last_slot(self, part: Round) -> tuple[int, int]:
-        """Block and slot of the round's last token."""
+    def _last_slot(self, part: SequenceSlice) -> tuple[int, int]:
+        """Block and slot of the slice's last token."""
         index, slot = divmod(part.past + len(part.tokens) - 1, self._info.block_tokens)
         return int(part.blocks[index]), slot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.inference.scheduling.events import Load
+from services.inference.scheduler.types import Load
 from services.inference.streaming import wire
 
 
