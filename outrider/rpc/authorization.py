@@ -22,7 +22,7 @@ from outrider.tls.certificates import Tls, subject_alternative_names, utc_now
 from outrider.tls.identity import PeerIdentity, identify
 from outrider.tls.verification import verify
 
-MAX_KNOWN: Final = 1024
+MAX_CACHED_CALLERS: Final = 1024
 """Certificates whose owners are remembered; verifying one takes some 0.3 ms."""
 
 _REFUSAL_LOG_INTERVAL_S: Final = 5.0
@@ -35,7 +35,7 @@ _Chain = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _VerifiedCaller:
     identity: PeerIdentity
     expires_at: datetime
     ca_generation: int
@@ -57,17 +57,17 @@ class Call:
             self.task.cancel()
 
 
-class Guard:
+class CallAuthorizer:
     """The calls of one server. Without certificates whoever can connect may call every method; such
     a server listens on the loopback, unless its operator wants otherwise."""
 
     def __init__(
-        self, tls: Tls, now: Callable[[], datetime] = utc_now, max_known: int = MAX_KNOWN
+        self, tls: Tls, now: Callable[[], datetime] = utc_now, max_cached: int = MAX_CACHED_CALLERS
     ) -> None:
         self._tls = tls
         self._now = now
-        self._max_known = max_known
-        self._known: OrderedDict[_Chain, _Known] = OrderedDict()
+        self._max_cached = max_cached
+        self._cached: OrderedDict[_Chain, _VerifiedCaller] = OrderedDict()
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._num_refused = 0
@@ -76,9 +76,9 @@ class Guard:
             tls.subscribe(self.sweep)
 
     @property
-    def num_known(self) -> int:
+    def num_cached(self) -> int:
         """Certificates whose owners are remembered."""
-        return len(self._known)
+        return len(self._cached)
 
     @property
     def num_calls(self) -> int:
@@ -135,21 +135,21 @@ class Guard:
         self._num_refused = 0
 
     def _identity(self, chain: _Chain) -> PeerIdentity:
-        known, now = self._known.get(chain), self._now()
+        known, now = self._cached.get(chain), self._now()
         if (
             known is not None
             and known.ca_generation == self._tls.ca_generation
             and now < known.expires_at
         ):
             return known.identity
-        self._known.pop(chain, None)
+        self._cached.pop(chain, None)
         current = self._tls.current
         assert current is not None, "only asked for where there are certificates"
         expires_at = verify(current.ca, *chain, now)
-        known = _Known(self._owner(chain[0]), expires_at, self._tls.ca_generation)
-        while len(self._known) >= self._max_known:
-            self._known.popitem(last=False)
-        self._known[chain] = known
+        known = _VerifiedCaller(self._owner(chain[0]), expires_at, self._tls.ca_generation)
+        while len(self._cached) >= self._max_cached:
+            self._cached.popitem(last=False)
+        self._cached[chain] = known
         return known.identity
 
     def _owner(self, leaf: bytes) -> PeerIdentity:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.errors import PermissionDeniedError, UnauthenticatedError
-from outrider.rpc.guard import Context, Guard
+from outrider.rpc.authorization import CallAuthorizer, Context
 from outrider.tls import PLAINTEXT, PeerIdentity, Role, Tls
 from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
@@ -19,7 +19,7 @@ METHOD = "/outrider.v1.RouterService/Route"
 
 
 class Caller:
-    """The part of a call's context that the guard reads, as gRPC gives it."""
+    """The part of a call's context that the authorizer reads, as gRPC gives it."""
 
     def __init__(self, certificate: bytes = b"") -> None:
         self._found = {"x509_pem_cert": [certificate]} if certificate else {}
@@ -54,39 +54,39 @@ def tls(ca: DevelopmentCa, tmp_path: Path) -> Tls:
 
 
 async def test_certificates_that_are_remembered_are_bounded(ca: DevelopmentCa, tls: Tls) -> None:
-    guard = Guard(tls, max_known=3)
+    authorizer = CallAuthorizer(tls, max_cached=3)
     callers = [ca.issue(PeerIdentity(Role.EDGE), NOW).certificate for _ in range(5)]
     for certificate in (*callers, *callers):
-        with guard.call(METHOD, context(certificate)):
-            assert guard.num_calls == 1
-    assert guard.num_known == 3
-    assert guard.num_calls == 0
+        with authorizer.call(METHOD, context(certificate)):
+            assert authorizer.num_calls == 1
+    assert authorizer.num_cached == 3
+    assert authorizer.num_calls == 0
 
 
 async def test_what_is_remembered_ends_with_the_certificate(ca: DevelopmentCa, tls: Tls) -> None:
     clock = Clock()
-    guard = Guard(tls, clock)
+    authorizer = CallAuthorizer(tls, clock)
     caller = context(ca.issue(PeerIdentity(Role.EDGE), NOW, timedelta(hours=1)).certificate)
-    with guard.call(METHOD, caller):
+    with authorizer.call(METHOD, caller):
         pass
     clock.now = NOW + timedelta(hours=2)
-    with pytest.raises(UnauthenticatedError), guard.call(METHOD, caller):
+    with pytest.raises(UnauthenticatedError), authorizer.call(METHOD, caller):
         pass
-    assert guard.num_known == 0
+    assert authorizer.num_cached == 0
 
 
 async def test_who_shows_nothing_or_another_role_is_refused(ca: DevelopmentCa, tls: Tls) -> None:
-    guard = Guard(tls)
-    with pytest.raises(UnauthenticatedError), guard.call(METHOD, context()):
+    authorizer = CallAuthorizer(tls)
+    with pytest.raises(UnauthenticatedError), authorizer.call(METHOD, context()):
         pass
     router = ca.issue(PeerIdentity(Role.ROUTER), NOW).certificate
-    with pytest.raises(PermissionDeniedError), guard.call(METHOD, context(router)):
+    with pytest.raises(PermissionDeniedError), authorizer.call(METHOD, context(router)):
         pass
-    assert guard.num_calls == 0
+    assert authorizer.num_calls == 0
 
 
 async def test_without_certificates_whoever_can_connect_may_call() -> None:
-    guard = Guard(PLAINTEXT)
-    with guard.call(METHOD, context()) as call:
-        guard.sweep()
+    authorizer = CallAuthorizer(PLAINTEXT)
+    with authorizer.call(METHOD, context()) as call:
+        authorizer.sweep()
         assert call.why is None
