@@ -276,7 +276,7 @@ async def test_a_chat_goes_on_without_the_drafts_that_did_not_fit(
         (link,) = mesh.edge.upstream.links
         refused = 0
 
-        def full(number: int, frame: inference_pb2.SessionUp) -> bool:
+        def full(session_id: int, frame: inference_pb2.SessionUp) -> bool:
             nonlocal refused
             refused += 1
             return False
