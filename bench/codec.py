@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.harness.figures import Run, parser, start, time_us
+from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder

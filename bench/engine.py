@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from outrider.engines.base import Engine, Round
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.figures import Run, Table, parser, start
+from bench.harness import Run, Table, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from bench.harness.prompts import Prompt, as_prompt_file, interleaved, load_prompts
 from bench.harness.region_client import Drafter, RegionClient

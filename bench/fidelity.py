@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench.engine import CONTEXT, Sessions, cpu_ms
-from bench.harness.figures import Figure, Run, median, parser, start
+from bench.harness import Figure, Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.engine import OpenVinoEngine

@@ -14,7 +14,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
 from outrider.client import Client, Committed, connect

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.figures import Run, Table, median, parser, start, time_us
+from bench.harness import Run, Table, median, parser, start, time_us
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 

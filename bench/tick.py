@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.harness.figures import Run, median, parser, start
-from bench.workload.supply import Supply
+from bench.harness import Run, median, parser, start
+from bench.harness.prompts import PromptSupply
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
@@ -101,7 +101,7 @@ class Workload:
     def __init__(self, vocabulary: Vocabulary, engine: Engine) -> None:
         self._vocabulary = vocabulary
         self._engine = engine
-        self._supply = Supply("chat")
+        self._supply = PromptSupply("chat")
         self._prior = shipped_prior(vocabulary.digest)
 
     def run(self, watch: Watch, *, drafts: bool) -> None:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.arrivals.asks import Asks
-from bench.contenders.lineup import OURS_SPEC, rotated
-from bench.contenders.work import Contender, Outcome, Request, Work
-from bench.harness.figures import TOO_FEW, Cell, Run, pooled, quantile
+from bench.arrivals.requests import Asks
+from bench.harness import TOO_FEW, Cell, Run, pooled, quantile
+from bench.systems.base import Request, System, Work, WorkResult
+from bench.systems.lineup import OURS_DRAFTS, rotated
 
 CHATS = 8
 CHAT_TOKENS = 160
@@ -37,16 +37,16 @@ class Gaps:
         return quantile(disturbed, 0.99) / quantile(alone, 0.99)
 
 
-async def measure(contenders: Mapping[str, Contender], asks: Asks, rounds: int) -> dict[str, Gaps]:
-    """Without and with documents, one after the other, by contender."""
-    gaps = {name: Gaps() for name in contenders}
+async def measure(systems: Mapping[str, System], asks: Asks, rounds: int) -> dict[str, Gaps]:
+    """Without and with documents, one after the other, by system."""
+    gaps = {name: Gaps() for name in systems}
     for turn in range(rounds):
         alone, disturbed = (asks.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
         documents = asks.documents(ARRIVALS_S, DOCUMENT_TOKENS)
-        for name in rotated(contenders, turn):
-            done = await contenders[name].run(_work(alone))
+        for name in rotated(systems, turn):
+            done = await systems[name].run(_work(alone))
             gaps[name].alone.append(chat_gaps(done, num_documents=0))
-            done = await contenders[name].run(_work((*disturbed, *documents)))
+            done = await systems[name].run(_work((*disturbed, *documents)))
             gaps[name].disturbed.append(chat_gaps(done, num_documents=len(documents)))
             gaps[name].document_ttft_ms += [a.ttft_ms for a in done.answers[CHATS:]]
         print(f"round {turn + 1} of {rounds}: long prompts", file=sys.stderr)
@@ -58,7 +58,7 @@ def _work(requests: tuple[Request, ...]) -> Work:
     return Work(requests, ignore_eos=True)
 
 
-def chat_gaps(done: Outcome, num_documents: int) -> list[float]:
+def chat_gaps(done: WorkResult, num_documents: int) -> list[float]:
     """Gaps of the chats from the first document's arrival to the last one's first token; without
     documents from the same moment to the end."""
     count = len(done.answers) - num_documents
@@ -82,8 +82,8 @@ def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
         ttft_ms = of.document_ttft_ms
         table.add(name, *cells, ratio, len(ttft_ms), table.median(ttft_ms))
         run.samples(f"document TTFT, {name}", ttft_ms, unit="ms")
-    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_SPEC].ratio(), 3)
-    rounds = gaps[OURS_SPEC].ratios()
+    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_DRAFTS].ratio(), 3)
+    rounds = gaps[OURS_DRAFTS].ratios()
     run.figures["itl_p99_ratio_under_prefill_range"] = [round(f(rounds), 3) for f in (min, max)]
     run.figures["itl_p99_ratio_under_prefill_by_system"] = {
         name: round(of.ratio(), 3) for name, of in gaps.items()

@@ -9,7 +9,6 @@ made from other sources than those that are there now (`bench.harness.benches` s
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.benches import bench_of
-from bench.harness.record import RESULTS
-from bench.harness.sources import ROOT, Commit, digest
+from bench.harness.provenance import ROOT, Commit
+from bench.harness.record import RESULTS, is_stale, load
 from bench.harness.tables import Table
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
@@ -28,23 +27,6 @@ _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 
 def shown(pages: Sequence[str]) -> list[str]:
     """Names of the benches whose tables the pages show, each once, in order."""
     return list(dict.fromkeys(block[2] for page in pages for block in _BLOCK.finditer(page)))
-
-
-def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
-    """The record of this name, if there is one."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def is_stale(record: Mapping[str, Any], root: Path = ROOT) -> bool:
-    """Whether the sources that its figures depend on are others now, or it does not say which
-    they were."""
-    sources = record.get("sources")
-    paths = bench_of(record["name"]).all_sources
-    return sources is None or digest(paths, root) != sources["digest"]
 
 
 def regenerated(text: str, results: Path, root: Path = ROOT) -> str:

@@ -14,11 +14,11 @@ import contextlib
 import json
 from collections.abc import Sequence
 
-from bench.harness.figures import Figure, Run, parser, quantile, start
+from bench.harness import Figure, Run, parser, quantile, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.hostile.bystander import bystanding
 from bench.hostile.catalog import ATTACKS, Attack, attack_of
-from bench.hostile.measuring import Outcome, measure
+from bench.hostile.measuring import AttackResult, measure
 from bench.hostile.target import target_of
 
 SETTINGS = (
@@ -36,48 +36,50 @@ there is nothing to fill, and they do no harm."""
 WARM_UP_S = 20.0
 
 
-async def attacked(mesh: LocalMesh, attacks: Sequence[Attack], seconds: float) -> list[Outcome]:
+async def attacked(
+    mesh: LocalMesh, attacks: Sequence[Attack], seconds: float
+) -> list[AttackResult]:
     """All of them, one after the other, on one mesh."""
-    target, outcomes = target_of(mesh), []
+    target, results = target_of(mesh), []
     async with bystanding(target) as bystander:
         await bystander.warm_up(WARM_UP_S, FILL_TOKENS)
         for attack in attacks:
-            outcome = await measure(mesh, target, attack, bystander, seconds)
-            outcomes.append(outcome)
-            print(line(outcome), flush=True)
-    return outcomes
+            result = await measure(mesh, target, attack, bystander, seconds)
+            results.append(result)
+            print(line(result), flush=True)
+    return results
 
 
-def line(outcome: Outcome) -> str:
+def line(result: AttackResult) -> str:
     """What came of one attack, for who watches."""
-    said = "; ".join(outcome.misses) or "nothing broken"
+    said = "; ".join(result.misses) or "nothing broken"
     return (
-        f"{outcome.attack.name}: grew {max(outcome.growth_mb.values()):.0f} MB, loop held "
-        f"{max(outcome.held_ms_max.values()):.0f} ms, late {max(outcome.lag_ms_max.values()):.0f} "
-        f"(calm {outcome.calm_lag_ms_max:.0f}), "
-        f"bystander's p99 x {outcome.p99_ratio:.2f}; {said}; {json.dumps(outcome.done)}"
+        f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop held "
+        f"{max(result.held_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
+        f"(calm {result.calm_lag_ms_max:.0f}), "
+        f"bystander's p99 x {result.p99_ratio:.2f}; {said}; {json.dumps(result.done)}"
     )
 
 
-def report(run: Run, outcomes: Sequence[Outcome]) -> None:
+def report(run: Run, results: Sequence[AttackResult]) -> None:
     """Table and figures."""
     table = run.table(
         "A mesh under attack", "attack", "process grew most, MB", "loop held at most, ms",
         "late at most, ms", "late in calm, ms", "bystander p99, calm, ms", "attacked, ms", "ratio",
         "left behind", "strangers' words", "broken",
     )  # fmt: skip
-    for outcome in outcomes:
-        name = outcome.attack.name
-        p99s = [quantile(waits.gaps_ms, 0.99) for waits in (outcome.calm, outcome.attacked)]
+    for result in results:
+        name = result.attack.name
+        p99s = [quantile(waits.gaps_ms, 0.99) for waits in (result.calm, result.attacked)]
         table.add(
-            name.replace("_", " "), round(max(outcome.growth_mb.values()), 1),
-            round(max(outcome.held_ms_max.values()), 1),
-            round(max(outcome.lag_ms_max.values()), 1), round(outcome.calm_lag_ms_max, 1),
-            *(round(p99, 1) for p99 in p99s), round(outcome.p99_ratio, 2),
-            sum(outcome.leaks.values()), outcome.strangers_words, len(outcome.misses),
+            name.replace("_", " "), round(max(result.growth_mb.values()), 1),
+            round(max(result.held_ms_max.values()), 1),
+            round(max(result.lag_ms_max.values()), 1), round(result.calm_lag_ms_max, 1),
+            *(round(p99, 1) for p99 in p99s), round(result.p99_ratio, 2),
+            sum(result.leaks.values()), result.strangers_words, len(result.misses),
         )  # fmt: skip
-        run.samples(f"{name}, calm", outcome.calm.gaps_ms, unit="ms")
-        run.samples(f"{name}, attacked", outcome.attacked.gaps_ms, unit="ms")
+        run.samples(f"{name}, calm", result.calm.gaps_ms, unit="ms")
+        run.samples(f"{name}, attacked", result.attacked.gaps_ms, unit="ms")
     table.note(
         "Late at most: the longest that an event loop of the mesh was kept from its next turn, "
         "waiting for a core included, which its processes, the bystander and the attacker share; "
@@ -85,28 +87,28 @@ def report(run: Run, outcomes: Sequence[Outcome]) -> None:
         "acceptance, first word and every next word."
     )
     run.figures |= {
-        "by_attack": {outcome.attack.name: _figures(outcome) for outcome in outcomes},
-        "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in outcomes), 1),
-        "loop_held_ms_max": round(max(max(o.held_ms_max.values()) for o in outcomes), 1),
-        "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in outcomes), 1),
-        "bystander_p99_ratio": round(max(o.p99_ratio for o in outcomes), 3),
-        "leaks": sum(sum(o.leaks.values()) for o in outcomes),
-        "strangers_words": sum(o.strangers_words for o in outcomes),
-        "broken": [f"{o.attack.name}: {miss}" for o in outcomes for miss in o.misses],
+        "by_attack": {result.attack.name: _figures(result) for result in results},
+        "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in results), 1),
+        "loop_held_ms_max": round(max(max(o.held_ms_max.values()) for o in results), 1),
+        "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in results), 1),
+        "bystander_p99_ratio": round(max(o.p99_ratio for o in results), 3),
+        "leaks": sum(sum(o.leaks.values()) for o in results),
+        "strangers_words": sum(o.strangers_words for o in results),
+        "broken": [f"{o.attack.name}: {miss}" for o in results for miss in o.misses],
     }
 
 
-def _figures(outcome: Outcome) -> dict[str, Figure]:
+def _figures(result: AttackResult) -> dict[str, Figure]:
     return {
-        "rss_growth_mb": round(max(outcome.growth_mb.values()), 1),
-        "bystander_p99_ratio": round(outcome.p99_ratio, 3),
-        "loop_held_ms_max": round(max(outcome.held_ms_max.values()), 1),
-        "loop_lag_ms_max": round(max(outcome.lag_ms_max.values()), 1),
-        "calm_loop_lag_ms_max": round(outcome.calm_lag_ms_max, 1),
-        "leaks": dict(outcome.leaks),
-        "strangers_words": outcome.strangers_words,
-        "broken": outcome.misses,
-        "done": dict(outcome.done),
+        "rss_growth_mb": round(max(result.growth_mb.values()), 1),
+        "bystander_p99_ratio": round(result.p99_ratio, 3),
+        "loop_held_ms_max": round(max(result.held_ms_max.values()), 1),
+        "loop_lag_ms_max": round(max(result.lag_ms_max.values()), 1),
+        "calm_loop_lag_ms_max": round(result.calm_lag_ms_max, 1),
+        "leaks": dict(result.leaks),
+        "strangers_words": result.strangers_words,
+        "broken": result.misses,
+        "done": dict(result.done),
     }
 
 
@@ -128,8 +130,8 @@ def main() -> int:
     engine = arguments.engine or ("fake" if run.quick else "openvino")
     run.setting("mesh", engine=engine, seconds=seconds, settings=SETTINGS)
     with local_mesh(engine=engine, regions="us-east", settings=SETTINGS) as mesh:
-        outcomes = asyncio.run(attacked(mesh, chosen(arguments), seconds))
-    report(run, outcomes)
+        results = asyncio.run(attacked(mesh, chosen(arguments), seconds))
+    report(run, results)
     run.finish()
     return int(bool(run.figures["broken"]))
 

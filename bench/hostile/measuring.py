@@ -9,8 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.contenders.processes import child
 from bench.harness.local_mesh import LocalMesh
+from bench.harness.processes import child
 from bench.harness.statistics import quantile
 from bench.hostile.bystander import Bystander, Waits
 from bench.hostile.catalog import Attack
@@ -23,7 +23,7 @@ MAX_P99_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttackResult:
     """What came of one attack."""
 
     attack: Attack
@@ -73,7 +73,7 @@ class Outcome:
 
 async def measure(
     mesh: LocalMesh, target: Target, attack: Attack, bystander: Bystander, seconds: float
-) -> Outcome:
+) -> AttackResult:
     """The same time in calm and under attack."""
     await calm_down(mesh)
     bystander.waits.clear()
@@ -93,7 +93,7 @@ async def measure(
     finally:
         bystander.go_on()
     findings.broken += [f"{name} ended" for name in sorted(watch.lost)]
-    return Outcome(
+    return AttackResult(
         attack, calm, attacked, watch.growth_mb, max(calm_watch.lag_ms_max.values()),
         watch.lag_ms_max, watch.held_ms_max, leaks, findings.strangers_words, findings.broken,
         findings.done,

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from statistics import fmean
 
-from bench.harness.figures import Run, median, parser, quantile, start
+from bench.harness import Run, median, parser, quantile, start
 from bench.harness.local_mesh import local_mesh
 from bench.router import decisions, hop, loop_lag
 from bench.router.decisions import Size, Timings

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import bench.scale
-from bench.harness.figures import TOO_FEW, Cell, Run, interval, parser, start
+from bench.harness import TOO_FEW, Cell, Run, interval, parser, start
 from bench.harness.statistics import num_needed
 from bench.scale.demand import GROUPS_PER_REPLICA
 from bench.scale.study import (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.figures import RESULTS, median, parser, quantile, start
+from bench.harness import RESULTS, median, parser, quantile, start
 from outrider.engines.base import Engine, Round
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine

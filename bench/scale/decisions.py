@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.figures import RESULTS, median, parser, quantile, start
+from bench.harness import RESULTS, median, parser, quantile, start
 from bench.scale.demand import Ask
-from bench.scale.routing.base import Report, Router, Site
+from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
 
 SHARES = tuple(number / 100 for number in range(1, 100, 2))

@@ -12,8 +12,8 @@ from bench.scale.clock import Clock
 from bench.scale.decisions import RouterTimes
 from bench.scale.demand import Ask
 from bench.scale.regions import Region, rtt_ms
-from bench.scale.replicas.base import Hooks, Replica
-from bench.scale.routing.base import Report, Router, Site
+from bench.scale.replicas import Hooks, Replica
+from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
 
 MakeReplica: TypeAlias = Callable[[Clock, Hooks, int], Replica]
@@ -49,7 +49,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
+class FleetResult:
     """What became of it."""
 
     asks: list[Ask] = field(default_factory=list)
@@ -123,9 +123,11 @@ class Fleet:
         ]
         self._at: dict[int, str] = {}
         """Requests by number: the replica that has them."""
-        self.outcome = Outcome()
+        self.outcome = FleetResult()
 
-    def run(self, asks: Iterator[Ask], progress: Callable[[float], None] | None = None) -> Outcome:
+    def run(
+        self, asks: Iterator[Ask], progress: Callable[[float], None] | None = None
+    ) -> FleetResult:
         """Serve them; `progress` hears of the time, once a second."""
         self._asks = asks
         for slot in self._slots.values():

@@ -17,16 +17,14 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeAlias
 
-from bench.harness.figures import RESULTS, quantile
+from bench.harness import RESULTS, quantile
 from bench.scale import calls, decisions
 from bench.scale.decisions import RouterTimes, TimedRouter, Timings
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
-from bench.scale.fleet import Fleet, MakeRouter, Outcome, Setting
+from bench.scale.fleet import Fleet, FleetResult, MakeRouter, Setting
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas.full import FullReplica
-from bench.scale.routing.base import Router
-from bench.scale.routing.floors import LeastLoaded, RoundRobin
-from bench.scale.routing.mesh import MeshRouter
+from bench.scale.replicas import FullReplica
+from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 from services.router.admission.policy import AdmissionPolicy, Priority
 from services.router.placement.request import HIGH, LOW, MEDIUM
 
@@ -124,7 +122,7 @@ def _apart(case: Case) -> list[Case]:
 _SEEDS_APART = 1000
 
 
-def _outcome(case: Case, make_router: MakeRouter) -> Outcome:
+def _outcome(case: Case, make_router: MakeRouter) -> FleetResult:
     times = calls.recorded()
     fleet = Fleet(
         _setting(case),
@@ -244,7 +242,7 @@ _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
 }
 
 
-def _row(case: Case, outcomes: Sequence[Outcome]) -> Row:
+def _row(case: Case, outcomes: Sequence[FleetResult]) -> Row:
     num_warm = GROUPS_PER_REPLICA * case.num_replicas
     asks = [ask for outcome in outcomes for ask in outcome.asks if ask.number > num_warm]
     whole = [ask for ask in asks if ask.ended_at]

@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.figures import quantile
+from bench.harness import quantile
 from bench.harness.region_client import RegionClient
 from bench.peers.routing.fleets import Pace, Started, start_replica, start_router
 from bench.peers.routing.replica import DIGEST, coder
@@ -52,7 +52,7 @@ _SAMPLE_S = 1.0
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamTotals:
     """What came of it."""
 
     seconds: float = 0.0
@@ -97,14 +97,14 @@ class Streams:
         self._measuring = self._over = False
         self._ended = asyncio.Event()
         """Some session has."""
-        self.tally = Tally()
+        self.totals = StreamTotals()
 
     async def run(
         self,
         seconds: float,
         warm_up_s: float = WARM_UP_S,
         warm_up_sessions: int = WARM_UP_SESSIONS,
-    ) -> Tally:
+    ) -> StreamTotals:
         """`seconds`: of what is measured. Raises RuntimeError if a process ends meanwhile."""
         settings = {
             "max_sessions": self._count + 24,
@@ -128,15 +128,15 @@ class Streams:
             begin = time.monotonic()
             await asyncio.sleep(warm_up_s)
             await self._warmed_up(warm_up_sessions, workers)
-            self.tally.warm_up_s = time.monotonic() - begin
+            self.totals.warm_up_s = time.monotonic() - begin
             await self._watch({"router": router, "replica": replica}, seconds)
             self._over = True
             await asyncio.gather(*workers)
-        return self.tally
+        return self.totals
 
     async def _warmed_up(self, num_sessions: int, workers: Sequence[asyncio.Task[None]]) -> None:
         """So many sessions are over. Raises what a worker ends with."""
-        while self.tally.ends.total() < num_sessions:
+        while self.totals.ends.total() < num_sessions:
             self._ended.clear()
             ended = asyncio.create_task(self._ended.wait())
             done, _ = await asyncio.wait((ended, *workers), return_when=asyncio.FIRST_COMPLETED)
@@ -146,14 +146,14 @@ class Streams:
     async def _watch(self, started: dict[str, Started], seconds: float) -> None:
         self._measuring, begin = True, time.monotonic()
         while time.monotonic() < begin + seconds:
-            self.tally.num_open.append(self._num_open)
-            self.tally.num_over.append(self.tally.ends.total())
+            self.totals.num_open.append(self._num_open)
+            self.totals.num_over.append(self.totals.ends.total())
             for name, one in started.items():
                 if one.process.returncode is not None:
                     raise RuntimeError(f"the {name} ended with status {one.process.returncode}")
-                self.tally.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
+                self.totals.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
             await asyncio.sleep(_SAMPLE_S)
-        self.tally.seconds = time.monotonic() - begin
+        self.totals.seconds = time.monotonic() - begin
 
     async def _work(self, client: RegionClient, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -173,17 +173,17 @@ class Streams:
                 speculation=common_pb2.SPECULATION_OFF,
             )
         except OutriderError as error:
-            self.tally.ends[error.reason] += 1
+            self.totals.ends[error.reason] += 1
             await asyncio.sleep(max(0.1, error.retry_delay_ms / 1e3))
             return
         finally:
             self._num_open -= 1
-        self.tally.ends["finished"] += 1
+        self.totals.ends["finished"] += 1
         self._ended.set()
-        self.tally.wrong += len(reply.ids) != length
+        self.totals.wrong += len(reply.ids) != length
         if self._measuring:
-            self.tally.num_tokens += length
-            self.tally.ttft_ms.append(reply.ttft_ms)
+            self.totals.num_tokens += length
+            self.totals.ttft_ms.append(reply.ttft_ms)
 
 
 def _rss_mib(pid: int) -> float:

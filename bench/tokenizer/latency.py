@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TypeVar
 
-from bench.harness.figures import Run, median
+from bench.harness import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference

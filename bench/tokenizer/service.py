@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
-from bench.harness.figures import Run, median, parser, start
-from bench.tokenizer.stalls.probe import client
+from bench.harness import Run, median, parser, start
+from bench.tokenizer.watched_process import client
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
@@ -45,7 +45,7 @@ CEILING_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TextResult:
     """One text through one service."""
 
     seconds: float
@@ -139,7 +139,7 @@ def reference(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
-async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> Outcome:
+async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> TextResult:
     coder = served.coder
     killed: list[int] = []
     async with _service(served, workers) as stub:
@@ -153,7 +153,7 @@ async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> Outc
             killer.cancel()
     found = [coder.decode(wire_tokens.from_proto(b), max_count=1 << 24) for b in blocks]
     ids = [i for block in found for i in block]
-    return Outcome(seconds, ids, len(killed), len(_workers()))
+    return TextResult(seconds, ids, len(killed), len(_workers()))
 
 
 async def _kill_one_a_second(killed: list[int]) -> None:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bench.harness.figures import Run, spread
+from bench.harness import Run, spread
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.client import Client, Committed, connect
 from outrider.models.chat import Message

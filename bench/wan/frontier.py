@@ -18,16 +18,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from bench.harness.figures import TOO_FEW, Cell, Figure, Run, parser, start
+from bench.harness import TOO_FEW, Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
-from bench.wan.asking import ask_client, messages_of, sampling_of
-from bench.wan.machines.bed import HOST, RegionEngine, running_bed
+from bench.relay.lane import Conditions
+from bench.wan.chats import ask_client, messages_of, sampling_of
+from bench.wan.first_words import how, right_cell, share_right
 from bench.wan.measure import Links
 from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
-from bench.wan.relay.lane import Conditions
-from bench.wan.report.first_words import how, right_cell, share_right
-from bench.wan.report.intervals import mean, ratio, share
+from bench.wan.results import mean, ratio, share
 from bench.wan.samples import Sample, Word
+from bench.wan.testbed import HOST, RegionEngine, running_bed
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
 

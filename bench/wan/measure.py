@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeVar
 
-from bench.harness.figures import median
+from bench.harness import median
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient
-from bench.wan.asking import Asker, Connections
-from bench.wan.machines.bed import HOST, Bed, Placement
+from bench.relay.lane import Conditions, Traffic
+from bench.wan.chats import Asker, Connections
+from bench.wan.draft_source import Sources
 from bench.wan.meter import Meter
-from bench.wan.plan import PLAIN, Cell, Part, Scheme, Size
-from bench.wan.progress import Progress
-from bench.wan.relay.lane import Conditions, Traffic
+from bench.wan.plan import PLAIN, Cell, Part, Progress, Scheme, Size
 from bench.wan.samples import Batch
-from bench.wan.waiting.source import Sources
+from bench.wan.testbed import HOST, Bed, Placement
 from outrider.client import Client, connect
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder

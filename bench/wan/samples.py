@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bench.relay.lane import Traffic
 from bench.wan.plan import Cell, Scheme
-from bench.wan.relay.lane import Traffic
-from bench.wan.waiting.costs import Costs
+from bench.wan.waiting_verifier import Costs
 from outrider.client import Committed, Interrupted, Provisional, Retracted
 from outrider.client.events import Event
 from outrider.client.first_word import FirstWord

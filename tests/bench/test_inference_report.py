@@ -7,21 +7,29 @@ from collections.abc import Mapping
 
 import pytest
 
-from bench.contenders.lineup import FAST, LLAMA, LLAMA_BEST, NAMES, OURS, OURS_SPEC, PEER, rotated
-from bench.contenders.work import Answer, Outcome
-from bench.harness.figures import TOO_FEW, Run
-from bench.inference import plan
-from bench.inference.plan import Cell, Prompts
-from bench.inference.report import Outcomes, report
+from bench import inference
+from bench.harness import TOO_FEW, Run
+from bench.inference import Cell, Outcomes, Prompts, report
+from bench.systems.base import Answer, WorkResult
+from bench.systems.lineup import (
+    INEXACT,
+    LLAMACPP_Q4_0,
+    LLAMACPP_Q4_1,
+    NAMES,
+    OPENVINO,
+    OURS,
+    OURS_DRAFTS,
+    rotated,
+)
 from outrider.models.vocabulary import Vocabulary
 
 
-def outcome(tokens_per_s: float, ids: tuple[int, ...] = (1, 2)) -> Outcome:
-    return Outcome(len(ids) / tokens_per_s, (Answer(ids, 0.0, (0.25, 0.5)),))
+def outcome(tokens_per_s: float, ids: tuple[int, ...] = (1, 2)) -> WorkResult:
+    return WorkResult(len(ids) / tokens_per_s, (Answer(ids, 0.0, (0.25, 0.5)),))
 
 
 def run_of(rounds: Mapping[int, Mapping[str, float]]) -> Run:
-    outcomes = Outcomes(overhead_ms={OURS_SPEC: [0.5, 0.7, 0.9]})
+    outcomes = Outcomes(overhead_ms={OURS_DRAFTS: [0.5, 0.7, 0.9]})
     for turn, speeds in rounds.items():
         outcomes.by_round[turn, Cell("chat", 0.0, 1)] = {n: outcome(s) for n, s in speeds.items()}
     run = Run("inference", quick=True, command="")
@@ -32,9 +40,9 @@ def run_of(rounds: Mapping[int, Mapping[str, float]]) -> Run:
 def test_ratios_are_taken_within_a_round() -> None:
     run = run_of(
         {
-            0: {OURS: 10, OURS_SPEC: 20, PEER: 10, LLAMA: 5, LLAMA_BEST: 40},
-            1: {OURS: 2, OURS_SPEC: 3, PEER: 1, LLAMA: 1, LLAMA_BEST: 6},
-            2: {OURS: 9, OURS_SPEC: 30, PEER: 10, LLAMA: 10, LLAMA_BEST: 10},
+            0: {OURS: 10, OURS_DRAFTS: 20, OPENVINO: 10, LLAMACPP_Q4_1: 5, LLAMACPP_Q4_0: 40},
+            1: {OURS: 2, OURS_DRAFTS: 3, OPENVINO: 1, LLAMACPP_Q4_1: 1, LLAMACPP_Q4_0: 6},
+            2: {OURS: 9, OURS_DRAFTS: 30, OPENVINO: 10, LLAMACPP_Q4_1: 10, LLAMACPP_Q4_0: 10},
         }
     )
     assert run.figures["vs_openvino_pipeline"] == {"1": 1.0}
@@ -49,17 +57,17 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_a_peer_that_is_not_installed_has_no_figures() -> None:
-    run = run_of({0: {OURS: 1, OURS_SPEC: 1, PEER: 1}})
+    run = run_of({0: {OURS: 1, OURS_DRAFTS: 1, OPENVINO: 1}})
     assert not [key for key in run.figures if "llamacpp" in key]
     rows = {row[0]: row[1:] for row in run.tables[0].rows}
     assert run.tables[0].columns == ("system", "n", "1 sessions")
-    assert rows[LLAMA] == (0, "not installed")
-    assert FAST not in rows
-    assert rows[PEER] == (1, 1.0)
+    assert rows[LLAMACPP_Q4_1] == (0, "not installed")
+    assert INEXACT not in rows
+    assert rows[OPENVINO] == (1, 1.0)
 
 
 def test_ratios_show_how_many_there_are_and_tails_need_enough() -> None:
-    run = run_of({turn: {OURS: 2, OURS_SPEC: 3, PEER: 1} for turn in range(6)})
+    run = run_of({turn: {OURS: 2, OURS_DRAFTS: 3, OPENVINO: 1} for turn in range(6)})
     rows = {row[0]: row[1:] for row in run.tables[0].rows}
     assert rows[OURS] == (6, "2.00 (2.00 to 2.00)")
     first = {row[0]: row[1:] for row in run.tables[2].rows}
@@ -69,7 +77,7 @@ def test_ratios_show_how_many_there_are_and_tails_need_enough() -> None:
 
 def test_other_replies_with_drafts_are_not_exact() -> None:
     outcomes = Outcomes()
-    same = {OURS: outcome(1), OURS_SPEC: outcome(1, (1, 3)), PEER: outcome(1)}
+    same = {OURS: outcome(1), OURS_DRAFTS: outcome(1, (1, 3)), OPENVINO: outcome(1)}
     outcomes.by_round[0, Cell("code", 0.8, 4)] = same
     run = Run("inference", quick=True, command="")
     report(run, outcomes)
@@ -91,25 +99,27 @@ def flags(**values: object) -> argparse.Namespace:
 
 
 def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
-    assert len(plan.cells(flags())) == 2 * 3 * 6
-    assert len(plan.cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
-    assert [len(turn) for turn in plan.rounds(flags())] == [36, 36, 12, 12, 12]
-    assert [len(turn) for turn in plan.rounds(flags(rounds=2))] == [36, 36]
-    assert plan.rounds(flags(quick=True)) == [plan.cells(flags(quick=True))]
-    assert plan.lineup(flags()) == list(NAMES)
-    quick = plan.cells(flags(quick=True))
+    assert len(inference.planned_cells(flags())) == 2 * 3 * 6
+    assert len(inference.planned_cells(flags(kinds=["chat"], temperatures=[0.0]))) == 6
+    assert [len(turn) for turn in inference.planned_rounds(flags())] == [36, 36, 12, 12, 12]
+    assert [len(turn) for turn in inference.planned_rounds(flags(rounds=2))] == [36, 36]
+    assert inference.planned_rounds(flags(quick=True)) == [
+        inference.planned_cells(flags(quick=True))
+    ]
+    assert inference.system_names(flags()) == list(NAMES)
+    quick = inference.planned_cells(flags(quick=True))
     assert Cell("chat", 0.0, 16) in quick
     assert len(quick) < 10
-    assert not plan.takes_part(FAST, Cell("chat", 0.8, 1))
+    assert not inference.takes_part(INEXACT, Cell("chat", 0.8, 1))
 
 
 def test_a_core_run_has_five_rounds_of_chats() -> None:
     core = flags(core=True)
-    assert plan.cells(core) == [Cell("chat", 0.0, count) for count in (1, 8, 32)]
-    assert plan.rounds(core) == [plan.cells(core)] * 5
-    assert len(plan.rounds(flags(core=True, rounds=2))) == 2
-    assert FAST not in plan.lineup(core)
-    assert LLAMA_BEST in plan.lineup(core)
+    assert inference.planned_cells(core) == [Cell("chat", 0.0, count) for count in (1, 8, 32)]
+    assert inference.planned_rounds(core) == [inference.planned_cells(core)] * 5
+    assert len(inference.planned_rounds(flags(core=True, rounds=2))) == 2
+    assert INEXACT not in inference.system_names(core)
+    assert LLAMACPP_Q4_0 in inference.system_names(core)
 
 
 def test_no_user_message_comes_twice_in_a_run(vocabulary: Vocabulary) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from bench.arrivals import loads, prefill, priorities
-from bench.arrivals.asks import Asks
-from bench.contenders.lineup import OURS_SPEC, PEER
-from bench.contenders.replica import replica
-from bench.contenders.work import Work
-from bench.harness.figures import Run
+from bench.arrivals import open_loop, prefill, priorities
+from bench.arrivals.requests import Asks
+from bench.harness import Run
+from bench.systems.base import Work
+from bench.systems.lineup import OPENVINO, OURS_DRAFTS
+from bench.systems.replica import replica
 from outrider.models.vocabulary import Vocabulary
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 FAKE = {"engine": "fake", "warm_up_rows": 0}
-SIZE = loads.Size(rounds=1, num_requests=4, num_capacity=8, shares=(0.5,))
+SIZE = open_loop.Size(rounds=1, num_requests=4, num_capacity=8, shares=(0.5,))
 
 
 async def test_every_part_measures_a_replica(
@@ -28,10 +28,10 @@ async def test_every_part_measures_a_replica(
     asks = Asks(vocabulary)
     async with replica(vocabulary, threads=1, settings=FAKE) as ours:
         before, _ = await ours.tick_overhead()
-        measured = await loads.measure({OURS_SPEC: ours, PEER: ours}, asks, SIZE)
-        loads.report(run, measured)
-        prefill.report(run, await prefill.measure({OURS_SPEC: ours}, asks, rounds=1))
-        capacity = measured.capacity[OURS_SPEC]
+        measured = await open_loop.measure({OURS_DRAFTS: ours, OPENVINO: ours}, asks, SIZE)
+        open_loop.report(run, measured)
+        prefill.report(run, await prefill.measure({OURS_DRAFTS: ours}, asks, rounds=1))
+        capacity = measured.capacity[OURS_DRAFTS]
         mixed = await priorities.measure(ours, asks, min(capacity, 50), rounds=1, num_low=8)
         again = await ours.run(Work(tuple(request for request, _ in mixed.low)))
         ticks, overhead_ms = await ours.tick_overhead()

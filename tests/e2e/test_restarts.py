@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.faults.load import Job, make_jobs
+from bench.faults.chats import Job, make_jobs
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Message, ReconnectPolicy, connect

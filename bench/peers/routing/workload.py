@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.arrivals.schedule import poisson
+from bench.arrivals.requests import poisson
 
 NUM_GROUPS = 150
 GROUP_SIZE = 5

@@ -9,9 +9,9 @@ import pytest
 
 from bench.harness import readme
 from bench.harness.benches import bench_of
-from bench.harness.readme import complaints, is_stale, load, regenerated, shown
-from bench.harness.record import Run
-from bench.harness.sources import digest
+from bench.harness.provenance import digest
+from bench.harness.readme import complaints, regenerated, shown
+from bench.harness.record import Run, is_stale, load
 
 BLOCK = "<!-- bench:demo -->\n<!-- /bench:demo -->"
 

@@ -11,13 +11,10 @@ from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
 from bench.scale.decisions import RouterTimes, TimedRouter, Timings
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand, Shape
-from bench.scale.fleet import Fleet, Outcome, Setting
+from bench.scale.fleet import Fleet, FleetResult, Setting
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas.base import Hooks, Replica
-from bench.scale.replicas.full import FullReplica
-from bench.scale.routing.base import Router
-from bench.scale.routing.floors import LeastLoaded, RoundRobin
-from bench.scale.routing.mesh import MeshRouter
+from bench.scale.replicas import FullReplica, Hooks, Replica
+from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 
 TIMES = CallTimes({rows: [8.0 + 0.8 * rows] * 10 for rows in (2, 256)}, 0.05)
 SHORT = Shape(shared_tokens=96, own_tokens=32, reply_tokens=6)
@@ -63,7 +60,7 @@ def test_every_request_ends_though_replicas_die(router: object) -> None:
         assert 0 <= ask.cached_tokens < len(ask.prompt)
 
 
-def seen(outcome: Outcome) -> list[tuple[float, float, int, int]]:
+def seen(outcome: FleetResult) -> list[tuple[float, float, int, int]]:
     return [(ask.first_at, ask.ended_at, ask.num_places, ask.cached_tokens) for ask in outcome.asks]
 
 

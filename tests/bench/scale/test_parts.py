@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.figures import Run
+from bench.harness import Run
 from bench.scale import decisions, study
 from bench.scale.__main__ import FLAT, LONG_DAY, SAME_DAY, Plan, report
 from bench.scale.calls import SHARES, SIZES, CallTimes, recorded

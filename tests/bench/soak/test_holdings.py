@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.soak.holdings import Holdings, holdings, left_over
+from bench.soak.live import Holdings, holdings, left_over
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.metrics import Metrics
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.report.intervals import Estimate, mean, ratio, share, told_quantile
+from bench.wan.results import Estimate, mean, ratio, share, told_quantile
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.relay.lane import Conditions, Lane, Traffic
+from bench.relay.lane import Conditions, Lane, Traffic
 from outrider.testing import FakeClock
 
 _CONDITIONS = st.builds(

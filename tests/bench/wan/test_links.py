@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.wan.relay.control import relay
-from bench.wan.relay.lane import Conditions
-from bench.wan.relay.tcp import TcpLink
-from bench.wan.relay.udp import UdpLink
+from bench.relay.control import relay
+from bench.relay.lane import Conditions
+from bench.relay.tcp import TcpLink
+from bench.relay.udp import UdpLink
 from outrider.testing import eventually, leak_check
 
 SLOW = Conditions(delay_ms=30)

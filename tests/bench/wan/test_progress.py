@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.plan import FULL, OURS, PLAIN, Part, Size
-from bench.wan.progress import REFERENCE_START_S, Progress
+from bench.wan.plan import FULL, OURS, PLAIN, REFERENCE_START_S, Part, Progress, Size
 
 SIZE = Size(
     rounds=5,

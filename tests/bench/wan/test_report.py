@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness.figures import Run
+from bench.harness import Run
 from bench.harness.prompts import load_prompts
 from bench.harness.readme import regenerated
+from bench.relay.lane import Traffic
+from bench.wan import analysis
+from bench.wan.analysis import figures_of, model_of
 from bench.wan.measure import Links, Measured
 from bench.wan.plan import (
     CORE,
@@ -30,14 +33,10 @@ from bench.wan.plan import (
     Scheme,
     Size,
 )
-from bench.wan.relay.lane import Traffic
-from bench.wan.report import theory
-from bench.wan.report.figures import figures_of, model_of
-from bench.wan.report.record import keep_samples, keep_settings
-from bench.wan.report.results import Results, Where
-from bench.wan.report.tables import add_tables
+from bench.wan.results import Results, Where
 from bench.wan.samples import Batch, Reader, Sample, Spent, Word
-from bench.wan.waiting.costs import Costs
+from bench.wan.tables import add_tables, keep_samples, keep_settings
+from bench.wan.waiting_verifier import Costs
 from outrider.client import Committed, Provisional, Retracted
 
 RTTS_MS = (0.0, 100.0)
@@ -207,10 +206,12 @@ def test_break_even_where_theory_and_line_agree() -> None:
 
 def test_the_formulas_of_the_papers() -> None:
     # alpha .8, k 4: E = (1 - .8^5) / .2
-    assert theory.rounds_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(48.4, abs=0.1)
-    assert theory.chain_break_even_ms(0.2, 30, 30, 5) == pytest.approx(90)
-    assert theory.chain_break_even_ms(0.9, 10, 10, 9) == 0
-    assert theory.capacity_gain(4, 5, 20) == 2.0
+    assert analysis.rounds_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(
+        48.4, abs=0.1
+    )
+    assert analysis.chain_break_even_ms(0.2, 30, 30, 5) == pytest.approx(90)
+    assert analysis.chain_break_even_ms(0.9, 10, 10, 9) == 0
+    assert analysis.capacity_gain(4, 5, 20) == 2.0
 
 
 @given(
@@ -234,7 +235,7 @@ def test_costs_are_the_line_they_came_from(fixed_s: float, row_s: float, sizes: 
 @given(st.lists(st.floats(0.1, 3), min_size=1, max_size=6))
 def test_a_crossing_lies_within_what_was_measured(ratios: list[float]) -> None:
     xs = [10.0 * n for n in range(len(ratios))]
-    at = theory.crossing(xs, ratios)
+    at = analysis.crossing(xs, ratios)
     assert 0 <= at <= xs[-1]
     if min(ratios) >= 1:
         assert at == xs[-1]

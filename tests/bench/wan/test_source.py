@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bench.wan.waiting import source as module
-from bench.wan.waiting.edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
-from bench.wan.waiting.source import DrafterSource, Sources, SuffixSource, drafting
+from bench.wan import draft_source as module
+from bench.wan.draft_source import DrafterSource, Sources, SuffixSource, drafting
+from bench.wan.waiting_edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.region_client import RegionClient, opening_frame
-from bench.wan.relay.lane import Conditions
-from bench.wan.relay.tcp import TcpLink
-from bench.wan.waiting.__main__ import Desk, serving
-from bench.wan.waiting.edge import (
+from bench.relay.lane import Conditions
+from bench.relay.tcp import TcpLink
+from bench.wan.draft_source import Source, SuffixSource
+from bench.wan.waiting_edge import (
     CHAIN,
     STOP_AND_WAIT,
     WaitingChain,
@@ -21,8 +21,8 @@ from bench.wan.waiting.edge import (
     WaitingReply,
     converse,
 )
-from bench.wan.waiting.source import Source, SuffixSource
-from bench.wan.waiting.verifier import Part, Verdict, Verifier
+from bench.wan.waiting_server import Desk, serving
+from bench.wan.waiting_verifier import Part, Verdict, Verifier
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OverloadedError

@@ -7,14 +7,14 @@ import os
 
 import pytest
 
-from bench.wan.machines.bed import RegionEngine, running_bed
-from bench.wan.machines.cpu import tree
+from bench.wan.analysis import figures_of, model_of
+from bench.wan.draft_source import Sources
 from bench.wan.measure import Links, measure
+from bench.wan.meter import tree
 from bench.wan.plan import ROUNDS, SCHEMES, Part, Size
-from bench.wan.report.figures import figures_of, model_of
-from bench.wan.report.results import Results, Where
+from bench.wan.results import Results, Where
 from bench.wan.samples import Sample
-from bench.wan.waiting.source import Sources
+from bench.wan.testbed import RegionEngine, running_bed
 from outrider.models.vocabulary import Vocabulary
 
 SMALL = Size(

