@@ -115,8 +115,12 @@ def measure(variants: dict[str, Variant], repeats: int) -> dict[str, list[float]
 
 def report(result: Run, samples: dict[str, list[float]]) -> None:
     """One line per number of sessions."""
-    columns = ("sessions", "n", "target", "draft", "ratio", "all told, greedy", "all told, T=0.8")
-    table = result.table("CPU time of a step, ms, median", *columns)
+    columns = ("sessions", "n", "target", "draft", "target over draft", "drafter in all, greedy")
+    table = result.table(
+        "CPU time of one step of the draft model and of its target model, ms: medians, one thread",
+        *columns,
+        "drafter in all, T=0.8",
+    )
     figures = {}
     for count in COUNTS:
         names = ("target", "draft", "greedy", "sampled")

@@ -176,8 +176,9 @@ def stages(*, quick: bool) -> list[Stage]:
 def compare(run: Run, works: Sequence[Work], plan: Sequence[Stage]) -> bool:
     """Fill the table; True if every text and every id is equal."""
     table = run.table(
-        "Text through the mesh against the reference", "variant", "sampling", "prompts", "tokens",
-        "equal",
+        "Replies through a mesh that equal those of `outrider reference` in every token and "
+        "character",
+        "drafts and load", "sampling", "prompts", "tokens", "equal replies",
     )  # fmt: skip
     truths = [reference(work) for work in works]
     exact = True

@@ -175,14 +175,20 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
     count, truth = chosen.served.num_positions, chosen.served.reference_perplexity
     served = f"as served ({chosen.precision})"
     fidelity = run.table(
-        f"Fidelity by layout of the weights, {count:,} positions; perplexity of the file's own "
-        f"weights {truth:.2f}",
-        *("layout", "MB", f"perplexity {served}", "over the file's", "KL, nats", "argmax, %"),
-        *("over the file's in f32", "KL in f32, nats", "argmax in f32, %"),
+        "How closely the engine follows the weights of the model's file, by weight layout: "
+        f"{count:,} positions, against a numpy model in f32 (its perplexity: {truth:.2f})",
+        *("weight layout", "MB", f"perplexity, {served}", "over the file's"),
+        *("KL divergence, nats", "same argmax, %"),
+        *("in f32: over the file's", "in f32: KL divergence, nats", "in f32: same argmax, %"),
     )
     calls = run.table(
-        "CPU time of an engine call by layout, one thread, ms, median and lowest",
-        *("layout", "n", *(column for shape in SHAPES for column in (shape, f"{shape}, lowest"))),
+        "CPU time of one engine call by weight layout, ms, one thread: median and lowest; rows "
+        "are of one session, sessions have one row each",
+        *(
+            "weight layout",
+            "n",
+            *(column for shape in SHAPES for column in (shape, f"{shape}, lowest")),
+        ),
     )
     for name, one in found.items():
         label = f"**{name}**" if name == DEFAULT_LAYOUT else name

@@ -207,8 +207,11 @@ def report(run: Run, outcomes: Outcomes) -> None:
 def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
     """Ratios over all kinds of prompt; the figures have them by kind too."""
     sessions = sorted({c.concurrency for _, c in outcomes.by_round if c.sampling == sampling})
-    columns = [f"{concurrency} sessions" for concurrency in sessions]
-    title = f"Tokens per second over those of: {OPENVINO}. {sampling}, median"
+    columns = [f"{concurrency} at once" for concurrency in sessions]
+    title = (
+        f"Throughput as a multiple of the {OPENVINO}'s, by requests at once: {sampling}, "
+        "the same model, prompts and machine"
+    )
     table = run.table(title, "system", "n", *columns)
     for name in NAMES:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
@@ -257,8 +260,8 @@ def _count(samples: Sequence[Sequence[float]]) -> Shown:
 
 def _speeds(run: Run, outcomes: Outcomes) -> None:
     sessions = sorted({cell.concurrency for _, cell in outcomes.by_round})
-    columns = ("prompts", "sampling", "system", "n", *map(str, sessions))
-    table = run.table("Tokens per second by sessions, medians", *columns)
+    columns = ("prompts", "sampling", "system", "n", *(f"{count} at once" for count in sessions))
+    table = run.table("Throughput, tokens per second, by requests at once: medians", *columns)
     table.note("n: rounds. A speed counts every token of a round's replies, until the last ended.")
     rows = dict.fromkeys((cell.kind, cell.sampling) for _, cell in outcomes.by_round)
     for (kind, sampling), name in itertools.product(rows, NAMES):
@@ -276,7 +279,7 @@ def _first_tokens(run: Run, outcomes: Outcomes) -> None:
     """Time to the first token with one request at a time."""
     kinds = [kind for kind in ("chat", "document") if kind in outcomes.values("kind")]
     columns = [f"{part}{kind}{of}" for kind in kinds for part, of in _TTFT_COLUMNS]
-    table = run.table("Time to first token, one at a time, greedy, ms", "system", *columns)
+    table = run.table("Time to first token, ms: one request at a time, greedy", "system", *columns)
     for name in dict.fromkeys(itertools.chain.from_iterable(outcomes.by_round.values())):
         cells: list[Shown] = []
         for kind in kinds:
@@ -303,7 +306,7 @@ def _overhead(run: Run, outcomes: Outcomes) -> None:
     """Mean CPU time per tick in each cell; the figure is the median of those."""
     if not outcomes.overhead_ms:
         return
-    title = "CPU time of the model thread outside the engine, 16 sessions, ms per tick"
+    title = "CPU time that the scheduler adds to an engine call, ms: 16 requests at once"
     table = run.table(title, "system", "n", "median", "lowest", "highest")
     for name, sample in outcomes.overhead_ms.items():
         table.add(name, len(sample), table.median(sample), min(sample), max(sample))

@@ -85,9 +85,15 @@ async def _measure(systems: dict[str, Replica], work: Work, turn: int) -> dict[s
 def report(run: Run, outcomes: Outcomes) -> None:
     """Medians over the rounds; ratios are of one round each."""
     alone, several = outcomes[SESSIONS[0]][0]
-    columns = ("sessions", "n", alone, several, "ratio")
-    table = run.table("Tokens per second, greedy, drafts off", *columns)
-    waits = run.table("Time to first token, all asked at once, ms", *columns)
+    columns = ("chats at once", "n", alone, several, "ratio")
+    table = run.table(
+        "Throughput, tokens per second: one engine with all threads against several that share "
+        "them",
+        *columns,
+    )
+    waits = run.table(
+        "Time to first token when all are asked at once, ms: one engine against several", *columns
+    )
     for one_table in (table, waits):
         one_table.note("n: rounds. A round's time to first token is the median of its sessions.")
     speedups = {}

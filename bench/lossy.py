@@ -79,9 +79,10 @@ def main() -> int:
 def report(run: Run, rounds: Sequence[dict[float, ThresholdResult]], concurrency: int) -> None:
     """One row for each threshold."""
     table = run.table(
-        f"Temperature {TEMPERATURE:g}, {concurrency} at a time",
+        "Speed and replies with `acceptance_threshold` against exact mode: "
+        f"temperature {TEMPERATURE:g}, {concurrency} chats at once",
         *("threshold", "n", "tokens/s", "speed-up", "tokens per step"),
-        *("let through, %", "changed, %", "replies changed, %"),
+        *("tokens let through, %", "tokens changed, %", "replies changed, %"),
     )
     table.note("n: replies, of all rounds. Speeds are medians over rounds.")
     for threshold in THRESHOLDS:

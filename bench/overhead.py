@@ -88,7 +88,11 @@ async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Sample
 
 def report(run: Run, results: dict[str, Samples]) -> None:
     columns = ("engine", "way", "n", "p50", "p95", "p99")
-    table = run.table("Time to first committed token, ms", *columns)
+    title = (
+        "Time to the first committed token, ms: through edge and router (mesh) against asking the "
+        "replica itself (direct); loopback"
+    )
+    table = run.table(title, *columns)
     for engine, samples in results.items():
         ways = {"direct": samples.direct, "mesh": samples.mesh, "added": samples.added}
         for way, times in ways.items():

@@ -280,8 +280,8 @@ def main() -> int:
     finally:
         engine.close()
     table = run.table(
-        "Milliseconds of a call by rows: "
-        f"what {1 - CALL_QUANTILE:.0%} of {NUM_CALLS} calls exceeded",
+        f"Time of an engine call by rows, ms: what {1 - CALL_QUANTILE:.0%} of {NUM_CALLS} calls "
+        "exceeded, which is what every call takes in the tables below",
         *map(str, durations),
     )
     table.add(*(quantile(times, CALL_QUANTILE) for times in durations.values()))
@@ -300,8 +300,11 @@ def main() -> int:
 
 def _closed(run: Run, replica: VirtualReplica, chats: dict[float, list[Chat]]) -> int:
     """Each chat is followed by the next."""
-    title = "So many chats at all times"
-    table = run.table(title, "temperature", "sessions", *_COLUMNS, "on / off")
+    title = (
+        "Simulated replica that always serves the same number of chats: drafts off and on, times "
+        "in ms"
+    )
+    table = run.table(title, "temperature", "chats", *_COLUMNS, "tokens/s over off")
     ratios: dict[str, dict[str, float]] = {}
     wrong = 0
     for temperature, sessions in product(TEMPERATURES, SESSIONS):
@@ -320,7 +323,11 @@ def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
     """Greedy chats come by themselves."""
     full = replica.serve(chats, drafts=False, sessions=SESSIONS[-1])
     most, wrong = len(chats) / full.seconds, full.wrong
-    table = run.table("Chats arriving as a Poisson process", "load", *_COLUMNS)
+    table = run.table(
+        "Simulated replica while chats arrive as a Poisson process: drafts off and on, times in ms",
+        "share of capacity",
+        *_COLUMNS,
+    )
     for share in LOAD_SHARES:
         for drafts in (False, True):
             served = replica.serve(chats, drafts=drafts, rate=share * most)
@@ -331,7 +338,12 @@ def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
 
 def _at_once(run: Run, replica: VirtualReplica, documents: list[Chat]) -> int:
     """Greedy replies to documents that come in the same moment."""
-    table = run.table("So many documents at once, and no others", "documents", *_COLUMNS)
+    table = run.table(
+        "Simulated replica that gets several documents at the same moment: drafts off and on, "
+        "times in ms",
+        "documents",
+        *_COLUMNS,
+    )
     wrong = 0
     for count in AT_ONCE:
         for drafts in (False, True):
@@ -341,7 +353,7 @@ def _at_once(run: Run, replica: VirtualReplica, documents: list[Chat]) -> int:
     return wrong
 
 
-_COLUMNS = ("drafts", "tokens/s", "call ms", "TTFT p50", "TTFT p95", "ITL p50", "ITL p99")
+_COLUMNS = ("drafts", "tokens/s", "engine call", "TTFT p50", "TTFT p95", "ITL p50", "ITL p99")
 
 
 def _speed(served: Served) -> float:

@@ -88,8 +88,8 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
 
 
 def report(run: Run, samples: Samples) -> None:
-    title = "Time to first token, 600-token system prompt, ms"
-    table = run.table(title, "way", "n", "p50", "p95")
+    title = "Time to first token of chats behind one system prompt of 600 tokens, ms"
+    table = run.table(title, "prefix cache", "n", "p50", "p95")
     medians = {}
     for way, replies in (("reuse", samples.shared), ("no reuse", samples.alone)):
         ttft_ms = [reply.ttft_ms for reply in replies]

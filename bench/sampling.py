@@ -36,7 +36,8 @@ def main() -> int:
     run = start("sampling", arguments)
     repeats = 100 if run.quick else 1000
     table = run.table(
-        f"Choosing one of {VOCABULARY:,} tokens, microseconds", "sampling", "row", "n", "p50", "p95"
+        f"Time to choose one token from {VOCABULARY:,} logits, us",
+        *("sampling", "logits", "n", "p50", "p95"),
     )
     rows = _rows()
     for name, params in CASES.items():

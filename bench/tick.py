@@ -147,7 +147,9 @@ def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
 
 def report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
     """The table of parts, and what a tick takes in all."""
-    title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms"
+    title = (
+        f"CPU time of the scheduler between two engine calls, ms, by part: {SESSIONS} chats at once"
+    )
     table = run.table(title, "part", "n, off", "drafts off", "n, on", "drafts on")
     for part in PARTS:
         kind = "whole" if "all of it" in part else "parts"

@@ -94,10 +94,12 @@ async def _connect(port: int, tls: Tls) -> float:
 
 def report(run: Run, samples: Samples) -> None:
     columns = ("what", "way", "n", "p50", "p95", "p99")
-    table = run.table("A session frame to another process and back", *columns)
+    table = run.table(
+        "A session frame to another process and back: mutual TLS against plaintext", *columns
+    )
     for what, by_way in (
         ("round trip, us", samples.round_trip_us),
-        ("processor time here, us", samples.cpu_us),
+        ("CPU time of the sender, us", samples.cpu_us),
         ("connecting, ms", samples.connect_ms),
     ):
         for way in WAYS:

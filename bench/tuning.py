@@ -145,8 +145,12 @@ def _gaps_ms(done: WorkResult) -> list[float]:
 
 def report(run: Run, measured: Mapping[str, Sequence[Measured]]) -> None:
     """The table, and what is chosen by purpose and system."""
-    title = f"{CHATS} chats and {len(DOCUMENTS_S)} prompts of about 1,500 tokens, by setup"
-    columns = ("system", "threads", "tokens a step", "seconds", "n", "ITL p50, ms", "ITL p99, ms")
+    title = (
+        f"Setups tried for each system: {CHATS} running chats while {len(DOCUMENTS_S)} prompts of "
+        "about 1,500 tokens arrive; time until all have ended, and inter-token latency of the "
+        "chats"
+    )
+    columns = ("system", "threads", "tokens per step", "time, s", "n", "ITL p50, ms", "ITL p99, ms")
     table = run.table(title, *columns, "chosen for")
     choices: dict[str, dict[str, dict[str, int]]] = {"throughput": {}, "latency": {}}
     for name, done in measured.items():

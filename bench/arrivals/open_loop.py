@@ -87,8 +87,8 @@ def report(run: Run, loads: Loads) -> None:
     columns = []
     for kind, tail in LATENCY_TAILS.items():
         columns += [f"n, {kind}", *(f"{kind} p{share:.0%}"[:-1] for share in (0.5, *tail))]
-    title = "Chats arriving as a Poisson process, ms"
-    table = run.table(title, "load: capacity", "system", "requests/s", *columns)
+    title = "Latency of chats that arrive as a Poisson process, ms, by rate of arrival and system"
+    table = run.table(title, "rate: share of capacity", "system", "requests/s", *columns)
     for (load, name), rate in loads.rates.items():
         cells: list[Cell] = []
         for kind, sample in zip(LATENCY_TAILS, loads.latency(load, name), strict=True):

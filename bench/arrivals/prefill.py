@@ -68,10 +68,13 @@ def chat_gaps(done: WorkResult, num_documents: int) -> list[float]:
 
 
 def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
-    title = f"ITL of {CHATS} running chats while prompts of about 1,500 tokens arrive, ms"
+    title = (
+        f"Inter-token latency of {CHATS} running chats, ms: with and without prompts of about "
+        "1,500 tokens that arrive meanwhile"
+    )
     without = ("n without", "p50 without", "p99 without")
     with_ = ("n with", "p50 with", "p99 with", "p99 ratio")
-    table = run.table(title, "system", *without, *with_, "n, documents", "document TTFT")
+    table = run.table(title, "system", *without, *with_, "n, long prompts", "TTFT of long prompts")
     for name, of in gaps.items():
         alone, disturbed = (pooled(part) for part in (of.alone, of.disturbed))
         cells: list[Cell] = []

@@ -77,8 +77,11 @@ async def _alone(system: System, asks: Asks, texts: list[str]) -> list[float]:
 
 def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
     """`truth`: the reference's replies to the first LOW requests."""
-    title = f"TTFT of HIGH requests while LOW ones take {LOW_SHARE:.0%} of capacity, ms"
-    table = run.table(title, "LOW load", "n", "p50", "p95")
+    title = (
+        "Time to first token of HIGH priority requests, ms: alone, and while LOW ones arrive at "
+        f"{LOW_SHARE:.0%} of the replica's capacity"
+    )
+    table = run.table(title, "LOW requests", "n", "p50", "p95")
     for name, parts in (("none", mixed.alone_ms), (f"{LOW_SHARE:.0%}", mixed.loaded_ms)):
         sample = pooled(parts)
         table.add(name, len(sample), table.median(sample), table.quantile(sample, 0.95))

@@ -60,16 +60,19 @@ async def run_faults(plan: Plan, jobs: list[Job]) -> MeshResult:
 def report(run: Run, results: dict[str, MeshResult]) -> None:
     """Tables and figures."""
     texts = run.table(
-        "Chats under faults", "engine", "chats", "tokens", "failed", "tokens lost",
-        "tokens doubled", "texts not exact",
+        "Replies of all chats, compared with the reference's, while processes were killed and "
+        "stopped",
+        "engine", "chats", "tokens", "failed chats", "tokens lost", "tokens doubled",
+        "replies that differ",
     )  # fmt: skip
     pauses = run.table(
-        "Pause of the chats that were hit, ms", "engine", "what failed", "times", "n",
-        "p50", "p95", "p99", "longest",
+        "Pause of chats that a fault interrupted, ms: last commit before it to first one after",
+        "engine", "fault", "times", "n", "p50", "p95", "p99", "longest",
     )  # fmt: skip
     parts = run.table(
-        "Of the pause of chats that were hit once by a replica's end, ms", "engine", "n",
-        "pause p50", "pause p95", "recompute p50", "recompute p95", "above it p50", "above it p95",
+        "Parts of the pause after a replica's death, ms: recomputing the chat so far, and the rest",
+        "engine", "n",
+        "pause p50", "pause p95", "recompute p50", "recompute p95", "rest p50", "rest p95",
     )  # fmt: skip
     for engine, result in results.items():
         totals = result.totals
@@ -85,7 +88,7 @@ def report(run: Run, results: dict[str, MeshResult]) -> None:
             run.samples(f"pause, {engine}, {faults.name}", times, unit="ms")
         if totals.once_hit:
             _split(run, parts, engine, totals)
-    pauses.note("n: chats that were hit in the middle of their replies.")
+    pauses.note("n: chats that were interrupted in the middle of their replies.")
     _figures(run, results)
 
 
@@ -93,7 +96,7 @@ def _split(run: Run, table: Table, engine: str, totals: ChatTotals) -> None:
     cells: list[Cell] = []
     above = [max(0.0, pause - again) for pause, again in totals.once_hit]
     whole, again = zip(*totals.once_hit, strict=True)
-    for part, times in (("pause", whole), ("recompute", again), ("above it", above)):
+    for part, times in (("pause", whole), ("recompute", again), ("rest", above)):
         cells += [table.median(times), table.quantile(times, 0.95)]
         run.samples(f"hit once, {engine}, {part}", times, unit="ms")
     table.add(engine, len(above), *cells)

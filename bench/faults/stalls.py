@@ -95,11 +95,13 @@ def services_of(fleet: Fleet, role: str) -> tuple[Service, ...]:
 def report(run: Run, results: list[StallResult]) -> None:
     """Tables and figures."""
     texts = run.table(
-        "Chats while processes stood still", "chats at once", "chats", "tokens", "failed",
-        "tokens lost", "tokens doubled", "texts not exact", "put away",
+        "Replies of all chats, compared with the reference's, while processes were stopped "
+        "(SIGSTOP)",
+        "chats at once", "chats", "tokens", "failed chats", "tokens lost", "tokens doubled",
+        "replies that differ", "peers quarantined",
     )  # fmt: skip
     pauses = run.table(
-        "Pause of the chats that were hit, ms", "chats at once", "what stood still", "times", "n",
+        "Pause of chats that a stop interrupted, ms", "chats at once", "stopped", "times", "n",
         "p50", "p95", "longest",
     )  # fmt: skip
     for it in results:

@@ -1,9 +1,9 @@
 """Regenerates the tables of `README.md` and `docs/figures.md` from `bench/results/*.json`.
 
-A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands
-between is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone.
-`--check` changes nothing; it fails if a page is out of date, or shows a record that is stale:
-made from other sources than those that are there now (`bench.harness.benches` says which count).
+A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands between
+is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone. `--check`
+changes nothing; it fails if a page or chart is out of date, or shows a record that is stale: made
+from other sources than those that are there now (`bench.harness.benches` says which count).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.benches import bench_of
+from bench.harness.charts import FOLDER as CHARTS
+from bench.harness.charts import outdated
 from bench.harness.provenance import ROOT, Commit
 from bench.harness.record import RESULTS, is_stale, load
 from bench.harness.tables import Table
@@ -43,10 +45,13 @@ def rewrite(results: Path = RESULTS, pages: Sequence[Path] = PAGES) -> None:
 
 
 def complaints(
-    results: Path = RESULTS, pages: Sequence[Path] = PAGES, root: Path = ROOT
+    results: Path = RESULTS,
+    pages: Sequence[Path] = PAGES,
+    root: Path = ROOT,
+    charts: Path = CHARTS,
 ) -> list[str]:
     """What `--check` finds wrong, one line each: stale records with the command that renews them,
-    and pages that are not what the records say."""
+    and pages and charts that are not what the records say."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     found = []
     for name in shown(list(texts.values())):
@@ -59,6 +64,10 @@ def complaints(
     for page, text in texts.items():
         if regenerated(text, results, root) != text:
             found.append(f"{page.name}: out of date; `python -m bench.harness.readme` rewrites it")
+    found += [
+        f"{name}.svg: not drawn from the record; `python -m bench.harness.charts` draws it"
+        for name in outdated(results, charts)
+    ]
     return found
 
 
@@ -92,7 +101,7 @@ def main() -> int:
         rewrite()
         return 0
     found = complaints()
-    print("\n".join(found) or "every record shown is fresh, and the pages show them")
+    print("\n".join(found) or "every record shown is fresh, and pages and charts show them")
     return int(bool(found))
 
 

@@ -64,9 +64,11 @@ def line(result: AttackResult) -> str:
 def report(run: Run, results: Sequence[AttackResult]) -> None:
     """Table and figures."""
     table = run.table(
-        "A mesh under attack", "attack", "process grew most, MB", "loop held at most, ms",
-        "late at most, ms", "late in calm, ms", "bystander p99, calm, ms", "attacked, ms", "ratio",
-        "left behind", "strangers' words", "broken",
+        "A mesh under attack, by attack: memory, event loops, and what a chatting bystander waits "
+        "for",
+        "attack", "memory growth, max MB", "loop blocked, max ms", "loop lag, max ms",
+        "loop lag before, max ms", "bystander's p99 before, ms", "during, ms", "ratio",
+        "resources left", "disclosures", "broken promises",
     )  # fmt: skip
     for result in results:
         name = result.attack.name
@@ -81,10 +83,12 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         run.samples(f"{name}, calm", result.calm.gaps_ms, unit="ms")
         run.samples(f"{name}, attacked", result.attacked.gaps_ms, unit="ms")
     table.note(
-        "Late at most: the longest that an event loop of the mesh was kept from its next turn, "
-        "waiting for a core included, which its processes, the bystander and the attacker share; "
-        "held: as far as the loop's thread computed meanwhile. Ratio: of the bystander's waits for "
-        "acceptance, first word and every next word."
+        "Memory growth: of the process that grew most. Loop lag: the longest that an event loop "
+        "of the mesh was late, waiting for a core included, which its processes, the bystander "
+        "and the attacker share; loop blocked: the longest that a loop's own thread computed at "
+        "a stretch. Bystander: his waits for acceptance, first word and every next word. "
+        "Resources: tasks, files, sessions and connections. Disclosures: times that another's "
+        "text, drafts or counts were told."
     )
     run.figures |= {
         "by_attack": {result.attack.name: _figures(result) for result in results},

@@ -122,17 +122,22 @@ class Plan:
 def report(run: Run, plan: Plan, rows: Rows) -> None:
     """Adds the tables and figures."""
     _efficiency(run, plan, rows)
-    tried = run.table("All loads that were tried", "fleet", "seed", "requests/s each", *_COLUMNS)
+    tried = run.table(
+        "All loads tried in that search", "fleet", "seed", "requests/s per replica", *_COLUMNS
+    )
     for name, searches in plan.searches.items():
         for search in searches:
             for row in sorted(rows[search], key=lambda row: row.case.rate):
                 tried.add(_fleet(name), search.case.seed, row.case.rate, *_cells([row]))
-    title = f"What limits {plan.middle} replicas at {_CAUSES_RATE:g} requests/s each"
-    causes = run.table(title, "one cause less", *_COLUMNS)
+    title = (
+        f"What limits {plan.middle} simulated replicas at {_CAUSES_RATE:g} requests/s each: the "
+        "same days with one cause taken away"
+    )
+    causes = run.table(title, "taken away", *_COLUMNS)
     for cause, cases in plan.causes.items():
         causes.add(cause, *_cells([rows[case][0] for case in cases]))
-    title = f"{plan.middle} replicas, our router and floors"
-    floors = run.table(title, "router", "requests/s each", *_COLUMNS)
+    title = f"{plan.middle} simulated replicas: our router and plain load balancers"
+    floors = run.table(title, "router", "requests/s per replica", *_COLUMNS)
     for (router, rate), cases in plan.floors.items():
         floors.add(router, rate, *_cells([rows[case][0] for case in cases]))
     ours = [row for found in rows.values() for row in found if row.case.router == "outrider"]
@@ -162,10 +167,11 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     }
     best = [max(pair) for pair in zip(found[FLAT], found[SAME_DAY], strict=True)]
     table = run.table(
-        f"Highest load at which {MET_SHARE:.0%} get their first token within "
-        f"{OBJECTIVE_MS / 1e3:g} s: mean (lowest to highest) of {len(plan.seeds)} seeds",
-        *("fleet", "regions", "requests/s each", "of linear", "aim", "of as many alone"),
-        *("reports every, ms", "deciding, mean ms", "p99"),
+        f"Simulated fleets: highest load at which {MET_SHARE:.0%} of requests get their first "
+        f"token within {OBJECTIVE_MS / 1e3:g} s; mean (lowest to highest) of {len(plan.seeds)} "
+        "seeds",
+        *("fleet", "regions", "requests/s per replica", "share of linear", "aim"),
+        *("share of lone replicas, same day", "reports every, ms", "placing, mean ms", "p99"),
     )
     efficiency: dict[str, float] = {}
     ranges: dict[str, list[float]] = {}
@@ -218,8 +224,9 @@ def _fleet(name: str | int) -> str:
 
 
 _COLUMNS = (
-    *("within 1 s", "TTFT p50, ms", "p90", "p99", "hit rate", "away", "deciding, mean ms"),
-    *("requests", "deaths", "moved", "failed"),
+    *("first token within 1 s", "TTFT p50, ms", "p90", "p99", "prefix hit rate"),
+    *("placed in another region", "placing, mean ms"),
+    *("requests", "replica deaths", "sessions moved", "failed"),
 )
 
 

@@ -105,8 +105,8 @@ def main() -> int:
     run.command = run.command.replace("bench.decisions", "bench.scale.decisions")
     most = 10 if run.quick else arguments.max_replicas
     table = run.table(
-        "CPU time of a router's thread, ms",
-        *("replicas", "regions", "decisions", "p50", "p99", "mean", "one report, mean"),
+        "CPU time of a router's thread to place one request, and to read one replica's report, ms",
+        *("replicas", "regions", "requests placed", "p50", "p99", "mean", "report, mean"),
     )
     decision_ms: dict[str, list[float]] = {}
     report_ms: dict[str, float] = {}

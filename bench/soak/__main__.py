@@ -47,7 +47,9 @@ def _virtual(run: Run, arguments: argparse.Namespace) -> bool:
     ends = run.table("Sessions by how they ended", "end", "sessions")
     for end, count in sorted(totals.ends.items()):
         ends.add(end, count)
-    waits = run.table("Time in the queue, virtual ms", "priority", "p50", "p99", "longest")
+    waits = run.table(
+        "Time in the queue by priority, ms of virtual time", "priority", "p50", "p99", "longest"
+    )
     for name, times in sorted(totals.queue_ms.items()):
         waits.add(name, quantile(times, 0.5), waits.quantile(times, 0.99), max(times))
         run.samples(f"{name}: time in the queue", times, unit="ms")
@@ -96,8 +98,8 @@ def _streams(run: Run, arguments: argparse.Namespace) -> bool:
     totals = asyncio.run(streams.run(60 * minutes, WARM_UP_S, warm_up_sessions))
     grown = {name: growth_mb(rss, totals.num_over) for name, rss in totals.rss_mib.items()}
     memory = run.table(
-        f"Memory after the warm-up, and its growth: at most {MAX_GROWTH_MB:g} MB "
-        "per 1,000 sessions",
+        "Resident memory of each process after the warm-up, and its growth: at most "
+        f"{MAX_GROWTH_MB:g} MB per 1,000 sessions",
         *("process", "lowest, MiB", "highest, MiB", "growth, MB per 1,000 sessions", "verdict"),
     )
     for name, rss in totals.rss_mib.items():
@@ -132,7 +134,7 @@ def _tables(run: Run, totals: SoakTotals) -> None:
     ends = run.table("Sessions by how they ended", "end", "sessions")
     for end, count in sorted(totals.ends.items()):
         ends.add(end, count)
-    waits = run.table("Longest wait for the next token", "priority", "s")
+    waits = run.table("Longest wait for the next token by priority, s", "priority", "longest wait")
     for name, longest_s in sorted(totals.longest_s.items()):
         waits.add(name, longest_s)
 

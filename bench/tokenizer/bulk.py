@@ -37,7 +37,7 @@ def measure(run: Run, *, rounds: int, megabytes: int) -> None:
 
 def _measure(run: Run, corpus: Corpus, rounds: int) -> None:
     table = run.table(
-        f"Bulk tokenization: MB of text per second on {_CORES} cores, "
+        f"Bulk tokenization, MB of text per second on {_CORES} cores: "
         f"{corpus.num_bytes / 1e6:,.0f} MB in {corpus.num_documents:,} documents "
         f"({corpus.num_distinct:,} distinct); {rounds} round{'s' * (rounds > 1)}",
         *("system", "MB/s", "over tokenizers"),

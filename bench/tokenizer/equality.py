@@ -38,8 +38,8 @@ def measure(run: Run) -> int:
     books = {language: book(language) for language in LANGUAGES[: 3 if run.quick else None]}
     size = sum(len(text.encode()) for text in books.values()) / 1e6
     table = run.table(
-        f"Books of {len(books)}, in as many languages ({size:.1f} MB), whose ids differ from the "
-        "reference's",
+        f"How many of {len(books)} whole books, each in another language ({size:.1f} MB in all), "
+        "have ids that differ from the reference's",
         *("vocabulary", "tokens", "exact cuts", "cuts", *PACKAGES, "outrider tokenize"),
         *("cut by length", "cut at line ends"),
     )

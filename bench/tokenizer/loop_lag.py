@@ -88,8 +88,8 @@ class Phase:
 def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> None:
     """Adds the table and the figures of the backend in use."""
     table = run.table(
-        "Event loop and a 20-token chat, without load and while 100,000-token prompts saturate "
-        "two threads (ms)",
+        "Event loop lag and time to tokenize a chat of 20 tokens, ms: idle, and while prompts of "
+        "100,000 tokens keep two threads busy",
         *("backend", "load", "loop lag p99", "max", "chat p50", "p99", "million tokens/s"),
     )
     seconds = 2.0 if run.quick else 10.0

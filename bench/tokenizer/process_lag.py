@@ -41,8 +41,8 @@ def measure(run: Run, backend: str) -> None:
     The floor is what processes that compute, one for each core, and ask for nothing, do to the
     chat by being there: the rest is the prompts'."""
     table = run.table(
-        "Event loop of a process, and a 20-token chat's answer, without load, while two processes "
-        "compute and ask for nothing, and while 100,000-token prompts saturate it (ms)",
+        "Event loop lag of a process and time to answer a chat of 20 tokens, ms: idle, beside two "
+        "processes that only compute, and while prompts of 100,000 tokens keep it busy",
         *("process", "load", "loop lag p50", "p99", "max", "chat p50", "p99", "prompts/s"),
     )
     seconds = 3.0 if run.quick else 15.0

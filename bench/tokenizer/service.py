@@ -68,8 +68,19 @@ def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
     size_mb = len(text.encode()) / 1e6
-    title = f"One text of {size_mb:.0f} MB over worker processes"
-    table = run.table(title, *("backend", "workers", "killed", "seconds", "MB/s", "ids", "equal"))
+    title = f"One text of {size_mb:.0f} MB tokenized by the service's worker processes"
+    table = run.table(
+        title,
+        *(
+            "backend",
+            "workers",
+            "workers killed",
+            "time, s",
+            "MB/s",
+            "ids",
+            "ids are the reference's",
+        ),
+    )
     seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
     for name, workers, deaths in PLANS:

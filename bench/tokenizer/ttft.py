@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 def measure(run: Run) -> None:
     """Adds the table and figures."""
     table = run.table(
-        "Time to the first committed token by who tokenizes, and a request to the service, ms",
+        "Time to the first committed token by who tokenizes, and of one request to the service, ms",
         *("way", "median", "p95", "n"),
     )
     with local_mesh(engine="fake", regions="us-east") as mesh:

@@ -49,12 +49,12 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
     """Visible and staying first words side by side, by RTT, beside plain streaming's."""
     for temperature in temperatures:
         table = run.table(
-            "Time to the first word on screen, plain streaming and Outrider, one chat at a time, "
-            f"{how(temperature)}, ms",
-            *("RTT, ms", "chats", "plain: first word", "p50"),
+            "Time from asking to the first word on screen, ms, by distance to the region: plain "
+            f"streaming and Outrider, one chat at a time, {how(temperature)}",
+            *("RTT to the region, ms", "chats", "plain streaming", "p50"),
             *("Outrider: first word shown, right or wrong", "p50"),
             *("Outrider: first word that stays", "p50"),
-            *("shown over plain", "staying over plain"),
+            *("shown: over plain", "stays: over plain"),
         )
         for rtt_ms in results.rtts_ms():
             where = Where(rtt_ms, 1, temperature)
@@ -78,10 +78,11 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
 def provisional_tables(run: Run, results: Results) -> None:
     """What was shown before it was final, and what became of it."""
     table = run.table(
-        "Provisional text of Outrider, one chat at a time",
-        *("RTT, ms", "temperature", "chats", "first word shown before it was final"),
+        "Text that Outrider showed before it was committed, one chat at a time: how much of it, "
+        "and how much stayed",
+        *("RTT, ms", "temperature", "chats", "first word shown before its commit"),
         *("of those: right", "of provisional characters: taken back"),
-        *("of final characters: shown early", "drafts accepted"),
+        *("of committed characters: shown before", "drafts accepted"),
     )
     for where, samples in _conditions(results):
         words = _words(samples)
@@ -104,9 +105,9 @@ def provisional_tables(run: Run, results: Results) -> None:
         "chats anew (bootstrap). Chats at several RTTs have the same prompts and count as one."
     )
     ahead = run.table(
-        "How long before they were final characters stood on screen, Outrider, one chat at a time: "
-        "share of all final characters, and quantiles of those shown early",
-        *("RTT, ms", "temperature", "chats", "final characters", "shown early"),
+        "How long before their commit characters stood on screen, Outrider, one chat at a time: "
+        "share of all committed characters, and quantiles over those shown before their commit",
+        *("RTT, ms", "temperature", "chats", "committed characters", "shown before"),
         *("20 ms or more", "100 ms or more", "500 ms or more"),
         *("p10, ms", "p50, ms", "p90, ms"),
     )

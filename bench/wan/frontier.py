@@ -178,10 +178,11 @@ def _keep(
 def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
         table = run.table(
-            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)}",
-            *("setting", "chats", "first word shown early", "of those: right"),
-            *("taken back of provisional", "shown early of final"),
-            *("first word shown, ms", "first word that stays, ms", "staying over plain"),
+            "Text shown before its commit, by setting of the edge: tuning prompts, all RTTs "
+            f"together, {how(temperature)}",
+            *("setting", "chats", "first word shown before its commit", "of those: right"),
+            *("of provisional characters: taken back", "of committed characters: shown before"),
+            *("first word shown, ms", "first word that stays, ms", "stays: over plain"),
         )
         rows: dict[str, Figure] = {}
         for name in settings:

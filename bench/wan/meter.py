@@ -60,13 +60,6 @@ async def _reading(bed: Bed, scheme: Scheme, drafter_pid: int | None) -> Spent:
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def split_cores() -> tuple[frozenset[int], frozenset[int]]:
-    """The region's cores and the edge's: half of this process's each; one core is both's."""
-    cores = sorted(os.sched_getaffinity(0))
-    half = len(cores) // 2
-    return (frozenset(cores[:half]), frozenset(cores[half:])) if half else (frozenset(cores),) * 2
-
-
 def tree(pid: int) -> Iterator[int]:
     """The process and its descendants."""
     yield pid

@@ -41,7 +41,10 @@ def paces(run: Run, results: Results) -> None:
         rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
         alone = sessions == _ALONE
         chats = "one chat at a time" if alone else f"{sessions} chats at once"
-        title = f"Pace of final tokens over plain streaming, {chats}, {how(temperature)}"
+        title = (
+            "Pace of committed tokens as a multiple of plain streaming's, by distance to the "
+            f"region: {chats}, {how(temperature)}"
+        )
         counted = "chats" if alone else "rounds"
         columns = [f"RTT {rtt_ms:g} ms" for rtt_ms in rtts_ms]
         table = run.table(title, "scheme", f"{counted} by RTT", *columns)
@@ -56,7 +59,10 @@ def crowds(run: Run, results: Results) -> None:
     if QUIET not in results.schemes():
         return
     steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
-    title = "Pace of final tokens of chats at once, one scheme over another, round by round"
+    title = (
+        "Pace of committed tokens with several chats at once: one scheme as a multiple of another, "
+        "round by round"
+    )
     names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)
     table = run.table(title, "chats at once", "rounds", *names)
     for sessions in results.crowds():
@@ -68,9 +74,19 @@ def crowds(run: Run, results: Results) -> None:
 
 def capacity(run: Run, results: Results) -> None:
     """What edges that draft spare the region."""
-    title = "Final tokens per core-second of the region: Outrider over the others"
+    title = (
+        "Committed tokens per second of the region's CPU time: Outrider as a multiple of the "
+        "others, on the same chats"
+    )
     table = run.table(
-        *(title, "chats at once", "over (a)", "over (b)", "over (c)", "1 + k t_d / t_s"),
+        *(
+            title,
+            "chats at once",
+            "over (a)",
+            "over (b)",
+            "over (c)",
+            "over (c), predicted: 1 + k t_d / t_s",
+        ),
         *("k, drafts per commit of (c)", "t_d of (c), ms", "t_s of (a), ms"),
     )
     for one in capacities(results):
@@ -85,7 +101,8 @@ def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
     crowds = results.crowds()
     chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in crowds]
     table = run.table(
-        "CPU time of region + edge for a final token, ms, and bytes of it on the long link",
+        "CPU time per committed token, ms (region + edge), and bytes per committed token on the "
+        "link between client's side and region",
         *("scheme", *chats),
         *("bytes up", "bytes down", "wire bytes up", "wire bytes down", "exact replies"),
     )
@@ -105,8 +122,8 @@ def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
 def break_even(run: Run, model: Model) -> None:
     """Up to which RTT drafting far from the model pays."""
     table = run.table(
-        "RTT up to which a scheme is ahead, one chat at a time, ms", "scheme", "over",
-        "measured", "predicted",
+        "RTT up to which one scheme is faster than another, ms: one chat at a time",
+        "scheme", "over", "measured", "predicted",
     )  # fmt: skip
     for (scheme, over), measured_ms in model.measured_ms.items():
         predicted = model.predicted_ms.get((scheme, over))
@@ -115,7 +132,12 @@ def break_even(run: Run, model: Model) -> None:
 
 def placements(run: Run, placed: Sequence[Placement]) -> None:
     """Which cores computed what."""
-    table = run.table("Where processes ran", "process", "cores", "threads that compute a model")
+    table = run.table(
+        "Cores and model threads of the processes of this run",
+        "process",
+        "cores",
+        "threads that compute a model",
+    )
     for one in placed:
         table.add(one.process, ", ".join(map(str, one.cores)), one.threads or TOO_FEW)
 
@@ -124,7 +146,12 @@ def relay(run: Run, measured: Measured) -> None:
     """Whether the relay is the bottleneck."""
     late = [measured.relay.lateness_ms(share) for share in (0.5, 0.95, 0.99)]
     table = run.table(
-        "The relay itself", "packets held", "added delay p50, ms", "p95", "p99", "share of a core"
+        "What the emulated network added by itself",
+        "packets held",
+        "added delay p50, ms",
+        "p95",
+        "p99",
+        "share of a core",
     )
     share = measured.relay_cpu_s / measured.seconds if measured.seconds else 0.0
     table.add(measured.relay.packets, *late, share)

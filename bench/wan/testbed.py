@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.processes import child, read_json
 from bench.relay.control import RelayControl, relay
-from bench.wan.meter import split_cores
 from bench.wan.plan import Scheme
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.process import Ports, read_ports
@@ -145,6 +144,13 @@ _GATEWAYS: Mapping[str, Mapping[str, object]] = {
     "far": {},
     "quiet": {"uploads": "never"},
 }
+
+
+def split_cores() -> tuple[frozenset[int], frozenset[int]]:
+    """The region's cores and the edge's: half of this process's each; one core is both's."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    return (frozenset(cores[:half]), frozenset(cores[half:])) if half else (frozenset(cores),) * 2
 
 
 class _Starter:

@@ -106,7 +106,7 @@ def test_every_table_of_measured_times_tells_n_and_no_tail_of_few(
     run = Run(name, quick=False, command="")
     REPORTS[name](run, 99)
     assert set(tails(run, 99)) <= {TOO_FEW}
-    measured = [table for table in run.tables if table.title != "Chats under faults"]
+    measured = [table for table in run.tables if not table.title.startswith("Replies of all chats")]
     for table in measured:
         told = [column for column in table.columns if column == "n" or column.startswith("n,")]
         assert told, table.title

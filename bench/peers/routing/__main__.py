@@ -88,8 +88,11 @@ def _pace(slow: float) -> Pace:
 
 def report(run: Run, results: Results, slow: float) -> None:
     """Times are divided by `slow` again."""
-    columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "hit rate")
-    title = f"{NUM_REPLICAS} replicas, prompts with shared beginnings"
+    columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "prefix hit rate")
+    title = (
+        f"Routers in front of {NUM_REPLICAS} replicas: time to first token and prefix hit rate, "
+        "prompts in groups with a shared prefix"
+    )
     table = run.table(title, *columns, "p50 over ours", "p90 over ours")
     figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
     for (rate, name), served in results.items():

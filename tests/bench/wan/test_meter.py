@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 
-from bench.wan.meter import cpu_s, split_cores, tree
+from bench.wan.meter import cpu_s, tree
+from bench.wan.testbed import split_cores
 
 
 def test_region_and_edge_share_out_the_cores() -> None:

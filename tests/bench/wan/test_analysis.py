@@ -192,7 +192,7 @@ def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (figures["bytes_per_token_up"], figures["bytes_per_token_down"]) == (1.0, 2.0)
     assert figures["exact"] == exact
     record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
-    paces = next(t for t in record["tables"] if t["title"].startswith("Pace of final tokens over"))
+    paces = next(t for t in record["tables"] if t["title"].startswith("Pace of committed tokens"))
     rows = {row[0]: row[1:] for row in paces["rows"]}
     assert rows[ROUNDS.name][2].startswith("0.333")
 

@@ -60,7 +60,7 @@ def test_a_peer_that_is_not_installed_has_no_figures() -> None:
     run = run_of({0: {OURS: 1, OURS_DRAFTS: 1, OPENVINO: 1}})
     assert not [key for key in run.figures if "llamacpp" in key]
     rows = {row[0]: row[1:] for row in run.tables[0].rows}
-    assert run.tables[0].columns == ("system", "n", "1 sessions")
+    assert run.tables[0].columns == ("system", "n", "1 at once")
     assert rows[LLAMACPP_Q4_1] == (0, "not installed")
     assert INEXACT not in rows
     assert rows[OPENVINO] == (1, 1.0)
