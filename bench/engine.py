@@ -1,4 +1,4 @@
-"""Milliseconds of one engine call, by sessions and rows: what decisions 2 and 4 rest on.
+"""Milliseconds of one engine call, by sessions and rows (docs/decisions/0002 and 0004).
 
 Everything goes through the engine seam (`create_engine`, `Round`). Every variant is called once
 unmeasured, then all are measured in random order within a round; process CPU time, which on a

@@ -64,7 +64,7 @@ QUICK_REQUESTS = {"chat": 4, "code": 4, "document": 2}
 """Requests of a cell are as many as its sessions, and no fewer than this: a cell ends with its
 slowest reply, and the fewer there are the more that counts."""
 ROUNDS = {"chat": 5, "code": 2, "document": 2}
-"""Rounds unless told."""
+"""Rounds unless `--rounds` says otherwise."""
 CORE_CONCURRENCIES = (1, 8, 32)
 CORE_ROUNDS = 5
 

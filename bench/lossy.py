@@ -41,7 +41,7 @@ TEMPERATURE = 0.8
 
 @dataclass(slots=True)
 class ThresholdResult:
-    """What came of the prompts at one threshold."""
+    """The replies to all prompts at one threshold."""
 
     seconds: float = 0.0
     replies: list[list[int]] = field(default_factory=list)

@@ -47,8 +47,8 @@ _CONTEXT = 120
 _SESSIONS = 8
 NUM_CALLS = 60
 CALL_QUANTILE = 0.15
-"""The 15th percentile of the calls: about what a call takes when nobody else is at the memory. A
-median would hold what other work on a shared machine adds."""
+"""The 15th percentile of the calls: about the time of a call when no other process uses the memory.
+A median would include what other work on a shared machine adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,21 +120,25 @@ def record_chats(
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]
 
 
-CALL_MS, CHAT_MS = 0.2, 0.04
-"""Python per call, and per chat in it. Fixed: runs differ by the rules alone..."""
-LOOK_MS, NO_LOOK_MS = 0.08, 0.01
-"""...and per chat for drafts: if it is asked for some, and if it only learns."""
+CALL_MS = 0.2
+CHAT_MS = 0.04
+"""Time of Python for each engine call, and for each chat in it. Fixed, so that runs differ by the
+scheduling rules alone."""
+LOOK_MS = 0.08
+NO_LOOK_MS = 0.01
+"""Time of Python for each chat with drafts on: where drafts are looked for, and where its n-grams
+are only updated."""
 CHOICE_MS = {False: 0.01, True: 0.06}
-"""Greedy, and sampled with the noise drawn before: of one token from a row of logits
-(bench.sampling)."""
+"""Time to choose one token from a row of logits, by whether it is sampled (bench.sampling; with the
+noise drawn ahead of time)."""
 _MOST_ROWS = 1024
 _SURE = 1e4
-"""A logit that no noise outweighs."""
+"""A logit so high that sampling noise never outweighs it."""
 
 
 @dataclass(slots=True)
 class Served:
-    """What the readers saw."""
+    """What the readers of all chats saw."""
 
     seconds: float = 0.0
     num_tokens: int = 0

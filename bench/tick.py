@@ -96,7 +96,7 @@ def watching(watch: Watch, parts: list[str]) -> Iterator[None]:
 
 
 class Workload:
-    """Chats one after the other on one engine; nobody asks the same twice."""
+    """Groups of chats, one after the other, on one engine; no prompt comes twice."""
 
     def __init__(self, vocabulary: Vocabulary, engine: Engine) -> None:
         self._vocabulary = vocabulary

@@ -1,13 +1,13 @@
-"""How each peer is set up here: the chunk of a prompt that one step reads, and its threads.
+"""How each system is best set up on this machine: tokens that one step computes, and threads.
 
-What a system does best with depends on the machine, so each is measured with every chunk of a
-declared list on one thread, and with two threads at the chunk that was fastest. The work is eight
-running chats, and two prompts of about 1,500 tokens that arrive among them. Two choices come of it:
-`throughput`, the setup with which all was done soonest, which `bench.inference` uses; and
-`latency`, of those that took at most a tenth longer the one with the least p99 of the time between
-a chat's tokens, which `bench.arrivals` uses. Our own replicas size their chunks themselves and are
-measured with one and two threads. The two quantisations of llama.cpp share what the faster one
-does best with, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
+The best setup depends on the machine, so each system is measured with every chunk of a declared
+list on one thread, and with two threads at the chunk that was fastest. The work is eight running
+chats, and two prompts of about 1,500 tokens that arrive among them. Two choices come of it:
+`throughput`, the setup that finished all soonest, which `bench.inference` uses; and `latency`,
+which `bench.arrivals` uses: of the setups that took at most a tenth longer, the one with the lowest
+p99 of the time between a chat's tokens. Our own replicas size their chunks themselves and are
+measured with one and two threads. The two quantisations of llama.cpp share the setup of the faster
+one, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ DOCUMENT_TOKENS = 8
 SLACK = 1.1
 """So many times the least duration may what is best for latency take."""
 LEADERS = {OPENVINO_LOOKUP: OPENVINO, LLAMACPP_Q4_1: LLAMACPP_Q4_0}
-"""Who takes over another's setup; what is left of our own side takes over that of OURS."""
+"""Systems that use the setup of another one; the remaining ones of ours use that of OURS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of one setup."""
+    """The measurements of one setup."""
 
     setup: Setup
     seconds: list[float]
@@ -65,7 +65,7 @@ class Measured:
 
 
 def leader(name: str) -> str:
-    """Whose setup this system takes."""
+    """The system whose setup this one uses."""
     return LEADERS.get(name, name if name in (OPENVINO, LLAMACPP_Q4_0) else OURS)
 
 
@@ -83,12 +83,12 @@ def chosen(purpose: str, threads: int | None = None) -> dict[str, Setup]:
 
 
 def for_throughput(measured: Sequence[Measured]) -> Setup:
-    """Who is done soonest."""
+    """The setup that finished all soonest."""
     return min(measured, key=lambda one: median(one.seconds)).setup
 
 
 def for_latency(measured: Sequence[Measured]) -> Setup:
-    """Whose chats pause least, among those that are done about as soon as any."""
+    """The setup with the lowest p99 gap, among those that finished about as soon as any."""
     limit = SLACK * min(median(one.seconds) for one in measured)
     quick = [one for one in measured if median(one.seconds) <= limit]
     return min(quick, key=lambda one: one.p99_ms).setup

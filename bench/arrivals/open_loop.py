@@ -1,4 +1,5 @@
-"""Chats that arrive as a Poisson process, at shares of each system's capacity."""
+"""Open-loop load: chats arrive as a Poisson process at a share of each system's capacity, whether
+earlier ones have ended or not."""
 
 from __future__ import annotations
 

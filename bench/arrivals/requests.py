@@ -1,4 +1,4 @@
-"""Requests of all parts, from prompts not asked before."""
+"""Requests of the arrival benchmarks, from prompts not asked before, and when they arrive."""
 
 from __future__ import annotations
 

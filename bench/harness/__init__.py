@@ -1,4 +1,8 @@
-"""What a bench needs to print and record its figures, from the modules beside this one."""
+"""What every benchmark uses: one run and its record, tables, statistics, prompts, started meshes.
+
+A benchmark is one file (or folder) with a `main` that makes a `parser`, calls `start`, fills
+tables, samples and figures of the `Run`, and ends with `run.finish()`; and one row in `benches.py`.
+"""
 
 from bench.harness.record import RESULTS, Figure, Run, parser, start
 from bench.harness.samples import time_us

@@ -1,8 +1,17 @@
-"""The prompts that benches and the exactness test share: real ones, written for this purpose.
+"""The prompts of all benchmarks and of the exactness test: written ones, and any number of composed
+ones.
 
-They lie in two folders. Whatever chooses a threshold or a setting by looking at replies uses
-`bench/data/tuning`; whatever prints a figure uses `bench/data/held_out`, so that no figure is taken
-on prompts to which something was fitted.
+Written prompts lie in two folders. Whatever chooses a threshold or a setting by looking at replies
+uses `bench/data/tuning`; whatever prints a figure uses `bench/data/held_out`, so that no figure is
+taken on prompts to which something was fitted.
+
+A `PromptSupply` gives out each user message once: a run that asked the same twice would let a
+system that remembers earlier replies look fast. Chats and code begin with the prompts of
+`bench/data/held_out` and go on with composed ones: every ask with every topic, or with every task
+and language (`bench/data/composed_*.json`), in a fixed random order. Different prompts share their
+wording, as users' do. Documents are pieces of the documentation that comes with every Python
+interpreter, cut at paragraphs: first the language reference (`pydoc_data.topics`), then what the
+standard library says about itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a figure depends on besides the code: the machine and the versions."""
+"""What a record was made from and where: commit, digest of the sources, machine and versions.
+
+The digest is of contents, not of commits: committing a record, or a page, makes no record stale,
+and a record made from changes that were committed afterwards is fresh.
+"""
 
 from __future__ import annotations
 

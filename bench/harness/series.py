@@ -1,4 +1,5 @@
-"""Many benches one after the other: resumable, with the time they take said before and during."""
+"""Runs many benchmarks one after the other: resumable, with the time they take said before and
+during, after the other systems that are missing have been installed."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ class Size:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a series."""
+    """Which benchmarks were skipped, failed or could not be installed, and the time they took."""
 
     skipped: list[str] = field(default_factory=list)
     """Recorded already, from the same sources."""

@@ -1,5 +1,6 @@
-"""Attacks a mesh of real processes, one way after the other, while somebody chats, and says what
-each did: to memory, to event loops, to the bystander, to what others said.
+"""Attacks a mesh of real processes in one way after the other while a bystander chats, and says
+what each did to memory, event loops and the bystander, and whether it learnt anything of others'
+chats.
 
 The attacker is a process of the lowest priority, so that what the bystander loses is what the
 attack costs the services, not what it takes of the cores by itself. Every attack is compared with
@@ -51,7 +52,7 @@ async def attacked(
 
 
 def line(result: AttackResult) -> str:
-    """What came of one attack, for who watches."""
+    """One attack's result in a line, printed while the run goes on."""
     said = "; ".join(result.misses) or "nothing broken"
     return (
         f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop held "

@@ -1,4 +1,4 @@
-"""Every attack by name: who can make it, and what it does."""
+"""Every attack by name, family and function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.hostile.target import Findings, Target, certificate_of
 Once = Callable[[Address, Path | None], Awaitable[QuicAttackResult]]
 _REFUSED: Final = (ConnectionError, TimeoutError, OSError)
 _SOURCE: Final = "127.0.9.9"
-"""Not the bystander's: what is shared by those of one address is no attack on others."""
+"""An address other than the bystander's: limits per address then hit the attacker alone."""
 _LOOPBACK: Final = tuple(f"127.0.{block}.{host}" for block in range(4) for host in range(1, 250))
 """A thousand addresses of this machine, for attacks from many."""
 Run: TypeAlias = Callable[[Target, float, Findings], Awaitable[None]]
@@ -24,7 +24,7 @@ Run: TypeAlias = Callable[[Target, float, Findings], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One of them. `run` takes the target, for how many seconds it should go on, and where to note
+    """One attack. `run` takes the target, for how many seconds it should go on, and where to note
     what was found."""
 
     name: str
@@ -35,7 +35,7 @@ class Attack:
 
     @property
     def what(self) -> str:
-        """A sentence."""
+        """What it does, in a sentence."""
         return " ".join((self.run.__doc__ or "").split())
 
 

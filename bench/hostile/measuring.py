@@ -24,19 +24,21 @@ MAX_P99_RATIO = 2.0
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """What came of one attack."""
+    """What one attack did."""
 
     attack: Attack
     calm: Waits
     attacked: Waits
     growth_mb: Mapping[str, float]
-    """By process: the most that it held during the attack beyond what it held before."""
+    """By process: highest memory during the attack minus memory before it."""
     calm_lag_ms_max: float
-    """Event loops, in calm and attacked: late at most, and held at most by computing."""
+    """Longest event loop lag of any process in the calm before."""
     lag_ms_max: Mapping[str, float]
+    """By process: longest event loop lag during the attack."""
     held_ms_max: Mapping[str, float]
+    """By process: longest time that the loop's own thread computed at a stretch."""
     leaks: Mapping[str, int]
-    """What was held seconds after it, by process and kind."""
+    """What was still held seconds after it, by process and kind."""
     strangers_words: int
     broken: list[str]
     done: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class AttackResult:
 
     @property
     def misses(self) -> list[str]:
-        """What is not as promised, a sentence each."""
+        """Every promise that did not hold, a sentence each."""
         found = list(self.broken)
         found += [
             f"{name} grew by {mb:.0f} MB" for name, mb in self.growth_mb.items()
@@ -103,7 +105,8 @@ async def measure(
 async def misses_of(
     mesh: LocalMesh, target: Target, attacks: Sequence[Attack], seconds: float
 ) -> list[str]:
-    """What is not as promised after all of these, without a bystander and his times."""
+    """Every promise that did not hold after all of these attacks; without a bystander, so without
+    latencies."""
     before = await read(mesh)
     watch, found = Watch(mesh, before), list[str]()
     async with _watching(watch):

@@ -1,4 +1,5 @@
-"""One direction of a link: packets with due times (pure)."""
+"""One direction of a link: packets with due times (`Lane`, pure), and the event loop that delivers
+what is due (`Pump`)."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ class Lane(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether as much is under way as may be."""
+        """Whether max_bytes are in flight."""
         return self.queued_bytes >= self._max_bytes
 
     def send(self, packet: T, num_bytes: int, now: float) -> bool:
@@ -128,7 +129,7 @@ class Lane(Generic[T]):
         return True
 
     def due(self, now: float) -> list[T]:
-        """What has arrived by `now`, first to last; it is under way no more."""
+        """Take out what has arrived by `now`, first to last."""
         arrived = []
         while self._queue and self._queue[0][0] <= now + self._slack_s:
             at, _, num_bytes, packet = heapq.heappop(self._queue)

@@ -10,7 +10,7 @@ from bench.relay.lane import Conditions, Pump, Traffic
 
 Address: TypeAlias = tuple[str, int]
 _MAX_FLOWS = 256
-"""Clients at once; the one not heard of longest makes room."""
+"""Clients at once; a new one beyond replaces the least recently active one."""
 
 
 class UdpLink:

@@ -1,4 +1,10 @@
-"""How late a router's event loop is while prompts of 100,000 tokens arrive."""
+"""Event loop lag of a router while prompts of 100,000 tokens arrive.
+
+The router runs in the measuring process, whose event loop is watched. What stands on both sides of
+it is another process (`python -m bench.router.loop_lag`): a replica that answers every session with
+one token, and an edge that sends the prompts. That process prints the replica's address, reads the
+router's, sends, and prints how many sessions were answered.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +68,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Replica(inference_pb2_grpc.InferenceServiceServicer):
-    """One token for everybody."""
+    """Answers every session with one token."""
 
     async def Generate(
         self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context

@@ -1,4 +1,4 @@
-"""What a fleet asks of a simulated replica."""
+"""Replicas of the simulated fleet: scheduler, KV pool and block events are the service's own."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ INFO = EngineInfo(
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Whom a replica tells, at the moment itself."""
+    """Called by a replica at the moment something happens."""
 
     committed: Callable[[Ask, int], None]
-    """So many more tokens of the reply are there."""
+    """The count of tokens that were committed more."""
     finished: Callable[[Ask], None]
     refused: Callable[[Ask, str], None]
-    """It will not be served here, and why."""
+    """Why it will not be served here."""
 
 
 class Replica(Protocol):
@@ -65,13 +65,13 @@ class Replica(Protocol):
         """Serve it; tokens committed before are part of the prompt."""
 
     def load(self) -> Load:
-        """As a router is told."""
+        """Its load report."""
 
     def take_blocks(self) -> tuple[BlockEvent, ...]:
         """What changed in its prefix cache since the last take."""
 
     def kill(self) -> None:
-        """It is gone, and nothing is told to anybody; start anew with another one."""
+        """End it without a word to anybody; a new object takes its place."""
 
 
 _TOKEN = 7

@@ -1,4 +1,5 @@
-"""What a fleet asks of a router."""
+"""Routers of the simulated fleet: ours, whose registry, prefix index, placement and admission are
+the service's own, and plain load balancers that know nothing of prompts."""
 
 from __future__ import annotations
 
@@ -119,10 +120,10 @@ class _Balancer:
         self._choose()
 
     def report(self, reports: Sequence[Report], now: float) -> None:
-        """Floors do not listen."""
+        """Load reports are ignored."""
 
     def wake(self, now: float) -> Iterable[tuple[Ask, str | OutriderError]]:
-        """Nobody waits."""
+        """No request waits."""
         return ()
 
     def _choose(self) -> None:
@@ -194,7 +195,7 @@ class MeshRouter:
         policy: PlacementPolicy = POLICY,
         gated: bool = False,
     ) -> None:
-        """`gated`: admission stands before placement, with its own defaults."""
+        """`gated`: admission control with its own defaults before placement."""
         geography = Geography(own.name, [region.config for region in regions], 100.0)
         self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
         self._index = PrefixIndex(PrefixLimits())

@@ -67,7 +67,7 @@ class Chat:
 
 @dataclass(slots=True)
 class SoakTotals:
-    """What came of it."""
+    """Counts of the whole run."""
 
     replies: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """By the chat's number; all those of a chat have to be the same."""

@@ -31,10 +31,10 @@ from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 
 WARM_UP_S = 60.0
-"""The least that the warm-up takes..."""
+"""Shortest warm-up, seconds."""
 WARM_UP_SESSIONS = 5000
-"""...and the sessions that have to be over by then. Each leaves some two full blocks behind: the
-pool has 6,144, the log of changes keeps 8,192 (streaming.block_feed)."""
+"""Sessions that have to have ended before the warm-up is over. Each leaves some two full blocks
+behind: the pool has 6,144, the log of changes keeps 8,192 (streaming.block_feed)."""
 MAX_GROWTH_MB = 1.0
 """MB per 1,000 sessions that a process may grow after the warm-up: 1 KB a session. A session that
 somebody forgets to let go of takes several, with its prompt, its reply and its spans."""
@@ -53,7 +53,7 @@ _SAMPLE_S = 1.0
 
 @dataclass(slots=True)
 class StreamTotals:
-    """What came of it."""
+    """Counts of the whole run; times and memory after the warm-up."""
 
     seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ def growth_mb(rss_mib: Sequence[float], num_over: Sequence[int]) -> float:
 
 
 class Streams:
-    """So many workers, each with one stream after the other."""
+    """`count` workers, each of which opens one stream after the other."""
 
     def __init__(self, count: int, seed: int, pace: Pace = PACE) -> None:
         self._count, self._pace = count, pace
@@ -96,7 +96,7 @@ class Streams:
         self._num_open = 0
         self._measuring = self._over = False
         self._ended = asyncio.Event()
-        """Some session has."""
+        """Set when a session ends."""
         self.totals = StreamTotals()
 
     async def run(
@@ -135,7 +135,7 @@ class Streams:
         return self.totals
 
     async def _warmed_up(self, num_sessions: int, workers: Sequence[asyncio.Task[None]]) -> None:
-        """So many sessions are over. Raises what a worker ends with."""
+        """Return once `num_sessions` have ended. Raises the error of a worker that failed."""
         while self.totals.ends.total() < num_sessions:
             self._ended.clear()
             ended = asyncio.create_task(self._ended.wait())

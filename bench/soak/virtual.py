@@ -66,7 +66,7 @@ class Watched:
 
 @dataclass(slots=True)
 class VirtualTotals:
-    """What came of it."""
+    """Counts of the whole run."""
 
     ends: Counter[str] = field(default_factory=Counter)
     wrong: int = 0

@@ -1,1 +1,2 @@
-"""The systems under test: one way to ask each of them the same work, each in its own process."""
+"""The systems under test: one way to ask each of them the same work, each in a process of its
+own."""

@@ -1,4 +1,8 @@
-"""What is asked of a system and what it made of it."""
+"""Work for a system under test, its result, and how a system is set up.
+
+A `System` answers `Work`: requests that are sent when they are due, at most `concurrency` at a
+time. Its `Setup` is what `bench.tuning` chose for it.
+"""
 
 from __future__ import annotations
 

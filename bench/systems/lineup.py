@@ -1,4 +1,4 @@
-"""Who competes, by the names that tables show."""
+"""The systems under test, by the names that tables show."""
 
 from __future__ import annotations
 

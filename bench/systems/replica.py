@@ -1,4 +1,5 @@
-"""Our own inference service, spoken to as a router does."""
+"""Our own inference service, asked as a router asks it; and the reference's replies to the same
+work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats that grow, through the cache: what it knows, by class, and what that saves."""
+"""What the token caches save: hit rates on chats that grow, and a Redis that replicas share."""
 
 from __future__ import annotations
 

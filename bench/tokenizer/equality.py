@@ -1,4 +1,6 @@
-"""Which books differ, by way and vocabulary."""
+"""Equality on whole books in twelve languages: ids of the parts of an exact cut, of the fast
+backends and of `outrider tokenize` against those of the book encoded at once by the reference, for
+five vocabularies; and how many books naive cuts get wrong."""
 
 from __future__ import annotations
 

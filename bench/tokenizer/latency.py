@@ -64,7 +64,7 @@ def _cached(vocabulary: Vocabulary, texts: list[str]) -> list[float]:
 
 
 def _timed(encode: Callable[[str], T], texts: list[str]) -> tuple[list[float], list[T]]:
-    """Microseconds of each text, and what came of it."""
+    """Microseconds of each text, and its result."""
     samples, found = [], []
     for text in texts:
         begin = perf_counter_ns()

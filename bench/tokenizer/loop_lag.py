@@ -1,4 +1,5 @@
-"""The event loop and a short chat while prompts of 100,000 tokens arrive without end."""
+"""Event loop lag and a short chat's latency in one process whose tokenization threads are kept busy
+by prompts of 100,000 tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tokenizer service and the edge as processes: how late their loops are, and short chats."""
+"""Event loop lag of the tokenizer service and of an edge, each a process of its own, and the
+latency of short chats, under prompts of 100,000 tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Who asks: `more` are the arguments behind the port."""
+    """The client functions of a service; `more` are their arguments after the port."""
 
     short_chats: Callable[..., Any]
     long_prompts: Callable[..., Any]

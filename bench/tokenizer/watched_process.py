@@ -1,4 +1,5 @@
-"""A service in a process of its own whose event loop is watched, and clients in others."""
+"""A service in a process of its own whose event loop lag is sampled, and clients in other
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""The figures of a run, and what the model of `theory` predicts from parts of it."""
+"""The figures of a run, and what a model of drafting at a distance predicts from parts of it
+(pure).
+
+Symbols: t_s a plain step of the region, t_v a verification, t_d a draft, all in ms; E tokens per
+round, the region's own included; k drafts per round or commit; m the share of tokens that needed a
+wait. "Speculation at a Distance" (arXiv 2606.25091) has the same break-even for rounds as
+RTT < alpha / (1 - alpha) * t_s - k * t_d, of which E * t_s - k * t_d - t_v is the form for
+measured E and a verification that costs more than a step; its Prop. 9 is the capacity. For a region
+that never waits the edge's own model says it (`break_even_rtt_s`).
+
+Capacity is committed tokens per second of the region's CPU time: of replica (or waiting verifier)
+and router, prompts included, and where the gateway drafts at the region, of its drafter's process.
+What else a gateway does is the same work with and without drafts, and is not counted.
+"""
 
 from __future__ import annotations
 

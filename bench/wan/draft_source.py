@@ -73,7 +73,7 @@ class SuffixSource:
 
 
 class DrafterSource:
-    """The chain that a drafter's process tells."""
+    """The chain of drafts that a drafter's process reports."""
 
     def __init__(self, link: DrafterLink, wanted: OpenDrafter, calls_ms: list[float]) -> None:
         """`calls_ms` is told what a call of the model takes, whenever it is heard."""

@@ -32,7 +32,7 @@ _TIMES: dict[str, tuple[Scheme, Callable[[Word], float]]] = {
     "staying_word_ms": (OURS, lambda word: word.staying_ms),
     "committed_word_ms": (OURS, lambda word: word.final_ms),
 }
-"""The times that are told, by their names in the figures."""
+"""Times to the first word by their names in the figures: whose chats, and which time of them."""
 
 
 def suffix(temperature: float) -> str:

@@ -35,11 +35,11 @@ _HANDSHAKE_S = 10.0
 
 @dataclass(slots=True)
 class Measured:
-    """Everything a run has seen."""
+    """Everything that was measured."""
 
     batches: list[Batch] = field(default_factory=list)
     relay: Traffic = field(default_factory=Traffic)
-    """All that the long links held back, to know what the relay itself adds."""
+    """Traffic of all long links together, to know how much delay the relay itself added."""
     relay_cpu_s: float = 0.0
     drafter: str = ""
     """State of the near edge's: whether a model drafted."""
@@ -51,7 +51,7 @@ class Measured:
     """Which process computed on which cores."""
 
     def take(self, batch: Batch, relay_cpu_s: float) -> None:
-        """A batch is done, after the relay has used so much."""
+        """Add a batch; `relay_cpu_s` is the relay's CPU time so far."""
         self.batches.append(batch)
         self.relay_cpu_s = relay_cpu_s
         for way in (batch.up, batch.down) if batch.cell.rtt_ms else ():

@@ -1,4 +1,4 @@
-"""What region and edge spend on a batch."""
+"""CPU time that region and edge spend on a batch of chats, from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared, and how much of it is measured."""
+"""What is compared, how much of it is measured, and how long a round takes (pure)."""
 
 from __future__ import annotations
 

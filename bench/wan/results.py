@@ -1,4 +1,9 @@
-"""The batches, by scheme and condition, and scheme against scheme on the same prompts (pure)."""
+"""The batches by scheme and condition, schemes against each other on the same prompts, and what a
+sample of chats says of all chats: means, shares and ratios with 95 % intervals (pure).
+
+Chats are what is drawn at random; tokens and characters of one chat are not independent. So
+intervals come from resampling chats (bootstrap, percentiles), or from the number of chats.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a run."""
+"""The tables of a run, and what its record keeps beside them: samples and settings."""
 
 from __future__ import annotations
 

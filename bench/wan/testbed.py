@@ -1,4 +1,4 @@
-"""The processes of a run: a region, edges, the waiting verifier, and the relay between them."""
+"""The processes of a run: regions, edges, the waiting verifier, and the relay between them."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a process runs, as it is told beside the figures."""
+    """On which cores a process runs; listed beside the figures."""
 
     process: str
     cores: tuple[int, ...]
     threads: int
-    """That compute a model; 0: it has none."""
+    """Threads that compute a model; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ _MAX_PROMPT_TOKENS = 8192
 
 @dataclass(slots=True)
 class Desk:
-    """The verifier, its engine's one thread, and who is to be told."""
+    """The verifier, the one thread of its engine, and the streams that get its verdicts."""
 
     engine: Engine
     verifier: Verifier

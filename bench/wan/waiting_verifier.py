@@ -1,4 +1,14 @@
-"""Verifies drafts in batches and waits for more (pure)."""
+"""The region of published edge drafting: it verifies what it is sent, and waits when it is sent
+nothing (pure).
+
+A replica of ours never waits for an edge, so it cannot show what waiting costs. This verifier is
+the region of the published schemes on our engine, sampler and acceptance rule: it takes part in an
+engine call only with the sessions whose edge has asked, and batches those. `waiting_server` is its
+process, which speaks a replica's own frames over gRPC; `waiting_edge` asks it in either of two
+ways: stop-and-wait (SpecEdge without its proactive branch, arXiv 2505.17052), k drafts, then
+nothing until their verdict; or an asynchronous chain (PicoSpec, arXiv 2603.19133), drafting goes on
+while earlier drafts are verified, and only a wrong draft costs the round trip.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A replica with the service's own scheduler, KV pool and streams, and an engine that takes time.
+"""A replica with the service's own scheduler, KV pool and streams, and a fake engine whose
+calls take time; with an OpenAI-compatible completions API in front of it for other routers.
 
     python -m bench.peers.routing.replica HTTP_PORT FIXED_MS ROW_MS
 

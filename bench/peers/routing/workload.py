@@ -1,4 +1,4 @@
-"""What all routers are asked: groups of prompts with a shared beginning."""
+"""The requests to all routers: groups of prompts with a shared prefix."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of it. Seconds."""
+    """The result of one request."""
 
     ttft_s: float
-    """Since it was due."""
+    """Seconds from the time it was due to its first token."""
     prompt_tokens: int
     cached_tokens: int
 

@@ -78,7 +78,7 @@ def test_interleaving_keeps_all_and_begins_with_every_kind() -> None:
     prompts = load_prompts()
     mixed = interleaved(prompts)
     assert sorted(prompt.id for prompt in mixed) == sorted(prompt.id for prompt in prompts)
-    assert {prompt.kind for prompt in mixed[: len(KINDS)]} == KINDS
+    assert {prompt.kind for prompt in mixed[: len(WRITTEN_KINDS)]} == WRITTEN_KINDS
 
 
 def test_a_prompt_file_has_one_json_string_per_line() -> None:
