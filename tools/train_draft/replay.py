@@ -42,7 +42,7 @@ from services.edge.session.inputs import (
 from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
-from tools.train_draft.corpus.records import Reply
+from tools.train_draft.replies import Reply
 
 _SESSION = 1
 _MAX_CONTEXT_TOKENS = 1 << 20

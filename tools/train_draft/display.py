@@ -11,8 +11,8 @@ import numpy as np
 from outrider.client.first_word import FirstWord
 from services.edge.session.actions import Commit, Provisional, Retract
 from services.edge.session.display import BOLDNESS, DisplayPolicy
-from tools.train_draft.artifact.calibration import calibration_error, reliability
-from tools.train_draft.evaluation.replay import Seen, Shown
+from tools.train_draft.calibration import calibration_error, reliability
+from tools.train_draft.replay import Seen, Shown
 
 THETAS: Final = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8)
 """Of the grid: least survival of first tokens and others alike."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.tools.train_draft.artifact.test_artifact import small_draft
-from tools.train_draft.artifact.calibration import (
+
+from tools.train_draft.agreement import Trace
+from tools.train_draft.calibration import (
     GRID,
     _isotonic,
     calibrated,
@@ -17,8 +18,7 @@ from tools.train_draft.artifact.calibration import (
     fit_by_position,
     reliability,
 )
-from tools.train_draft.artifact.export import _calibrated
-from tools.train_draft.evaluation.agreement import Trace
+from tools.train_draft.export import _calibrated
 
 
 def test_an_overconfident_draft_is_corrected() -> None:

@@ -13,10 +13,9 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from services.inference.reference import generate
-from tools.train_draft.corpus.generation import Generator
-from tools.train_draft.corpus.production import _chats, _collect
-from tools.train_draft.corpus.records import NUM_TOP, Reply, load, save, shards, top_of
-from tools.train_draft.prompts.chats import Chat, ReplyPlan
+from tools.train_draft.generation import Generator, _chats, _collect
+from tools.train_draft.prompts import Chat, ReplyPlan
+from tools.train_draft.replies import NUM_TOP, Reply, load, save, shards, top_of
 
 pytestmark = pytest.mark.model
 

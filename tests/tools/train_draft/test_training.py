@@ -13,19 +13,17 @@ pytest.importorskip(
 )
 
 import torch
-
 from tests.tools.train_draft.artifact.test_artifact import GEOMETRY, small_draft, small_tensors
+
 from tests.tools.train_draft.test_batches import reply_of
-from tools.train_draft.artifact.blocks import pack, unpack_as_converted
-from tools.train_draft.artifact.target import Tensors
-from tools.train_draft.corpus.records import Reply
-from tools.train_draft.student.batches import make_batch, rows_of_ids
-from tools.train_draft.student.losses import loss
-from tools.train_draft.student.network import Student
-from tools.train_draft.student.quantising import as_shipped
-from tools.train_draft.student.schedule import LossWeights, Schedule
-from tools.train_draft.student.training import Recipe, Trainer
-from tools.train_draft.student.weights import STUDENT_FILE, StudentWeights
+from tools.train_draft.batches import make_batch, rows_of_ids
+from tools.train_draft.draft_file import pack, unpack_as_converted
+from tools.train_draft.losses import LossWeights, Schedule, loss
+from tools.train_draft.network import Student, as_shipped
+from tools.train_draft.replies import Reply
+from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
+from tools.train_draft.target import Tensors
+from tools.train_draft.training import Recipe, Trainer
 
 EMBEDDING = np.random.default_rng(9).normal(0, 1, (50, 64)).astype(np.float32)
 

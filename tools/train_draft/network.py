@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.train_draft.artifact.target import (
+from tools.train_draft.draft_file import BLOCK, MOST
+from tools.train_draft.target import (
     OUTPUT,
     OUTPUT_NORM,
     Floats,
@@ -15,7 +16,6 @@ from tools.train_draft.artifact.target import (
     Tensors,
     layer_name,
 )
-from tools.train_draft.student.quantising import as_shipped
 
 
 class Layer(nn.Module):
@@ -181,3 +181,17 @@ def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     first, second = heads[..., 0::2], heads[..., 1::2]
     turned = (first * cosines - second * sines, first * sines + second * cosines)
     return torch.stack(turned, -1).flatten(-2).to(heads.dtype)
+
+
+def as_shipped(weight: Tensor) -> Tensor:
+    """The values of `artifact.blocks.pack`; gradients pass as if nothing had been rounded (the
+    straight-through estimator, arXiv 1308.3432)."""
+    with torch.no_grad():
+        blocks = weight.view(-1, BLOCK)
+        least = blocks.amin(1, keepdim=True).clamp(max=0)
+        most = blocks.amax(1, keepdim=True).clamp(min=0)
+        scale = ((most - least) / MOST).half().float().clamp(min=1e-8)
+        zero = (-least / scale).round().clamp(0, MOST)
+        values = (blocks / scale).round_().add_(zero).clamp_(0, MOST)
+        change = values.sub_(zero).mul_(scale).view_as(weight).sub_(weight)
+    return weight + change

@@ -7,16 +7,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.engines.draft.loading import shipped_draft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.positions import POSITION_BEGINS
-from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
-from tools.train_draft.artifact.heads import coverage, head_ids
-from tools.train_draft.artifact.target import LAYER_TENSORS, Geometry, Tensors, layer_name
-from tools.train_draft.corpus.records import NUM_TOP, Reply
+from tools.train_draft.draft_file import (
+    Draft,
+    pack,
+    read_draft,
+    replace_metadata,
+    unpack_as_converted,
+    write_draft,
+)
+from tools.train_draft.replies import NUM_TOP, Reply
+from tools.train_draft.target import (
+    LAYER_TENSORS,
+    Geometry,
+    Tensors,
+    coverage,
+    head_ids,
+    layer_name,
+)
 
 GEOMETRY = Geometry(
     block_count=2,
@@ -166,3 +181,42 @@ def test_the_shipped_draft_is_made_for_its_target(vocabulary: Vocabulary) -> Non
         assert np.all(np.diff(curve, axis=1) >= 0)
     assert draft.calibration_begins.tolist() == list(POSITION_BEGINS)
     assert path.stat().st_size < 20_000_000
+
+
+def test_a_block_is_read_as_the_converter_reads_it() -> None:
+    """One block: d = 0.5, m = -1.3, so z = round(2.6) = 3; the plain value would be d * q + m."""
+    packed = np.arange(16, dtype=np.uint8) | (np.arange(16, dtype=np.uint8)[::-1] << 4)
+    scales = np.array([0.5, -1.3], np.float16).view(np.uint8)
+    block = np.concatenate((scales, packed)).astype(np.uint8)
+    expected = 0.5 * (np.concatenate((np.arange(16), np.arange(16)[::-1])) - 3.0)
+    np.testing.assert_allclose(unpack_as_converted(block[None]), expected[None])
+    plain = dequantize(block[None], GGMLQuantizationType.Q4_1)
+    np.testing.assert_allclose(unpack_as_converted(block[None]), plain, atol=0.25)
+
+
+def test_blocks_of_zeros_are_zero() -> None:
+    assert not unpack_as_converted(np.zeros((2, 20), np.uint8)).any()
+    assert not unpack_as_converted(pack(np.zeros((2, 64), np.float32))).any()
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 10), st.floats(-5, 5))
+def test_packed_blocks_are_the_same_before_and_after_conversion(
+    seed: int, spread: float, centre: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(centre * spread, spread, (3, 64)).astype(np.float32)
+    rows = pack(matrix)
+    assert rows.shape == (3, 40)
+    read = unpack_as_converted(rows)
+    plain = dequantize(rows, GGMLQuantizationType.Q4_1)
+    np.testing.assert_allclose(read, plain, atol=0.01 * np.abs(matrix).max())
+    blocks = matrix.reshape(-1, 32)
+    step = (np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)) / 15
+    error = np.abs(read - matrix).reshape(-1, 32).max(1)
+    assert np.all(error <= 1.02 * step + 1e-6)
+
+
+def test_packing_what_was_packed_changes_nothing() -> None:
+    matrix = np.random.default_rng(0).normal(0, 0.1, (4, 96)).astype(np.float32)
+    once = unpack_as_converted(pack(matrix))
+    np.testing.assert_allclose(unpack_as_converted(pack(once)), once, atol=2e-3)

@@ -32,9 +32,9 @@ from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.line import weigh
 from services.edge.drafter.core.rates import SOURCE_NAMES, Rates
 from services.edge.session.sources.copies import CopyDrafter
-from tools.train_draft.artifact.calibration import Bools, Floats
-from tools.train_draft.corpus.records import Reply
-from tools.train_draft.evaluation.scoring import read, replies_with_room
+from tools.train_draft.agreement import read, replies_with_room
+from tools.train_draft.calibration import Bools, Floats
+from tools.train_draft.replies import Reply
 
 _POOLED_BELIEF = 1.0
 _BUCKET_BELIEF = 4.0

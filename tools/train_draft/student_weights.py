@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tools.train_draft.artifact.target import Geometry, Tensors
+from tools.train_draft.target import Geometry, Tensors
 
 STUDENT_FILE = "student.npz"
 """In a run's folder."""

@@ -9,8 +9,8 @@ from outrider.engines.draft.calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.platt import Platt
-from tools.train_draft.corpus.records import NUM_TOP, Reply
-from tools.train_draft.evaluation.promises import (
+from tools.train_draft.replies import NUM_TOP, Reply
+from tools.train_draft.source_calibration import (
     Promise,
     PromiseReader,
     fit_platt,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tools.train_draft.corpus.records import Ids, Reply
+from tools.train_draft.replies import Ids, Reply
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.int64]

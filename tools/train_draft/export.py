@@ -15,13 +15,12 @@ from outrider.models.catalog import ModelSpec
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
 from outrider.speculation.positions import POSITION_BEGINS
-from tools.train_draft.artifact.calibration import GRID, fit_by_position
-from tools.train_draft.artifact.file import Draft, read_draft, replace_metadata, write_draft
-from tools.train_draft.artifact.target import Floats
-from tools.train_draft.corpus.records import Reply
-from tools.train_draft.evaluation.agreement import Trace, positions_of
-from tools.train_draft.evaluation.scoring import traces
-from tools.train_draft.student.weights import StudentWeights
+from tools.train_draft.agreement import Trace, positions_of, traces
+from tools.train_draft.calibration import GRID, fit_by_position
+from tools.train_draft.draft_file import Draft, read_draft, replace_metadata, write_draft
+from tools.train_draft.replies import Reply
+from tools.train_draft.student_weights import StudentWeights
+from tools.train_draft.target import Floats
 
 _NUM_BLOCKS = 64
 
