@@ -95,7 +95,11 @@ def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats:
     ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
     table = run.table(
         "Size and speed of each encoding by tokens per message",
-        *("tokens", "encoding", "bytes per token", "encode, us", "decode, us"),
+        "tokens",
+        "encoding",
+        "bytes per token",
+        "encode, us",
+        "decode, us",
     )
     for count in BLOCK_TOKENS:
         blocks = [ids[at : at + count] for at in range(0, len(ids) - count + 1, count)][:256]

@@ -60,7 +60,8 @@ class Drafting:
             min_survival=0.0, min_branch=1.0, sure=1.1, max_lead=64, chunk_tokens=CONTEXT
         )
         self._drafter = Drafter(engine.info, limits, ALONG)
-        self._engine, self._count = engine, count
+        self._engine = engine
+        self._count = count
         self._chains: dict[int, Guess] = {}
         self._now = 0.0
         for number in range(count):

@@ -177,23 +177,30 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
     fidelity = run.table(
         "How closely the engine follows the weights of the model's file, by weight layout: "
         f"{count:,} positions, against a numpy model in f32 (its perplexity: {truth:.2f})",
-        *("weight layout", "MB", f"perplexity, {served}", "over the file's"),
-        *("KL divergence, nats", "same argmax, %"),
-        *("in f32: over the file's", "in f32: KL divergence, nats", "in f32: same argmax, %"),
+        "weight layout",
+        "MB",
+        f"perplexity, {served}",
+        "over the file's",
+        "KL divergence, nats",
+        "same argmax, %",
+        "in f32: over the file's",
+        "in f32: KL divergence, nats",
+        "in f32: same argmax, %",
     )
     calls = run.table(
         "CPU time of one engine call by weight layout, ms, one thread: median and lowest; rows "
         "are of one session, sessions have one row each",
-        *(
-            "weight layout",
-            "n",
-            *(column for shape in SHAPES for column in (shape, f"{shape}, lowest")),
-        ),
+        "weight layout",
+        "n",
+        *(column for shape in SHAPES for column in (shape, f"{shape}, lowest")),
     )
     for name, one in found.items():
         label = f"**{name}**" if name == DEFAULT_LAYOUT else name
         fidelity.add(
-            *(label, one.num_bytes / 1e6, one.served.perplexity, *_closeness(one.served)),
+            label,
+            one.num_bytes / 1e6,
+            one.served.perplexity,
+            *_closeness(one.served),
             *_closeness(one.plain),
         )
         spans = (cell for s in one.times.values() for cell in (calls.median(s), min(s)))

@@ -81,8 +81,14 @@ def report(run: Run, rounds: Sequence[dict[float, ThresholdResult]], concurrency
     table = run.table(
         "Speed and replies with `acceptance_threshold` against exact mode: "
         f"temperature {TEMPERATURE:g}, {concurrency} chats at once",
-        *("threshold", "n", "tokens/s", "speed-up", "tokens per step"),
-        *("tokens let through, %", "tokens changed, %", "replies changed, %"),
+        "threshold",
+        "n",
+        "tokens/s",
+        "speed-up",
+        "tokens per step",
+        "tokens let through, %",
+        "tokens changed, %",
+        "replies changed, %",
     )
     table.note("n: replies, of all rounds. Speeds are medians over rounds.")
     for threshold in THRESHOLDS:

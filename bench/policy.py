@@ -165,7 +165,8 @@ class VirtualReplica:
         self, info: EngineInfo, durations: Mapping[int, float], prior: NgramPrior | None
     ) -> None:
         self._info = replace(info, num_blocks=4096)
-        self._sizes, self._ms = list(durations), list(durations.values())
+        self._sizes = list(durations)
+        self._ms = list(durations.values())
         self._prior = prior
         self._rows = np.zeros((_MOST_ROWS, info.vocabulary_size), np.float32)
 
@@ -179,7 +180,9 @@ class VirtualReplica:
             lambda params: ReplyEnd(params, ()),
             self._prior,
         )
-        self._drafts, self._now, self._served = drafts, 0.0, Served()
+        self._drafts = drafts
+        self._now = 0.0
+        self._served = Served()
         self._readers: dict[int, _Reader] = {}
         draw = random.Random(1)
         due = [0.0] * len(chats)

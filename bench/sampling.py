@@ -37,7 +37,11 @@ def main() -> int:
     repeats = 100 if run.quick else 1000
     table = run.table(
         f"Time to choose one token from {VOCABULARY:,} logits, us",
-        *("sampling", "logits", "n", "p50", "p95"),
+        "sampling",
+        "logits",
+        "n",
+        "p50",
+        "p95",
     )
     rows = _rows()
     for name, params in CASES.items():

@@ -105,7 +105,9 @@ class ChatLoad:
     the reference."""
 
     def __init__(self, fleet: Fleet, jobs: list[Job], num_chats: int) -> None:
-        self._fleet, self._jobs, self._num_chats = fleet, jobs, num_chats
+        self._fleet = fleet
+        self._jobs = jobs
+        self._num_chats = num_chats
         self._has_thin_chats = bool(fleet.tokenizers)
         self._random = random.Random(7)
         self._is_over = False

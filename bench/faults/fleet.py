@@ -41,7 +41,8 @@ class Service:
     def __init__(
         self, name: str, role: str, values: Mapping[str, object], folder: Path, port: int = 0
     ) -> None:
-        self.name, self.role = name, role
+        self.name = name
+        self.role = role
         self.port = port or (free_udp_port() if role == "edge" else free_tcp_port())
         given = {"host": HOST, "port": self.port, "admin_port": 0, "log_level": "error"}
         self._config, self._ready = (folder / f"{name}.{kind}" for kind in ("toml", "json"))

@@ -45,7 +45,8 @@ class FaultInjector:
     before."""
 
     def __init__(self, fleet: Fleet, load: ChatLoad) -> None:
-        self._fleet, self._load = fleet, load
+        self._fleet = fleet
+        self._load = load
         self._random = random.Random(11)
         self._down: list[Service] = []
 

@@ -117,7 +117,8 @@ class Series:
         root: Path = ROOT,
     ) -> None:
         """`fresh` runs again what is recorded already."""
-        self._size, self._root = size, root
+        self._size = size
+        self._root = root
         again = fresh or size.quick
         self.left = [b for b in benches if again or not is_fresh(b, size, results, root)]
         self.result = Result(skipped=[b.record for b in benches if b not in self.left])

@@ -34,7 +34,10 @@ class Waits:
     def clear(self) -> Waits:
         """What was noted so far; it begins anew."""
         noted = Waits(self.gaps_ms, self.num_chats, self.errors, self.inexact)
-        self.gaps_ms, self.errors, self.num_chats, self.inexact = [], [], 0, 0
+        self.gaps_ms = []
+        self.errors = []
+        self.num_chats = 0
+        self.inexact = 0
         return noted
 
 

@@ -17,7 +17,8 @@ class TcpLink:
     """Listens; each connection gets one of its own to the server."""
 
     def __init__(self, target: Address, seed: int) -> None:
-        self._target, self._seed = target, seed
+        self._target = target
+        self._seed = seed
         self._conditions = (Conditions(), Conditions())
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +85,8 @@ class _Connection:
     """One client's connection and its continuation."""
 
     def __init__(self, front: Halves, back: Halves, seed: int) -> None:
-        self._front, self._back = front, back
+        self._front = front
+        self._back = back
         self._drained = asyncio.Event()
         self.up = self._pump(back[1], seed)
         self.down = self._pump(front[1], seed + 1)

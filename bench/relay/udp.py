@@ -97,7 +97,8 @@ class _Front(asyncio.DatagramProtocol):
 
 class _Back(asyncio.DatagramProtocol):
     def __init__(self, link: UdpLink, client: Address) -> None:
-        self._link, self._client = link, client
+        self._link = link
+        self._client = client
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
         self._link.from_server(data, self._client)

@@ -22,7 +22,12 @@ def decided(run: Run) -> None:
     """Decisions by size."""
     table = run.table(
         "Time to place a prompt of 1,000 tokens, 960 of them cached on some replica, ms",
-        *("replicas x known prefixes", "part", "n", "mean", "p50", "p99"),
+        "replicas x known prefixes",
+        "part",
+        "n",
+        "mean",
+        "p50",
+        "p99",
     )
     memory = run.table(
         "Memory of the router's prefix index",
@@ -57,7 +62,11 @@ def hopped(run: Run) -> None:
     """A router between client and replica."""
     table = run.table(
         "Time to first token with and without a router in between, ms: loopback, fake engine",
-        *("way", "n", "p50", "p95", "p99"),
+        "way",
+        "n",
+        "p50",
+        "p95",
+        "p99",
     )
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     with local_mesh(engine="fake", regions="us-east") as mesh:
@@ -80,7 +89,11 @@ def lagged(run: Run) -> None:
     """Long prompts and the event loop."""
     table = run.table(
         "Event loop lag of a router while prompts of 100,000 tokens arrive, ms",
-        *("prompts per second", "n", "p50", "p99", "max"),
+        "prompts per second",
+        "n",
+        "p50",
+        "p99",
+        "max",
     )
     per_s, count = 5.0, 20 if run.quick else 100
     late, answered = asyncio.run(loop_lag.measure(per_s, count))

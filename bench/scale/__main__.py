@@ -88,7 +88,9 @@ class Plan:
         self, sizes: Sequence[int], seeds: Sequence[int], day_s: float, middle: int
     ) -> None:
         """`middle`: replicas of the fleet that causes and floors are shown with."""
-        self.sizes, self.seeds, self.middle = sizes, seeds, middle
+        self.sizes = sizes
+        self.seeds = seeds
+        self.middle = middle
         lone = Case(1, _FIRST_RATES[SAME_DAY], day_s, failures=False, decisions_take_time=False)
         by_name: dict[str | int, Case] = {
             FLAT: replace(lone, diurnal=False, num_apart=NUM_ALONE),
@@ -170,8 +172,15 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
         f"Simulated fleets: highest load at which {MET_SHARE:.0%} of requests get their first "
         f"token within {OBJECTIVE_MS / 1e3:g} s; mean (lowest to highest) of {len(plan.seeds)} "
         "seeds",
-        *("fleet", "regions", "requests/s per replica", "share of linear", "aim"),
-        *("share of lone replicas, same day", "reports every, ms", "placing, mean ms", "p99"),
+        "fleet",
+        "regions",
+        "requests/s per replica",
+        "share of linear",
+        "aim",
+        "share of lone replicas, same day",
+        "reports every, ms",
+        "placing, mean ms",
+        "p99",
     )
     efficiency: dict[str, float] = {}
     ranges: dict[str, list[float]] = {}
@@ -191,8 +200,12 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
             same_day[str(name)] = round(fmean(over_same), 3)
             cells = _deciding(name, [row for one in plan.searches[name] for row in rows[one]])
         table.add(
-            *(_fleet(name), NUM_REGIONS[name] if isinstance(name, int) else 1, _spread(rates)),
-            *(_spread(linear), AIMS[name] if isinstance(name, int) else "-", _spread(over_same)),
+            _fleet(name),
+            NUM_REGIONS[name] if isinstance(name, int) else 1,
+            _spread(rates),
+            _spread(linear),
+            AIMS[name] if isinstance(name, int) else "-",
+            _spread(over_same),
             *cells,
         )
     run.figures |= {
@@ -235,12 +248,17 @@ def _cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
     p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
     enough = min(row.num_requests for row in rows) >= num_needed(0.99)
     return (
-        *(_spread([row.met_share for row in rows]), _spread(p50), _spread(p90)),
+        _spread([row.met_share for row in rows]),
+        _spread(p50),
+        _spread(p90),
         _spread(p99) if enough else TOO_FEW,
-        *(_spread([row.hit_rate for row in rows]), _spread([row.away_share for row in rows])),
+        _spread([row.hit_rate for row in rows]),
+        _spread([row.away_share for row in rows]),
         _spread([row.decision_ms[0] for row in rows]),
-        *(sum(row.num_requests for row in rows), sum(row.num_deaths for row in rows)),
-        *(sum(row.num_moves for row in rows), sum(row.num_failed for row in rows)),
+        sum(row.num_requests for row in rows),
+        sum(row.num_deaths for row in rows),
+        sum(row.num_moves for row in rows),
+        sum(row.num_failed for row in rows),
     )
 
 

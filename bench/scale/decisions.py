@@ -65,7 +65,8 @@ class TimedRouter:
     """A router that is timed while it works. Implements routing.base.Router."""
 
     def __init__(self, router: Router, timings: Timings) -> None:
-        self._router, self._timings = router, timings
+        self._router = router
+        self._timings = timings
 
     def connect(self, site: Site, now: float) -> None:
         self._router.connect(site, now)
@@ -106,7 +107,13 @@ def main() -> int:
     most = 10 if run.quick else arguments.max_replicas
     table = run.table(
         "CPU time of a router's thread to place one request, and to read one replica's report, ms",
-        *("replicas", "regions", "requests placed", "p50", "p99", "mean", "report, mean"),
+        "replicas",
+        "regions",
+        "requests placed",
+        "p50",
+        "p99",
+        "mean",
+        "report, mean",
     )
     decision_ms: dict[str, list[float]] = {}
     report_ms: dict[str, float] = {}
@@ -117,7 +124,10 @@ def main() -> int:
         decision_ms[str(size)] = [round(quantile(found.decisions, share), 4) for share in SHARES]
         report_ms[str(size)] = round(sum(found.reports) / len(found.reports), 4)
         table.add(
-            *(size, regions, len(found.decisions), median(found.decisions)),
+            size,
+            regions,
+            len(found.decisions),
+            median(found.decisions),
             table.quantile(found.decisions, 0.99),
             sum(found.decisions) / len(found.decisions),
             report_ms[str(size)],

@@ -100,7 +100,9 @@ class Demand:
     ) -> None:
         """`classes`: the priorities that asks have, each as often as it stands there."""
         self._regions = regions
-        self._rate, self._seconds, self._warm_s = rate, seconds, warm_s
+        self._rate = rate
+        self._seconds = seconds
+        self._warm_s = warm_s
         self._random = random.Random(seed)
         self._classes = classes
         self._class = random.Random(seed)

@@ -88,7 +88,8 @@ class _Slot:
     """A replica's place in the fleet; replacements of a dead one take the same place."""
 
     def __init__(self, name: str, region: int) -> None:
-        self.name, self.region = name, region
+        self.name = name
+        self.region = region
         self.replica: Replica | None = None
         self.life = 0
         self.asks: dict[int, tuple[Ask, int]] = {}

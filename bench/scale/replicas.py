@@ -83,7 +83,9 @@ class FullReplica:
     """Implements base.Replica."""
 
     def __init__(self, clock: Clock, times: CallTimes, hooks: Hooks, seed: int) -> None:
-        self._clock, self._times, self._hooks = clock, times, hooks
+        self._clock = clock
+        self._times = times
+        self._hooks = hooks
         self._random = random.Random(seed)
         self._scheduler = Scheduler(INFO, LIMITS, lambda params: ReplyEnd(params, ()))
         self._scheduler.record_blocks()

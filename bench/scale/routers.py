@@ -248,7 +248,9 @@ class MeshRouter:
     def place(self, ask: Ask, now: float) -> str | None:
         prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
         request = Request(
-            *(MODEL.name, MODEL.vocabulary_digest, len(ask.prompt) + ask.committed),
+            MODEL.name,
+            MODEL.vocabulary_digest,
+            len(ask.prompt) + ask.committed,
             exclude=ask.tried,
             priority=ask.priority,
             prompt=prompt,

@@ -100,7 +100,11 @@ def _streams(run: Run, arguments: argparse.Namespace) -> bool:
     memory = run.table(
         "Resident memory of each process after the warm-up, and its growth: at most "
         f"{MAX_GROWTH_MB:g} MB per 1,000 sessions",
-        *("process", "lowest, MiB", "highest, MiB", "growth, MB per 1,000 sessions", "verdict"),
+        "process",
+        "lowest, MiB",
+        "highest, MiB",
+        "growth, MB per 1,000 sessions",
+        "verdict",
     )
     for name, rss in totals.rss_mib.items():
         verdict = "flat" if grown[name] <= MAX_GROWTH_MB else "grows"

@@ -88,7 +88,8 @@ class Streams:
     """`count` workers, each of which opens one stream after the other."""
 
     def __init__(self, count: int, seed: int, pace: Pace = PACE) -> None:
-        self._count, self._pace = count, pace
+        self._count = count
+        self._pace = pace
         self._random = random.Random(seed)
         ids = range(FIRST_ID, FIRST_ID + NUM_IDS)
         self._shared = [tuple(self._random.choices(ids, k=32)) for _ in range(50)]

@@ -46,7 +46,9 @@ def _measure(run: Run, corpus: Corpus, rounds: int) -> None:
         f"Bulk tokenization, MB of text per second on {_CORES} cores: "
         f"{corpus.num_bytes / 1e6:,.0f} MB in {corpus.num_documents:,} documents "
         f"({corpus.num_distinct:,} distinct); {rounds} round{'s' * (rounds > 1)}",
-        *("system", "MB/s", "over tokenizers"),
+        "system",
+        "MB/s",
+        "over tokenizers",
     )
     found = [_round(corpus) for _ in range(rounds)]
     for name in found[0]:

@@ -43,7 +43,11 @@ def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) 
     table = run.table(
         f"Hit rates of the token cache on {len(asked)} simulated requests of growing chats, by "
         "kind of text",
-        *("kind", "texts", "hits, %", "hits, % of characters", "expected, %"),
+        "kind",
+        "texts",
+        "hits, %",
+        "hits, % of characters",
+        "expected, %",
     )
     for content, found in encoder.lookups.items():
         if found.num_texts:
@@ -52,7 +56,9 @@ def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) 
             table.add(content, found.num_texts, share, chars, SEED_TABLE.get(content, "-"))
     costs = run.table(
         "Time to tokenize one of these requests, chat template included, us",
-        *("backend", "without cache", "with cache"),
+        "backend",
+        "without cache",
+        "with cache",
     )
     for backend in backends:
         cold = CachingEncoder(vocabulary, backend, CachePolicy(max_entries=0))
@@ -80,7 +86,10 @@ def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> 
         return
     table = run.table(
         "Time to look a text's ids up in a Redis on this machine, and to encode the text, us",
-        *("text", "found", "not found", *(backend.name for backend in backends)),
+        "text",
+        "found",
+        "not found",
+        *(backend.name for backend in backends),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
         line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))

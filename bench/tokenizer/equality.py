@@ -42,8 +42,14 @@ def measure(run: Run) -> int:
     table = run.table(
         f"How many of {len(books)} whole books, each in another language ({size:.1f} MB in all), "
         "have ids that differ from the reference's",
-        *("vocabulary", "tokens", "exact cuts", "cuts", *PACKAGES, "outrider tokenize"),
-        *("cut by length", "cut at line ends"),
+        "vocabulary",
+        "tokens",
+        "exact cuts",
+        "cuts",
+        *PACKAGES,
+        "outrider tokenize",
+        "cut by length",
+        "cut at line ends",
     )
     num_wrong = 0
     for name in (DEFAULT_MODEL.name, *OTHERS):
@@ -68,9 +74,13 @@ def _compared(name: str, texts: Sequence[str]) -> tuple[int, list[str | int]]:
     by_lines = _count(naive, (_joined(reference, text.splitlines(True)) for text in short))
     wrong = by_cuts + in_bulk + sum(n for n in packages.values() if isinstance(n, int))
     return wrong, [
-        *(sum(map(len, expected)), by_cuts, sum(map(len, parts)) - len(parts)),
+        sum(map(len, expected)),
+        by_cuts,
+        sum(map(len, parts)) - len(parts),
         *packages.values(),
-        *(in_bulk, by_length, by_lines),
+        in_bulk,
+        by_length,
+        by_lines,
     ]
 
 

@@ -27,7 +27,11 @@ def measure(run: Run, vocabulary: Vocabulary) -> int:
     fast = [make(name, vocabulary) for name in PACKAGES if installed_version(name)]
     table = run.table(
         "Time to tokenize a text that was not seen before, and one that is cached, us: medians",
-        *("text", "texts", "tokenizers", *(backend.name for backend in fast), "cached"),
+        "text",
+        "texts",
+        "tokenizers",
+        *(backend.name for backend in fast),
+        "cached",
     )
     num_wrong = 0
     for number, (name, num_bytes) in enumerate(SIZES.items()):

@@ -91,7 +91,13 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> No
     table = run.table(
         "Event loop lag and time to tokenize a chat of 20 tokens, ms: idle, and while prompts of "
         "100,000 tokens keep two threads busy",
-        *("backend", "load", "loop lag p99", "max", "chat p50", "p99", "million tokens/s"),
+        "backend",
+        "load",
+        "loop lag p99",
+        "max",
+        "chat p50",
+        "p99",
+        "million tokens/s",
     )
     seconds = 2.0 if run.quick else 10.0
     for backend in backends:

@@ -44,7 +44,14 @@ def measure(run: Run, backend: str) -> None:
     table = run.table(
         "Event loop lag of a process and time to answer a chat of 20 tokens, ms: idle, beside two "
         "processes that only compute, and while prompts of 100,000 tokens keep it busy",
-        *("process", "load", "loop lag p50", "p99", "max", "chat p50", "p99", "prompts/s"),
+        "process",
+        "load",
+        "loop lag p50",
+        "p99",
+        "max",
+        "chat p50",
+        "p99",
+        "prompts/s",
     )
     seconds = 3.0 if run.quick else 15.0
     worst = {"loop_lag_ms_p99": 0.0, "loop_lag_ms_max": 0.0, "short_chat_p99_ratio": 0.0}

@@ -71,15 +71,13 @@ def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -
     title = f"One text of {size_mb:.0f} MB tokenized by the service's worker processes"
     table = run.table(
         title,
-        *(
-            "backend",
-            "workers",
-            "workers killed",
-            "time, s",
-            "MB/s",
-            "ids",
-            "ids are the reference's",
-        ),
+        "backend",
+        "workers",
+        "workers killed",
+        "time, s",
+        "MB/s",
+        "ids",
+        "ids are the reference's",
     )
     seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0

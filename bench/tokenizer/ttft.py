@@ -33,7 +33,10 @@ def measure(run: Run) -> None:
     """Adds the table and figures."""
     table = run.table(
         "Time to the first committed token by who tokenizes, and of one request to the service, ms",
-        *("way", "median", "p95", "n"),
+        "way",
+        "median",
+        "p95",
+        "n",
     )
     with local_mesh(engine="fake", regions="us-east") as mesh:
         before = _num_requests(mesh)
@@ -41,7 +44,7 @@ def measure(run: Run) -> None:
         run.figures["service_requests_of_edge_chats"] = _num_requests(mesh) - before
         found = asyncio.run(_alternate(mesh, 60 if run.quick else 300, edge_alone=False))
     for way, samples in found.items():
-        table.add(way, *(table.median(samples), table.quantile(samples, 0.95)), len(samples))
+        table.add(way, table.median(samples), table.quantile(samples, 0.95), len(samples))
         run.samples(f"first token, {way}", samples, unit="ms")
     edge, region, alone = (spread(samples).p50 for samples in found.values())
     run.figures["text_only_added_ttft_ms"] = round(region - edge, 3)

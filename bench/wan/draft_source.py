@@ -77,7 +77,9 @@ class DrafterSource:
 
     def __init__(self, link: DrafterLink, wanted: OpenDrafter, calls_ms: list[float]) -> None:
         """`calls_ms` is told what a call of the model takes, whenever it is heard."""
-        self._link, self._wanted, self._calls_ms = link, wanted, calls_ms
+        self._link = link
+        self._wanted = wanted
+        self._calls_ms = calls_ms
         self._reply = list(wanted.reply)
         self._heard: Heard | None = None
         self._news = asyncio.Event()

@@ -51,10 +51,16 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
         table = run.table(
             "Time from asking to the first word on screen, ms, by distance to the region: plain "
             f"streaming and Outrider, one chat at a time, {how(temperature)}",
-            *("RTT to the region, ms", "chats", "plain streaming", "p50"),
-            *("Outrider: first word shown, right or wrong", "p50"),
-            *("Outrider: first word that stays", "p50"),
-            *("shown: over plain", "stays: over plain"),
+            "RTT to the region, ms",
+            "chats",
+            "plain streaming",
+            "p50",
+            "Outrider: first word shown, right or wrong",
+            "p50",
+            "Outrider: first word that stays",
+            "p50",
+            "shown: over plain",
+            "stays: over plain",
         )
         for rtt_ms in results.rtts_ms():
             where = Where(rtt_ms, 1, temperature)
@@ -80,9 +86,14 @@ def provisional_tables(run: Run, results: Results) -> None:
     table = run.table(
         "Text that Outrider showed before it was committed, one chat at a time: how much of it, "
         "and how much stayed",
-        *("RTT, ms", "temperature", "chats", "first word shown before its commit"),
-        *("of those: right", "of provisional characters: taken back"),
-        *("of committed characters: shown before", "drafts accepted"),
+        "RTT, ms",
+        "temperature",
+        "chats",
+        "first word shown before its commit",
+        "of those: right",
+        "of provisional characters: taken back",
+        "of committed characters: shown before",
+        "drafts accepted",
     )
     for where, samples in _conditions(results):
         words = _words(samples)
@@ -92,7 +103,8 @@ def provisional_tables(run: Run, results: Results) -> None:
         drafts = sum(sample.num_drafts for sample in samples)
         accepted = sum(sample.num_accepted for sample in samples)
         table.add(
-            *("all" if where.rtt_ms is None else f"{where.rtt_ms:g}", where.temperature or 0.0),
+            "all" if where.rtt_ms is None else f"{where.rtt_ms:g}",
+            where.temperature or 0.0,
             len(samples),
             str(share(fmean(word.is_early for word in words), num)) if words else TOO_FEW,
             right_cell(by_prompt),
@@ -107,9 +119,17 @@ def provisional_tables(run: Run, results: Results) -> None:
     ahead = run.table(
         "How long before their commit characters stood on screen, Outrider, one chat at a time: "
         "share of all committed characters, and quantiles over those shown before their commit",
-        *("RTT, ms", "temperature", "chats", "committed characters", "shown before"),
-        *("20 ms or more", "100 ms or more", "500 ms or more"),
-        *("p10, ms", "p50, ms", "p90, ms"),
+        "RTT, ms",
+        "temperature",
+        "chats",
+        "committed characters",
+        "shown before",
+        "20 ms or more",
+        "100 ms or more",
+        "500 ms or more",
+        "p10, ms",
+        "p50, ms",
+        "p90, ms",
     )
     for where, samples in _conditions(results):
         chars = sum(sample.num_chars for sample in samples)
@@ -118,8 +138,12 @@ def provisional_tables(run: Run, results: Results) -> None:
         runs = [found for sample in samples for found in sample.ahead]
         over = [sum(n for ms, n in runs if ms >= least) / chars for least in (20, 100, 500)]
         ahead.add(
-            *("all" if where.rtt_ms is None else f"{where.rtt_ms:g}", where.temperature or 0.0),
-            *(len(samples), chars, sum(n for _, n in runs) / chars, *over),
+            "all" if where.rtt_ms is None else f"{where.rtt_ms:g}",
+            where.temperature or 0.0,
+            len(samples),
+            chars,
+            sum(n for _, n in runs) / chars,
+            *over,
             *(quantile(_spread(runs), at) if runs else TOO_FEW for at in (0.1, 0.5, 0.9)),
         )
 

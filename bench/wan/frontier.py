@@ -133,7 +133,9 @@ async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None
         for name in names[first:] + names[:first]:
             scheme: Scheme = PLAIN if name == _GATEWAY else OURS
             sample = await ask_client(
-                *(clients[name], messages_of(prompt), sampling),
+                clients[name],
+                messages_of(prompt),
+                sampling,
                 provisional=scheme.provisional,
                 speculation=scheme.speculation,
             )
@@ -180,9 +182,15 @@ def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
         table = run.table(
             "Text shown before its commit, by setting of the edge: tuning prompts, all RTTs "
             f"together, {how(temperature)}",
-            *("setting", "chats", "first word shown before its commit", "of those: right"),
-            *("of provisional characters: taken back", "of committed characters: shown before"),
-            *("first word shown, ms", "first word that stays, ms", "stays: over plain"),
+            "setting",
+            "chats",
+            "first word shown before its commit",
+            "of those: right",
+            "of provisional characters: taken back",
+            "of committed characters: shown before",
+            "first word shown, ms",
+            "first word that stays, ms",
+            "stays: over plain",
         )
         rows: dict[str, Figure] = {}
         for name in settings:

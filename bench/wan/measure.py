@@ -131,7 +131,10 @@ class _Work:
                 await self.bed.relay.set(link, conditions)
             async with _connections(self.bed, self.size, coder, self.sources) as connections:
                 asker = Asker(
-                    *(connections, self.vocabulary, coder, self.size.max_tokens),
+                    connections,
+                    self.vocabulary,
+                    coder,
+                    self.size.max_tokens,
                     client_rtt_ms=self.links.client_rtt_ms,
                 )
                 await _warm_up(asker, self.size.schemes)

@@ -62,8 +62,15 @@ STREAM = Scheme("(e) asynchronous chain", None, policy=CHAIN)
 OURS = Scheme("(f) Outrider", "near", provisional=True)
 QUIET = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
 SCHEMES = (
-    *(PLAIN, PLAIN_WIDE, REGION_SUFFIX, REGION_SUFFIX_WIDE, REGION_DRAFTER),
-    *(ROUNDS, STREAM, OURS, QUIET),
+    PLAIN,
+    PLAIN_WIDE,
+    REGION_SUFFIX,
+    REGION_SUFFIX_WIDE,
+    REGION_DRAFTER,
+    ROUNDS,
+    STREAM,
+    OURS,
+    QUIET,
 )
 
 

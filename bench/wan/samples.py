@@ -164,7 +164,11 @@ def _word(seen: FirstWord) -> Word | None:
     if seen.shown_at is None or seen.staying_at is None or seen.final_at is None:
         return None
     return Word(
-        *(seen.shown_at, seen.staying_at, seen.final_at), seen.shown_early, seen.shown_right
+        shown_ms=seen.shown_at,
+        staying_ms=seen.staying_at,
+        final_ms=seen.final_at,
+        is_early=seen.shown_early,
+        is_right=seen.shown_right,
     )
 
 

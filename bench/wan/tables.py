@@ -79,15 +79,15 @@ def capacity(run: Run, results: Results) -> None:
         "others, on the same chats"
     )
     table = run.table(
-        *(
-            title,
-            "chats at once",
-            "over (a)",
-            "over (b)",
-            "over (c)",
-            "over (c), predicted: 1 + k t_d / t_s",
-        ),
-        *("k, drafts per commit of (c)", "t_d of (c), ms", "t_s of (a), ms"),
+        title,
+        "chats at once",
+        "over (a)",
+        "over (b)",
+        "over (c)",
+        "over (c), predicted: 1 + k t_d / t_s",
+        "k, drafts per commit of (c)",
+        "t_d of (c), ms",
+        "t_s of (a), ms",
     )
     for one in capacities(results):
         ratios: list[Cell] = [one.over_plain, one.over_suffix, one.over_drafter, one.predicted]
@@ -103,8 +103,13 @@ def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
     table = run.table(
         "CPU time per committed token, ms (region + edge), and bytes per committed token on the "
         "link between client's side and region",
-        *("scheme", *chats),
-        *("bytes up", "bytes down", "wire bytes up", "wire bytes down", "exact replies"),
+        "scheme",
+        *chats,
+        "bytes up",
+        "bytes down",
+        "wire bytes up",
+        "wire bytes down",
+        "exact replies",
     )
     for scheme in results.schemes():
         sent = results.bytes_per_token(scheme)

@@ -163,7 +163,10 @@ class _Starter:
         settings: Mapping[str, Sequence[str]],
         link: RelayControl,
     ) -> None:
-        self._stack, self._folder, self._settings, self._link = stack, folder, settings, link
+        self._stack = stack
+        self._folder = folder
+        self._settings = settings
+        self._link = link
         self.placements: list[Placement] = []
 
     def placed(self, process: str, cores: Collection[int], threads: int = 0) -> None:

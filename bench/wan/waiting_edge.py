@@ -54,7 +54,8 @@ class WaitingReply:
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         """What the region says of the drafts."""
-        self.num_drafts, self.num_accepted = num_drafts, num_accepted
+        self.num_drafts = num_drafts
+        self.num_accepted = num_accepted
 
 
 class WaitingChain:

@@ -95,7 +95,8 @@ class Layout:
         size = geometry.rope_dimension_count
         exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
         angles = positions[:, None].float() * geometry.rope_freq_base**-exponents
-        self.cosines, self.sines = angles.cos()[:, None], angles.sin()[:, None]
+        self.cosines = angles.cos()[:, None]
+        self.sines = angles.sin()[:, None]
         """[P + B * T, 1, head size / 2]."""
         # Padding stands behind every sequence, so a causal mask is all that is needed.
         self.mask = _causal(length, num_prefix)

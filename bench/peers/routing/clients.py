@@ -110,7 +110,9 @@ class Http:
 
     def __init__(self, port: int, model: str, *, letters: bool) -> None:
         """`letters`: prompts are sent as text, a letter for each id; otherwise as ids."""
-        self._port, self._model, self._letters = port, model, letters
+        self._port = port
+        self._model = model
+        self._letters = letters
 
     async def ask(self, ask: Ask) -> tuple[float, int]:
         """As Client.ask."""

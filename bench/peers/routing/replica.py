@@ -106,7 +106,10 @@ class Shell:
     def __init__(
         self, port: int, address: str, coder: TokenCoder, digest: bytes, model: str
     ) -> None:
-        self._port, self._coder, self._digest, self._model = port, coder, digest, model
+        self._port = port
+        self._coder = coder
+        self._digest = digest
+        self._model = model
         self._client = RegionClient(coder, address, via_router=False)
         self._server: asyncio.Server | None = None
 
