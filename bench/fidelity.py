@@ -80,9 +80,9 @@ def main() -> int:
     texts = [text.encode(vocabulary) for text in shipped()]
     run.setting("outrider", threads=1, context_tokens=CONTEXT, model=spec.name, texts=len(texts))
     with TemporaryDirectory() as work:
-        told(f"converting into {len(layouts)} layouts")
+        log_progress(f"converting into {len(layouts)} layouts")
         models = {name: converted(source, Path(work) / name, name) for name in layouts}
-        told(f"reference over {sum(map(len, texts))} tokens")
+        log_progress(f"reference over {sum(map(len, texts))} tokens")
         reference = Reference(source)
         documents = expected(reference, texts, lambda _: None)
         found = measured(models, reference, documents, QUICK_REPEATS if run.quick else REPEATS)
@@ -107,7 +107,7 @@ def measured(
     """Every layout, by name."""
     plain: dict[str, Fidelity] = {}
     for name, model in models.items():
-        told(f"{name} in f32")
+        log_progress(f"{name} in f32")
         config = EngineConfig(
             num_blocks=NUM_BLOCKS,
             max_fixed_rows=0,
@@ -120,11 +120,11 @@ def measured(
     with ExitStack() as stack:
         served, engines = {}, {}
         for name, model in models.items():
-            told(f"{name} as served")
+            log_progress(f"{name} as served")
             config = EngineConfig(num_blocks=NUM_BLOCKS, prepare_first=True, pin_threads=False)
             engines[name] = stack.enter_context(running(model, config))
             served[name] = compare(engines[name], reference, documents)
-        told(f"{repeats} rounds of calls")
+        log_progress(f"{repeats} rounds of calls")
         times = timed(engines, repeats)
         return {
             name: Measured(
@@ -239,7 +239,7 @@ def _of_layout(one: Measured) -> dict[str, Figure]:
     }
 
 
-def told(what: str) -> None:
+def log_progress(what: str) -> None:
     """On standard error: standard output is the figures'."""
     print(f"fidelity: {what}", file=sys.stderr, flush=True)
 

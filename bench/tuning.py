@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.arrivals.requests import Asks
+from bench.arrivals.requests import RequestFactory
 from bench.harness import Run, median, parser, pooled, quantile, start
 from bench.harness.record import load
 from bench.peers import llamacpp
@@ -71,7 +71,7 @@ def leader(name: str) -> str:
 
 def chosen(purpose: str, threads: int | None = None) -> dict[str, Setup]:
     """Every system's setup, as recorded; the least one before anything is recorded. `threads`,
-    if told, is everybody's."""
+    if told, is capacity_work's."""
     record = load("tuning")
     figures = record["figures"]["chosen"][purpose] if record else {}
     if not figures:
@@ -106,9 +106,9 @@ def main() -> int:
 
 async def _measure(arguments: argparse.Namespace, rounds: int) -> dict[str, list[Measured]]:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    asks = Asks(vocabulary)
-    works = [_work(asks) for _ in range(rounds)]
-    warm_up = Work(asks.chats([0.0] * CHATS, 8))
+    factory = RequestFactory(vocabulary)
+    works = [_work(factory) for _ in range(rounds)]
+    warm_up = Work(factory.chats([0.0] * CHATS, 8))
     chunks = CHUNKS[2:3] if arguments.quick else CHUNKS
     measured: dict[str, list[Measured]] = {}
     for name in (OURS, OPENVINO, LLAMACPP_Q4_0):
@@ -124,9 +124,9 @@ async def _measure(arguments: argparse.Namespace, rounds: int) -> dict[str, list
     return measured
 
 
-def _work(asks: Asks) -> Work:
-    chats = asks.chats([0.0] * CHATS, CHAT_TOKENS)
-    return Work((*chats, *asks.documents(DOCUMENTS_S, DOCUMENT_TOKENS)), ignore_eos=True)
+def _work(factory: RequestFactory) -> Work:
+    chats = factory.chats([0.0] * CHATS, CHAT_TOKENS)
+    return Work((*chats, *factory.documents(DOCUMENTS_S, DOCUMENT_TOKENS)), ignore_eos=True)
 
 
 async def _one(

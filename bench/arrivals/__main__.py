@@ -10,7 +10,7 @@ import sys
 import bench.arrivals
 from bench import tuning
 from bench.arrivals import open_loop, prefill
-from bench.arrivals.requests import Asks
+from bench.arrivals.requests import RequestFactory
 from bench.harness import Run, parser, start
 from bench.systems.lineup import (
     LLAMACPP_Q4_0,
@@ -44,15 +44,17 @@ def main() -> int:
 
 
 async def _measure(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
-    asks = Asks(vocabulary)
+    factory = RequestFactory(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
         names = QUICK if run.quick else FULL
         setups = tuning.chosen("latency", arguments.threads)
         systems = await start_all(stack, vocabulary, names, setups)
         record_settings(run, systems)
-        under_load = await open_loop.measure(systems, asks, QUICK_SIZE if run.quick else FULL_SIZE)
+        under_load = await open_loop.measure(
+            systems, factory, QUICK_SIZE if run.quick else FULL_SIZE
+        )
         open_loop.report(run, under_load)
-        gaps = await prefill.measure(systems, asks, rounds=1 if run.quick else 4)
+        gaps = await prefill.measure(systems, factory, rounds=1 if run.quick else 4)
         prefill.report(run, gaps)
 
 

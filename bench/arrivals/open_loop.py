@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.arrivals.requests import Asks, poisson
+from bench.arrivals.requests import RequestFactory, poisson
 from bench.harness import Cell, Run, quantile
 from bench.systems.base import System, Work, WorkResult
 from bench.systems.lineup import OPENVINO, OURS_DRAFTS, rotated
@@ -47,24 +47,24 @@ class Loads:
         return [a.ttft_ms for a in answers], [gap for a in answers for gap in a.gaps_ms()]
 
 
-def everybody(asks: Asks, count: int) -> Work:
+def capacity_work(factory: RequestFactory, count: int) -> Work:
     """So many chats, always CAPACITY_SESSIONS of them at once: they tell the capacity."""
-    return Work(asks.chats([0.0] * count, MAX_TOKENS), CAPACITY_SESSIONS)
+    return Work(factory.chats([0.0] * count, MAX_TOKENS), CAPACITY_SESSIONS)
 
 
-async def measure(systems: Mapping[str, System], asks: Asks, size: Size) -> Loads:
+async def measure(systems: Mapping[str, System], factory: RequestFactory, size: Size) -> Loads:
     """All loads, round by round."""
     loads = Loads()
-    full = everybody(asks, size.num_capacity)
+    full = capacity_work(factory, size.num_capacity)
     for name, system in systems.items():
         loads.capacity[name] = (await system.run(full)).requests_per_s
         print(f"{name}: {loads.capacity[name]:.2f} requests/s", file=sys.stderr)
     for turn in range(size.rounds):
         for load, rates in _rates(loads.capacity, size.shares).items():
-            texts = asks.texts(size.num_requests)
+            texts = factory.texts(size.num_requests)
             for name in rotated(systems, turn):
                 due_s = poisson(size.num_requests, rates[name], seed=turn)
-                work = Work(asks.requests(texts, due_s, MAX_TOKENS))
+                work = Work(factory.requests(texts, due_s, MAX_TOKENS))
                 loads.rates[load, name] = rates[name]
                 done = await systems[name].run(work)
                 loads.outcomes.setdefault((load, name), []).append(done)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.arrivals.requests import Asks
+from bench.arrivals.requests import RequestFactory
 from bench.harness import TOO_FEW, Cell, Run, pooled, quantile
 from bench.systems.base import Request, System, Work, WorkResult
 from bench.systems.lineup import OURS_DRAFTS, rotated
@@ -37,12 +37,14 @@ class Gaps:
         return quantile(disturbed, 0.99) / quantile(alone, 0.99)
 
 
-async def measure(systems: Mapping[str, System], asks: Asks, rounds: int) -> dict[str, Gaps]:
+async def measure(
+    systems: Mapping[str, System], factory: RequestFactory, rounds: int
+) -> dict[str, Gaps]:
     """Without and with documents, one after the other, by system."""
     gaps = {name: Gaps() for name in systems}
     for turn in range(rounds):
-        alone, disturbed = (asks.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
-        documents = asks.documents(ARRIVALS_S, DOCUMENT_TOKENS)
+        alone, disturbed = (factory.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
+        documents = factory.documents(ARRIVALS_S, DOCUMENT_TOKENS)
         for name in rotated(systems, turn):
             done = await systems[name].run(_work(alone))
             gaps[name].alone.append(chat_gaps(done, num_documents=0))

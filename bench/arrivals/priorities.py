@@ -11,8 +11,8 @@ import contextlib
 import sys
 from dataclasses import dataclass, field
 
-from bench.arrivals.open_loop import everybody
-from bench.arrivals.requests import Asks, every, poisson
+from bench.arrivals.open_loop import capacity_work
+from bench.arrivals.requests import RequestFactory, every, poisson
 from bench.harness import Run, parser, pooled, quantile, start
 from bench.systems.base import HIGH, LOW, Answer, Request, Setup, System, Work
 from bench.systems.lineup import OURS_DRAFTS, record_settings, start_all
@@ -47,7 +47,7 @@ class Mixed:
 
 
 async def measure(
-    system: System, asks: Asks, capacity: float, *, rounds: int, num_low: int
+    system: System, factory: RequestFactory, capacity: float, *, rounds: int, num_low: int
 ) -> Mixed:
     """`capacity` in chats of LOW_TOKENS tokens per second."""
     mixed = Mixed()
@@ -56,21 +56,21 @@ async def measure(
         due_s = every(HIGH_INTERVAL_S, HIGH_BEGIN_S, low_due_s[-1])
         if not due_s:
             raise RuntimeError("the LOW requests were over before the first HIGH one: ask for more")
-        texts = asks.texts(len(due_s))
-        mixed.alone_ms.append(await _alone(system, asks, texts))
-        low = asks.requests(asks.texts(num_low), low_due_s, LOW_TOKENS, LOW)
-        high = asks.requests(texts, due_s, HIGH_TOKENS, HIGH)
+        texts = factory.texts(len(due_s))
+        mixed.alone_ms.append(await _alone(system, factory, texts))
+        low = factory.requests(factory.texts(num_low), low_due_s, LOW_TOKENS, LOW)
+        high = factory.requests(texts, due_s, HIGH_TOKENS, HIGH)
         done = await system.run(Work((*low, *high)))
         mixed.loaded_ms.append([answer.ttft_ms for answer in done.answers[num_low:]])
         mixed.low += zip(low, done.answers[:num_low], strict=True)
-        mixed.alone_ms.append(await _alone(system, asks, texts))
+        mixed.alone_ms.append(await _alone(system, factory, texts))
         print(f"round {turn + 1} of {rounds}: priorities", file=sys.stderr)
     return mixed
 
 
-async def _alone(system: System, asks: Asks, texts: list[str]) -> list[float]:
+async def _alone(system: System, factory: RequestFactory, texts: list[str]) -> list[float]:
     """TTFT of HIGH requests one after the other."""
-    requests = asks.requests(texts, [0.0] * len(texts), HIGH_TOKENS, HIGH)
+    requests = factory.requests(texts, [0.0] * len(texts), HIGH_TOKENS, HIGH)
     done = await system.run(Work(requests, concurrency=1))
     return [answer.ttft_ms for answer in done.answers]
 
@@ -110,15 +110,15 @@ def main() -> int:
 
 
 async def _measured(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Mixed:
-    asks = Asks(vocabulary)
+    factory = RequestFactory(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
         setups = {OURS_DRAFTS: Setup(arguments.threads)}
         systems = await start_all(stack, vocabulary, (OURS_DRAFTS,), setups)
         record_settings(run, systems)
         ours = systems[OURS_DRAFTS]
-        full = await ours.run(everybody(asks, 16 if arguments.quick else 64))
+        full = await ours.run(capacity_work(factory, 16 if arguments.quick else 64))
         rounds, num_low = (1, 40) if arguments.quick else (6, 160)
-        return await measure(ours, asks, full.requests_per_s, rounds=rounds, num_low=num_low)
+        return await measure(ours, factory, full.requests_per_s, rounds=rounds, num_low=num_low)
 
 
 if __name__ == "__main__":

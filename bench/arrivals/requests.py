@@ -17,7 +17,7 @@ LONG_TOKENS = range(1300, 1800)
 """Lengths of a document that count as about 1,500 tokens."""
 
 
-class Asks:
+class RequestFactory:
     """Makes requests; every chat has a system message of its own."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:

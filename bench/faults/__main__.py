@@ -12,7 +12,13 @@ import asyncio
 from dataclasses import asdict, dataclass, field, replace
 
 from bench.faults import stalls
-from bench.faults.chats import REPLICA_KILL, ChatLoad, ChatTotals, Job, make_jobs
+from bench.faults.chats import (
+    REPLICA_KILL,
+    ChatLoad,
+    ChatTotals,
+    ReferenceChat,
+    make_reference_chats,
+)
 from bench.faults.fleet import MeshShape, running
 from bench.faults.injection import FaultInjector, FaultSeries
 from bench.harness import Cell, Run, Table, parser, quantile, start
@@ -40,10 +46,10 @@ class MeshResult:
     faults: list[FaultSeries] = field(default_factory=list)
 
 
-async def run_faults(plan: Plan, jobs: list[Job]) -> MeshResult:
+async def run_faults(plan: Plan, references: list[ReferenceChat]) -> MeshResult:
     """Start a mesh and inject all faults of the plan, one after the other."""
     async with running(plan.shape) as fleet:
-        async with ChatLoad(fleet, jobs, plan.num_chats) as load:
+        async with ChatLoad(fleet, references, plan.num_chats) as load:
             injector, result = FaultInjector(fleet, load), MeshResult(load.totals)
             result.faults.append(await injector.kill_replicas(plan.replica_kills))
             if plan.router_kills:
@@ -166,8 +172,8 @@ def main() -> int:
     results = {}
     for engine, plan in plans(quick=run.quick, core=run.core).items():
         run.setting(engine, **asdict(plan))
-        jobs = make_jobs(engine, plan.num_tokens)
-        results[engine] = asyncio.run(run_faults(plan, jobs))
+        references = make_reference_chats(engine, plan.num_tokens)
+        results[engine] = asyncio.run(run_faults(plan, references))
         for error in results[engine].totals.errors:
             print(f"FAILED {engine}: {error}")
     report(run, results)
@@ -182,7 +188,7 @@ def _stalls(arguments: argparse.Namespace) -> int:
     if run.quick:
         plan = replace(plan, num_stops=1, num_short_stops=1)
     run.setting("fake", **asdict(plan))
-    results = asyncio.run(stalls.run_faults(plan, make_jobs("fake", plan.num_tokens)))
+    results = asyncio.run(stalls.run_faults(plan, make_reference_chats("fake", plan.num_tokens)))
     for result in results:
         for error in result.totals.errors:
             print(f"FAILED {result.num_chats} chats: {error}")

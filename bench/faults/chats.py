@@ -30,7 +30,7 @@ REPLICA_KILL = "replica, SIGKILL"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ReferenceChat:
     """One prompt and the reply that the reference gives to it."""
 
     prompt: str
@@ -39,7 +39,7 @@ class Job:
     ids: tuple[int, ...]
 
 
-def make_jobs(engine: str, num_tokens: int) -> list[Job]:
+def make_reference_chats(engine: str, num_tokens: int) -> list[ReferenceChat]:
     """Prompts, greedy and sampled, with the reference's replies; blocks for seconds."""
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     config = InferenceConfig(engine=engine, max_fixed_rows=1, threads=2)
@@ -48,7 +48,7 @@ def make_jobs(engine: str, num_tokens: int) -> list[Job]:
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
-    jobs = []
+    references = []
     try:
         for number, prompt in enumerate(_PROMPTS):
             for temperature in (0.0, 0.8):
@@ -60,10 +60,10 @@ def make_jobs(engine: str, num_tokens: int) -> list[Job]:
                 )
                 ids = vocabulary.encode_chat([Message("user", prompt)])
                 said = generate(model, ids, params, new_reply)
-                jobs.append(Job(prompt, params, said.text, tuple(said.ids)))
+                references.append(ReferenceChat(prompt, params, said.text, tuple(said.ids)))
     finally:
         model.close()
-    return jobs
+    return references
 
 
 @dataclass(slots=True, eq=False)
@@ -104,9 +104,9 @@ class ChatLoad:
     """Keeps `num_chats` chats going for as long as the context lasts, and compares every reply with
     the reference."""
 
-    def __init__(self, fleet: Fleet, jobs: list[Job], num_chats: int) -> None:
+    def __init__(self, fleet: Fleet, references: list[ReferenceChat], num_chats: int) -> None:
         self._fleet = fleet
-        self._jobs = jobs
+        self._references = references
         self._num_chats = num_chats
         self._has_thin_chats = bool(fleet.tokenizers)
         self._random = random.Random(7)
@@ -136,21 +136,21 @@ class ChatLoad:
         async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
             while not self._is_over:
                 thin = self._has_thin_chats and self._random.random() < 0.5
-                await self._chat(client, self._random.choice(self._jobs), thin=thin)
+                await self._chat(client, self._random.choice(self._references), thin=thin)
 
-    async def _chat(self, client: Client, job: Job, *, thin: bool) -> None:
+    async def _chat(self, client: Client, reference: ReferenceChat, *, thin: bool) -> None:
         run = RunningChat(time.monotonic())
         self.running.add(run)
         self.totals.chats += 1
         try:
-            message = Message("user", job.prompt)
-            asked = client.chat([message], sampling=job.sampling, thin=thin)
+            message = Message("user", reference.prompt)
+            asked = client.chat([message], sampling=reference.sampling, thin=thin)
             async with asked as chat:
                 async for event in chat:
                     if isinstance(event, Committed):
                         run.times.append(time.monotonic())
                 result = await chat.result()
-            self._count(job, result.ids, result.text)
+            self._count(reference, result.ids, result.text)
             if [what for what, _ in run.hits] == [REPLICA_KILL]:
                 replica = result.replica_timings
                 again_ms = replica.queue_ms + replica.prefill_ms
@@ -160,9 +160,9 @@ class ChatLoad:
         finally:
             self.running.discard(run)
 
-    def _count(self, job: Job, ids: tuple[int, ...], text: str) -> None:
+    def _count(self, reference: ReferenceChat, ids: tuple[int, ...], text: str) -> None:
         totals = self.totals
         totals.tokens += len(ids)
-        totals.lost += max(0, len(job.ids) - len(ids))
-        totals.doubled += max(0, len(ids) - len(job.ids))
-        totals.inexact += ids != job.ids or text != job.text
+        totals.lost += max(0, len(reference.ids) - len(ids))
+        totals.doubled += max(0, len(ids) - len(reference.ids))
+        totals.inexact += ids != reference.ids or text != reference.text

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.faults.chats import ChatLoad, ChatTotals, Job
+from bench.faults.chats import ChatLoad, ChatTotals, ReferenceChat
 from bench.faults.fleet import Fleet, MeshShape, Service, running
 from bench.faults.injection import FaultInjector, FaultSeries
 from bench.harness import Run, quantile
@@ -58,18 +58,20 @@ class StallResult:
     faults: list[FaultSeries] = field(default_factory=list)
 
 
-async def run_faults(plan: StallPlan, jobs: list[Job]) -> list[StallResult]:
+async def run_faults(plan: StallPlan, references: list[ReferenceChat]) -> list[StallResult]:
     """All stops, with few chats and with many. Long stops are mostly waiting, so two meshes share
     the machine for them; that makes it harder for each to answer in time, not easier."""
-    halves = [_run_stops(plan, jobs, FEW, roles) for roles in (plan.roles[::2], plan.roles[1::2])]
-    return [*await asyncio.gather(*halves), await _run_stops(plan, jobs, MANY, plan.roles)]
+    halves = [
+        _run_stops(plan, references, FEW, roles) for roles in (plan.roles[::2], plan.roles[1::2])
+    ]
+    return [*await asyncio.gather(*halves), await _run_stops(plan, references, MANY, plan.roles)]
 
 
 async def _run_stops(
-    plan: StallPlan, jobs: list[Job], num_chats: int, roles: Sequence[str]
+    plan: StallPlan, references: list[ReferenceChat], num_chats: int, roles: Sequence[str]
 ) -> StallResult:
     """The stops of these roles on a mesh of their own."""
-    async with running(SHAPE) as fleet, ChatLoad(fleet, jobs, num_chats) as load:
+    async with running(SHAPE) as fleet, ChatLoad(fleet, references, num_chats) as load:
         injector, result = FaultInjector(fleet, load), StallResult(num_chats, load.totals)
         for role in roles:
             for count, stop_s in _stops(plan, num_chats):

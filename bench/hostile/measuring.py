@@ -15,7 +15,7 @@ from bench.harness.statistics import quantile
 from bench.hostile.bystander import Bystander, Waits
 from bench.hostile.catalog import Attack
 from bench.hostile.target import Findings, Target
-from bench.hostile.watch import Watch, calm_down, left_over, read
+from bench.hostile.watch import MeshWatch, calm_down, left_over, read
 
 MAX_GROWTH_MB = 64.0
 MAX_HELD_MS = 50.0
@@ -80,12 +80,12 @@ async def measure(
     await calm_down(mesh)
     bystander.waits.clear()
     before = await read(mesh)
-    calm_watch = Watch(mesh, before)
+    calm_watch = MeshWatch(mesh, before)
     async with _watching(calm_watch):
         await asyncio.sleep(seconds)
     calm = bystander.waits.clear()
     before = await read(mesh)
-    watch = Watch(mesh, before)
+    watch = MeshWatch(mesh, before)
     async with _watching(watch):
         findings = await _attacked(target, attack, seconds)
         attacked = bystander.waits.clear()
@@ -108,7 +108,7 @@ async def misses_of(
     """Every promise that did not hold after all of these attacks; without a bystander, so without
     latencies."""
     before = await read(mesh)
-    watch, found = Watch(mesh, before), list[str]()
+    watch, found = MeshWatch(mesh, before), list[str]()
     async with _watching(watch):
         for attack in attacks:
             findings = await _attacked(target, attack, seconds)
@@ -126,7 +126,7 @@ async def misses_of(
 
 
 @contextlib.asynccontextmanager
-async def _watching(watch: Watch) -> AsyncIterator[None]:
+async def _watching(watch: MeshWatch) -> AsyncIterator[None]:
     task = asyncio.create_task(watch.go_on())
     try:
         yield

@@ -93,7 +93,7 @@ def _rss_mb(pid: int) -> float:
     return 0.0
 
 
-class Watch:
+class MeshWatch:
     """Reads all processes every half a second and keeps the largest of what it saw."""
 
     def __init__(self, mesh: LocalMesh, before: Mapping[str, Reading]) -> None:

@@ -14,7 +14,7 @@ from bench.relay.lane import Conditions, Traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class LinkTraffic:
     """What went over all links since the last time."""
 
     links: dict[str, tuple[Traffic, Traffic]]
@@ -41,14 +41,14 @@ class RelayControl:
         way = asdict(conditions)
         await self._ask({"set": name, "up": way, "down": way})
 
-    async def passage(self) -> Passage:
+    async def take_traffic(self) -> LinkTraffic:
         """What went over the links since the last call."""
         answer = await self._ask({"traffic": None})
         links = {
             name: (Traffic.from_json(up), Traffic.from_json(down))
             for name, (up, down) in answer["links"].items()
         }
-        return Passage(links, answer["cpu_s"])
+        return LinkTraffic(links, answer["cpu_s"])
 
     async def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
         write_json(self._process, command)

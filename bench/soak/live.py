@@ -83,7 +83,7 @@ class SoakTotals:
     """Of bad input: what came instead of the error that should have."""
     load: inference_pb2.WatchLoadResponse | None = None
     """When all was over."""
-    left: Holdings | None = None
+    left: HeldResources | None = None
     """Tasks, threads and files that the replica held afterwards and not before."""
 
 
@@ -131,7 +131,7 @@ class Soak:
             watch = asyncio.create_task(self._follow(address))
             await self._chat(address, min(_WARM_UP_S, seconds))
             await _idle_load(address)
-            before = await holdings(metrics_url)
+            before = await held_resources(metrics_url)
             await self._chat(address, seconds)
             self.totals.load = await _idle_load(address)
             self.totals.left = await left_over(metrics_url, before)
@@ -320,20 +320,20 @@ _POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class HeldResources:
     """Counted by the process itself, the one scrape included."""
 
     tasks: int
     threads: int
     files: int
 
-    def beyond(self, before: Holdings) -> Holdings:
+    def beyond(self, before: HeldResources) -> HeldResources:
         """What there is more than before."""
         pairs = zip(astuple(self), astuple(before), strict=True)
-        return Holdings(*(max(0, now - then) for now, then in pairs))
+        return HeldResources(*(max(0, now - then) for now, then in pairs))
 
 
-async def holdings(metrics_url: str) -> Holdings:
+async def held_resources(metrics_url: str) -> HeldResources:
     """Scrape it once."""
     text = await asyncio.to_thread(_read, metrics_url)
     values = {
@@ -341,17 +341,17 @@ async def holdings(metrics_url: str) -> Holdings:
         for family in text_string_to_metric_families(text)
         if family.name.startswith("outrider_process")
     }
-    return Holdings(
+    return HeldResources(
         values[names.PROCESS_TASKS], values[names.PROCESS_THREADS], values[names.PROCESS_FILES]
     )
 
 
-async def left_over(metrics_url: str, before: Holdings) -> Holdings:
+async def left_over(metrics_url: str, before: HeldResources) -> HeldResources:
     """What the process goes on holding more than before; what is on its way out gets a while."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _SETTLE_S
     while True:
-        left = (await holdings(metrics_url)).beyond(before)
+        left = (await held_resources(metrics_url)).beyond(before)
         if not any(astuple(left)) or loop.time() > end:
             return left
         await asyncio.sleep(_POLL_S)

@@ -21,7 +21,7 @@ from bench.wan.plan import CORE, CORE_MINUTES, FULL, FULL_MINUTES, QUICK, Size, 
 from bench.wan.results import Results
 from bench.wan.samples import Batch
 from bench.wan.tables import add_tables, keep_samples, keep_settings
-from bench.wan.testbed import RegionEngine, running_bed
+from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.config import load
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
@@ -91,7 +91,7 @@ async def _measure(
     engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
     waits = any(scheme.policy is not None for scheme in size.schemes)
     async with (
-        running_bed(engine, settings, size.schemes) as bed,
+        running_testbed(engine, settings, size.schemes) as bed,
         drafting(_drafter(settings["edge"]) if waits else None, vocabulary) as sources,
     ):
         minutes = arguments.minutes or (CORE_MINUTES if arguments.core else FULL_MINUTES)

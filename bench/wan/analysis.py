@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from bench.harness import Figure, mean_ratio, median, quantile
 from bench.wan.first_words import first_word_figures
 from bench.wan.measure import Measured
-from bench.wan.plan import OURS, PLAIN, QUIET, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, STREAM
-from bench.wan.results import Results, Where, told_quantile
+from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, STREAM
+from bench.wan.results import Results, Selection, told_quantile
 from bench.wan.waiting_verifier import Costs
 from services.edge.session.control.model import Conditions, break_even_rtt_s
 
@@ -54,7 +54,7 @@ class Model:
 def model_of(results: Results) -> Model:
     """From the runs at the least RTT, one chat at a time, all temperatures together. Without the
     schemes that wait, which tell what a draft and a verification cost, nothing is predicted."""
-    near = Where(results.rtts_ms()[0], 1)
+    near = Selection(results.rtts_ms()[0], 1)
     t_s, t_d = results.step_ms(near), _draft_ms(results, near)
     rounds, stream = results.samples(ROUNDS, near), results.samples(STREAM, near)
     num_rounds = max(1, sum(sample.num_rounds for sample in rounds))
@@ -87,7 +87,7 @@ def _line_ms(results: Results) -> tuple[float, float]:
 
 def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
     """What an edge's controller would say of a region that drafts for itself."""
-    near = Where(results.rtts_ms()[0], 1)
+    near = Selection(results.rtts_ms()[0], 1)
     region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_rounds]
     own_tokens = median([(len(sample.ids) - 1) / sample.num_rounds for sample in region] or [1.0])
     commit_ms = median([s.token_ms for s in region if s.token_ms] or [model.t_s]) * own_tokens
@@ -115,7 +115,7 @@ def _measured(results: Results) -> dict[tuple[str, str], float]:
     }
 
 
-def _draft_ms(results: Results, near: Where) -> float:
+def _draft_ms(results: Results, near: Selection) -> float:
     heard = (*results.batches(ROUNDS, near), *results.batches(STREAM, near))
     calls_ms = [call_ms for batch in heard for call_ms in batch.calls_ms]
     return median(calls_ms) if calls_ms else 0.0
@@ -128,7 +128,7 @@ def figures_of(
     return {
         **first_word_figures(results),
         **_by_rtt(results),
-        **_with_crowds(results),
+        **_with_several_sessions(results),
         **_costs(results),
         **_capacities(results),
         "exact": dict(exact),
@@ -160,10 +160,10 @@ def _costs(results: Results) -> dict[str, Figure]:
             scheme.name: {
                 f"{sessions} chats": [
                     round(cpu_ms, 3)
-                    for cpu_ms in results.cpu_ms_per_token(scheme, Where(sessions=sessions))
+                    for cpu_ms in results.cpu_ms_per_token(scheme, Selection(sessions=sessions))
                 ]
-                for sessions in results.crowds()
-                if results.batches(scheme, Where(sessions=sessions))
+                for sessions in results.session_counts()
+                if results.batches(scheme, Selection(sessions=sessions))
             }
             for scheme in results.schemes()
         },
@@ -223,7 +223,7 @@ def _pace(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
     yield "committed_pace_chats", len(paces)
     yield "committed_whole_ratio", round(_middle(results.whole_ratios(OURS, alone)), 3)
     for temperature in results.temperatures()[1:]:
-        sampled = results.pace_ratios(OURS, Where(rtt_ms, 1, temperature))
+        sampled = results.pace_ratios(OURS, Selection(rtt_ms, 1, temperature))
         if sampled:
             yield f"committed_pace_ratio_t{temperature:g}", round(median(sampled), 3)
 
@@ -239,13 +239,13 @@ def _paces(results: Results) -> dict[str, Figure]:
     }
 
 
-def _with_crowds(results: Results) -> dict[str, Figure]:
+def _with_several_sessions(results: Results) -> dict[str, Figure]:
     """Of chats at once, all RTTs and temperatures together: ours over plain streaming, and over an
     edge that sends no draft; geometric means with the ends of their 95 % intervals."""
     found: dict[str, dict[str, Figure]] = {"crowd_pace_ratio": {}, "crowd_pace_of_sending": {}}
-    for sessions in results.crowds():
-        where = Where(sessions=sessions)
-        for name, over in zip(found, (PLAIN, QUIET), strict=True):
+    for sessions in results.session_counts():
+        where = Selection(sessions=sessions)
+        for name, over in zip(found, (PLAIN, NO_UPLOAD), strict=True):
             ratios = results.pace_ratios(OURS, where, over)
             if len(ratios) > 1 and sessions > 1:
                 found[name][str(sessions)] = [round(value, 3) for value in mean_ratio(ratios)]
@@ -284,11 +284,11 @@ class Capacity:
 
 def capacities(results: Results) -> list[Capacity]:
     """By chats at once, rising."""
-    return [_capacity(results, sessions) for sessions in results.crowds()]
+    return [_capacity(results, sessions) for sessions in results.session_counts()]
 
 
 def _capacity(results: Results, sessions: int) -> Capacity:
-    where = Where(sessions=sessions)
+    where = Selection(sessions=sessions)
     batches = results.batches(REGION_DRAFTER, where)
     samples = [sample for batch in batches for sample in batch.samples]
     num_drafts = sum(sample.num_drafts for sample in samples)

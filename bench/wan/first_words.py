@@ -15,7 +15,7 @@ from bench.wan.results import (
     MIN_FOR_P50,
     Estimate,
     Results,
-    Where,
+    Selection,
     mean,
     ratio,
     share,
@@ -63,7 +63,7 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             "stays: over plain",
         )
         for rtt_ms in results.rtts_ms():
-            where = Where(rtt_ms, 1, temperature)
+            where = Selection(rtt_ms, 1, temperature)
             pairs = list(_pairs(results, where))
             if not pairs:
                 continue
@@ -153,7 +153,7 @@ def first_word_figures(results: Results) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for temperature in results.temperatures():
         end = suffix(temperature)
-        wheres = [Where(rtt_ms, 1, temperature) for rtt_ms in results.rtts_ms()]
+        wheres = [Selection(rtt_ms, 1, temperature) for rtt_ms in results.rtts_ms()]
         wheres = [where for where in wheres if list(_pairs(results, where))]
         if not wheres:
             continue
@@ -168,7 +168,7 @@ def first_word_figures(results: Results) -> dict[str, Figure]:
             found[name + end] = {
                 f"{where.rtt_ms:g}": _over_plain(results, where, told).rounded() for where in wheres
             }
-        everywhere = results.samples(OURS, Where(None, 1, temperature))
+        everywhere = results.samples(OURS, Selection(None, 1, temperature))
         found["first_word_right" + end] = share_right(everywhere)
         found["first_word_early" + end] = _share_early(everywhere)
         found["taken_back" + end] = _share_taken_back(everywhere)
@@ -205,17 +205,17 @@ def ahead_figures(samples: Sequence[Sample]) -> dict[str, Figure]:
     }
 
 
-def _conditions(results: Results) -> Iterator[tuple[Where, list[Sample]]]:
+def _conditions(results: Results) -> Iterator[tuple[Selection, list[Sample]]]:
     """Outrider's chats alone, by temperature and RTT, and with all RTTs together."""
     for temperature in results.temperatures():
         for rtt_ms in (*results.rtts_ms(), None):
-            where = Where(rtt_ms, 1, temperature)
+            where = Selection(rtt_ms, 1, temperature)
             samples = results.samples(OURS, where)
             if samples and any(sample.num_chars for sample in samples):
                 yield where, samples
 
 
-def _by_prompt(results: Results, where: Where) -> list[list[Sample]]:
+def _by_prompt(results: Results, where: Selection) -> list[list[Sample]]:
     """Outrider's chats by their prompt: those at several RTTs share it, and are no more than one
     observation."""
     found: dict[tuple[int, int], list[Sample]] = {}
@@ -229,20 +229,20 @@ def _sum(samples: Sequence[Sample], name: str) -> float:
     return float(sum(getattr(sample, name) for sample in samples))
 
 
-def _pairs(results: Results, where: Where) -> Iterator[tuple[Word, Word]]:
+def _pairs(results: Results, where: Selection) -> Iterator[tuple[Word, Word]]:
     """The first words of the same chats, plain streaming's and ours."""
     for ours, plain in results.sample_pairs(OURS, PLAIN, where):
         if ours.word is not None and plain.word is not None:
             yield plain.word, ours.word
 
 
-def _times_ms(name: str, results: Results, where: Where) -> list[float]:
+def _times_ms(name: str, results: Results, where: Selection) -> list[float]:
     """Of the chats that both schemes had."""
     scheme, told = _TIMES[name]
     return [told(plain if scheme == PLAIN else ours) for plain, ours in _pairs(results, where)]
 
 
-def _over_plain(results: Results, where: Where, told: Callable[[Word], float]) -> Estimate:
+def _over_plain(results: Results, where: Selection, told: Callable[[Word], float]) -> Estimate:
     pairs = list(_pairs(results, where))
     return ratio([told(ours) for _, ours in pairs], [plain.staying_ms for plain, _ in pairs])
 

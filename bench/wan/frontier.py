@@ -27,7 +27,7 @@ from bench.wan.measure import Links
 from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
 from bench.wan.results import mean, ratio, share
 from bench.wan.samples import Sample, Word
-from bench.wan.testbed import HOST, RegionEngine, running_bed
+from bench.wan.testbed import HOST, RegionEngine, running_testbed
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
 
@@ -95,7 +95,7 @@ async def ask_all(
     chats: Chats = defaultdict(list)
     async with contextlib.AsyncExitStack() as stack:
         bed = await stack.enter_async_context(
-            running_bed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
+            running_testbed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
         )
         clients = {
             name: await stack.enter_async_context(

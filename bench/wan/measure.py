@@ -20,7 +20,7 @@ from bench.wan.draft_source import Sources
 from bench.wan.meter import Meter
 from bench.wan.plan import PLAIN, Cell, Part, Progress, Scheme, Size
 from bench.wan.samples import Batch
-from bench.wan.testbed import HOST, Bed, Placement
+from bench.wan.testbed import HOST, Placement, Testbed
 from outrider.client import Client, connect
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -81,7 +81,7 @@ class Links:
 
 
 async def measure(
-    bed: Bed,
+    bed: Testbed,
     vocabulary: Vocabulary,
     size: Size,
     links: Links,
@@ -107,7 +107,7 @@ async def measure(
 class _Work:
     """One run."""
 
-    bed: Bed
+    bed: Testbed
     vocabulary: Vocabulary
     size: Size
     links: Links
@@ -171,16 +171,16 @@ class _Work:
         first: int,
     ) -> None:
         bed = self.bed
-        await bed.relay.passage()  # what came before is not this batch's
+        await bed.relay.take_traffic()  # what came before is not this batch's
         self.sources.take_calls_ms()
         link = self.sources.link
         meter = await Meter.start(bed, scheme, link.pid if link else None)
         samples = await asker.ask_all(scheme, cell, prompts, turn, first)
-        passage, spent = await bed.relay.passage(), await meter.stop()
+        traffic, spent = await bed.relay.take_traffic(), await meter.stop()
         calls_ms = tuple(self.sources.take_calls_ms())
-        ways = passage.links[scheme.long_link]
+        ways = traffic.links[scheme.long_link]
         batch = Batch(scheme, cell, turn, first, samples, spent, *ways, calls_ms)
-        self.measured.take(batch, passage.cpu_s)
+        self.measured.take(batch, traffic.cpu_s)
 
     def _say(self, turn: int, done: int, steps: int, rtt_ms: float) -> None:
         left_s = self.progress.left_s(turn, done, self.now_s)
@@ -194,7 +194,7 @@ class _Work:
 
 @contextlib.asynccontextmanager
 async def _connections(
-    bed: Bed, size: Size, coder: TokenCoder, sources: Sources
+    bed: Testbed, size: Size, coder: TokenCoder, sources: Sources
 ) -> AsyncIterator[Connections]:
     """New ones at every RTT: what a connection has learnt of its path holds."""
     asked = {scheme.gateway for scheme in size.schemes}

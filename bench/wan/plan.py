@@ -60,7 +60,7 @@ ROUNDS = Scheme(
 )
 STREAM = Scheme("(e) asynchronous chain", None, policy=CHAIN)
 OURS = Scheme("(f) Outrider", "near", provisional=True)
-QUIET = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
+NO_UPLOAD = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
 SCHEMES = (
     PLAIN,
     PLAIN_WIDE,
@@ -70,7 +70,7 @@ SCHEMES = (
     ROUNDS,
     STREAM,
     OURS,
-    QUIET,
+    NO_UPLOAD,
 )
 
 
@@ -152,7 +152,7 @@ _OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
 _MAIN = (PLAIN, REGION_SUFFIX, OURS)
 """Most of the time goes to those that are hardest to tell apart."""
 _WIDE = (PLAIN_WIDE, REGION_SUFFIX_WIDE)
-_CROWD = (*_MAIN, QUIET)
+_SEVERAL = (*_MAIN, NO_UPLOAD)
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=6,
@@ -163,11 +163,11 @@ FULL = Size(
         Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
         Part(1, 0.8, (50.0, 250.0), _each(2, *_OTHERS), rounds=4),
         Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
-        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=5),
-        Part(4, 0.8, (50.0,), _each(4, *_CROWD), rounds=5),
+        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_SEVERAL), rounds=5),
+        Part(4, 0.8, (50.0,), _each(4, *_SEVERAL), rounds=5),
         Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
-        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD, *_WIDE), rounds=5),
-        Part(16, 0.8, (50.0,), _each(16, *_CROWD), rounds=5),
+        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_SEVERAL, *_WIDE), rounds=5),
+        Part(16, 0.8, (50.0,), _each(16, *_SEVERAL), rounds=5),
     ),
     max_tokens=40,
 )
@@ -191,7 +191,7 @@ QUICK = Size(
         Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
         Part(1, 0.0, (50.0,), _each(2, *_WIDE)),
         Part(1, 0.8, (50.0,), _each(2, *_MAIN)),
-        Part(4, 0.0, (0.0,), _each(4, *_CROWD, REGION_DRAFTER)),
+        Part(4, 0.0, (0.0,), _each(4, *_SEVERAL, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,

@@ -28,7 +28,7 @@ acknowledgements, which the relay does not see, are left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Selection:
     """Which conditions; None: any."""
 
     rtt_ms: float | None = None
@@ -44,7 +44,7 @@ class Where:
         )
 
 
-ANYWHERE = Where()
+EVERYTHING = Selection()
 
 
 class Results:
@@ -53,11 +53,11 @@ class Results:
     def __init__(self, batches: Sequence[Batch]) -> None:
         self._batches = {(b.scheme, b.cell, b.turn, b.first): b for b in batches}
 
-    def batches(self, scheme: Scheme, where: Where = ANYWHERE) -> list[Batch]:
+    def batches(self, scheme: Scheme, where: Selection = EVERYTHING) -> list[Batch]:
         """A scheme's."""
         return [b for b in self._batches.values() if b.scheme == scheme and where.holds(b.cell)]
 
-    def samples(self, scheme: Scheme, where: Where = ANYWHERE) -> list[Sample]:
+    def samples(self, scheme: Scheme, where: Selection = EVERYTHING) -> list[Sample]:
         """A scheme's chats."""
         return [sample for batch in self.batches(scheme, where) for sample in batch.samples]
 
@@ -65,7 +65,7 @@ class Results:
         """Those measured, rising."""
         return sorted({batch.cell.rtt_ms for batch in self._batches.values()})
 
-    def crowds(self) -> list[int]:
+    def session_counts(self) -> list[int]:
         """Sessions at once, rising."""
         return sorted({batch.cell.sessions for batch in self._batches.values()})
 
@@ -82,19 +82,19 @@ class Results:
         """Sessions at once and temperature, those measured, rising."""
         return sorted({(b.cell.sessions, b.cell.temperature) for b in self._batches.values()})
 
-    def alone(self, rtt_ms: float) -> Where:
+    def alone(self, rtt_ms: float) -> Selection:
         """One greedy chat at a time, which was asked at every RTT."""
-        return Where(rtt_ms, 1, self.temperatures()[0])
+        return Selection(rtt_ms, 1, self.temperatures()[0])
 
     def pace_ratios(
-        self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
+        self, scheme: Scheme, where: Selection = EVERYTHING, over: Scheme = PLAIN
     ) -> list[float]:
         """Pace of final tokens over the other scheme's, chat by chat, where both had it; above 1
         is faster. Of chats at once, batch by batch: they share one fate."""
         return list(self._ratios(scheme, where, over, lambda sample: sample.token_ms))
 
     def whole_ratios(
-        self, scheme: Scheme, where: Where = ANYWHERE, over: Scheme = PLAIN
+        self, scheme: Scheme, where: Selection = EVERYTHING, over: Scheme = PLAIN
     ) -> list[float]:
         """The same for the time from the ask to the last token."""
         return list(self._ratios(scheme, where, over, lambda sample: sample.whole_ms))
@@ -102,7 +102,7 @@ class Results:
     def _ratios(
         self,
         scheme: Scheme,
-        where: Where,
+        where: Selection,
         over: Scheme,
         duration: Callable[[Sample], float | None],
     ) -> Iterator[float]:
@@ -113,7 +113,9 @@ class Results:
             if ratios:
                 yield geometric_mean(ratios)
 
-    def _pairs(self, scheme: Scheme, where: Where, over: Scheme) -> Iterator[tuple[Batch, Batch]]:
+    def _pairs(
+        self, scheme: Scheme, where: Selection, over: Scheme
+    ) -> Iterator[tuple[Batch, Batch]]:
         """The same chats by both schemes, batch by batch."""
         for batch in self.batches(scheme, where):
             other = self._batches.get((over, batch.cell, batch.turn, batch.first))
@@ -121,27 +123,29 @@ class Results:
                 yield batch, other
 
     def sample_pairs(
-        self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE
+        self, scheme: Scheme, over: Scheme, where: Selection = EVERYTHING
     ) -> Iterator[tuple[Sample, Sample]]:
         """The same chats by both schemes."""
         for batch, other in self._pairs(scheme, where, over):
             yield from zip(batch.samples, other.samples, strict=True)
 
-    def tokens_per_core_s(self, scheme: Scheme, where: Where = ANYWHERE) -> float:
+    def tokens_per_core_s(self, scheme: Scheme, where: Selection = EVERYTHING) -> float:
         """Final tokens per second of CPU time of the region; 0 if it used none that was seen."""
         return _per_core_s(self.batches(scheme, where))
 
-    def paired_core_s(self, scheme: Scheme, with_: Scheme, where: Where = ANYWHERE) -> float:
+    def paired_core_s(self, scheme: Scheme, with_: Scheme, where: Selection = EVERYTHING) -> float:
         """The same of those chats alone that the other scheme had, too."""
         return _per_core_s([batch for batch, _ in self._pairs(scheme, where, with_)])
 
-    def capacity_ratio(self, scheme: Scheme, over: Scheme, where: Where = ANYWHERE) -> float:
+    def capacity_ratio(self, scheme: Scheme, over: Scheme, where: Selection = EVERYTHING) -> float:
         """Tokens per core-second over the other scheme's on the same chats; 0 if there are
         none."""
         base = self.paired_core_s(over, scheme, where)
         return self.paired_core_s(scheme, over, where) / base if base else 0.0
 
-    def cpu_ms_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> tuple[float, float]:
+    def cpu_ms_per_token(
+        self, scheme: Scheme, where: Selection = EVERYTHING
+    ) -> tuple[float, float]:
         """CPU time for a final token, of the region and of the edge; 0 without a token."""
         batches = self.batches(scheme, where)
         tokens = sum(batch.num_tokens for batch in batches) or 1
@@ -150,7 +154,7 @@ class Results:
         )
         return 1000 * region_s / tokens, 1000 * edge_s / tokens
 
-    def bytes_per_token(self, scheme: Scheme, where: Where = ANYWHERE) -> dict[str, float]:
+    def bytes_per_token(self, scheme: Scheme, where: Selection = EVERYTHING) -> dict[str, float]:
         """On the long link, per final token: payload and estimated wire bytes, up and down. The
         opening of a chat, its prompt included, is in it."""
         batches = self.batches(scheme, where)
@@ -174,7 +178,7 @@ class Results:
         ]
         return sum(checked), len(checked)
 
-    def step_ms(self, where: Where = ANYWHERE) -> float:
+    def step_ms(self, where: Selection = EVERYTHING) -> float:
         """t_s: a plain step of the region, as a reader next to it sees it."""
         times = [sample.token_ms for sample in self.samples(PLAIN, where)]
         return median([time for time in times if time is not None])

@@ -173,7 +173,7 @@ def _word(seen: FirstWord) -> Word | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuSpent:
     """CPU time in seconds, and the waiting verifier's calls."""
 
     region_s: float = 0.0
@@ -197,7 +197,7 @@ class Batch:
     """Number of the first chat's prompt in its round."""
     samples: tuple[Sample, ...]
     """In the order of the prompts."""
-    spent: Spent = field(default_factory=Spent)
+    spent: CpuSpent = field(default_factory=CpuSpent)
     up: Traffic = field(default_factory=Traffic)
     """Over the long link, towards the region."""
     down: Traffic = field(default_factory=Traffic)

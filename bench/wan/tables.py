@@ -8,8 +8,8 @@ from bench.harness import TOO_FEW, Cell, Run, show
 from bench.wan.analysis import Model, capacities
 from bench.wan.first_words import first_word_tables, how, provisional_tables
 from bench.wan.measure import Links, Measured
-from bench.wan.plan import OURS, PLAIN, QUIET, REGION_SUFFIX, Scheme, Size
-from bench.wan.results import Results, Where
+from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_SUFFIX, Scheme, Size
+from bench.wan.results import Results, Selection
 from bench.wan.samples import Sample
 from bench.wan.testbed import Placement
 
@@ -25,7 +25,7 @@ def add_tables(
     paces(run, results)
     first_word_tables(run, results, sampled)
     provisional_tables(run, results)
-    crowds(run, results)
+    several_chats(run, results)
     capacity(run, results)
     costs(run, results, exact)
     if model.measured_ms:
@@ -37,7 +37,7 @@ def add_tables(
 def paces(run: Run, results: Results) -> None:
     """Final tokens against plain streaming, by RTT."""
     for sessions, temperature in results.loads():
-        where = {r: Where(r, sessions, temperature) for r in results.rtts_ms()}
+        where = {r: Selection(r, sessions, temperature) for r in results.rtts_ms()}
         rtts_ms = [rtt_ms for rtt_ms in where if results.batches(PLAIN, where[rtt_ms])]
         alone = sessions == _ALONE
         chats = "one chat at a time" if alone else f"{sessions} chats at once"
@@ -54,20 +54,20 @@ def paces(run: Run, results: Results) -> None:
                 table.add(scheme.name, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
-def crowds(run: Run, results: Results) -> None:
+def several_chats(run: Run, results: Results) -> None:
     """What a pace with many chats is made of, all RTTs and temperatures together."""
-    if QUIET not in results.schemes():
+    if NO_UPLOAD not in results.schemes():
         return
-    steps = ((REGION_SUFFIX, PLAIN), (QUIET, REGION_SUFFIX), (OURS, QUIET), (OURS, PLAIN))
+    steps = ((REGION_SUFFIX, PLAIN), (NO_UPLOAD, REGION_SUFFIX), (OURS, NO_UPLOAD), (OURS, PLAIN))
     title = (
         "Pace of committed tokens with several chats at once: one scheme as a multiple of another, "
         "round by round"
     )
     names = (f"{scheme.name[:3]} over {over.name[:3]}" for scheme, over in steps)
     table = run.table(title, "chats at once", "rounds", *names)
-    for sessions in results.crowds():
-        where = Where(sessions=sessions)
-        if results.batches(QUIET, where) and sessions != _ALONE:
+    for sessions in results.session_counts():
+        where = Selection(sessions=sessions)
+        if results.batches(NO_UPLOAD, where) and sessions != _ALONE:
             ratios = [results.pace_ratios(scheme, where, over) for scheme, over in steps]
             table.add(sessions, _counts(ratios), *map(table.mean_ratio, ratios))
 
@@ -98,8 +98,8 @@ def capacity(run: Run, results: Results) -> None:
 
 def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
     """What region and edge compute, and what the long link carries."""
-    crowds = results.crowds()
-    chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in crowds]
+    session_counts = results.session_counts()
+    chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in session_counts]
     table = run.table(
         "CPU time per committed token, ms (region + edge), and bytes per committed token on the "
         "link between client's side and region",
@@ -115,12 +115,15 @@ def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
         sent = results.bytes_per_token(scheme)
         sizes: list[Cell] = [sent[way] for way in ("up", "down", "up wire", "down wire")]
         table.add(
-            scheme.name, *(_cpu(results, scheme, n) for n in crowds), *sizes, exact[scheme.name]
+            scheme.name,
+            *(_cpu(results, scheme, n) for n in session_counts),
+            *sizes,
+            exact[scheme.name],
         )
 
 
 def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
-    region_ms, edge_ms = results.cpu_ms_per_token(scheme, Where(sessions=sessions))
+    region_ms, edge_ms = results.cpu_ms_per_token(scheme, Selection(sessions=sessions))
     return f"{show(region_ms)} + {show(edge_ms)}" if region_ms else TOO_FEW
 
 
@@ -192,7 +195,7 @@ def keep_samples(run: Run, results: Results) -> None:
     for scheme in results.schemes():
         for rtt_ms in results.rtts_ms():
             for sessions, temperature in results.loads():
-                where = Where(rtt_ms, sessions, temperature)
+                where = Selection(rtt_ms, sessions, temperature)
                 batches = sorted(results.batches(scheme, where), key=lambda b: (b.turn, b.first))
                 samples = [sample for batch in batches for sample in batch.samples]
                 if not samples:

@@ -86,7 +86,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Bed:
+class Testbed:
     """Everything that runs besides the bench itself."""
 
     relay: RelayControl
@@ -99,12 +99,12 @@ class Bed:
 
 
 @contextlib.asynccontextmanager
-async def running_bed(
+async def running_testbed(
     engine: RegionEngine,
     settings: Mapping[str, Sequence[str]],
     schemes: Collection[Scheme],
     others: Mapping[str, Mapping[str, object]] | None = None,
-) -> AsyncIterator[Bed]:
+) -> AsyncIterator[Testbed]:
     """Start what these schemes need, pinned; `settings` are KEY=VALUE by role, `others` what
     further edges beside the clients are set up with.
 
@@ -136,7 +136,7 @@ async def running_bed(
             wider = replace(engine, threads=len(all_cores))
             wide = await start.region("wide region", wider, all_cores)
             edges["wide"] = await start.edge("wide", wide, edge_cores, {"draft_model": "none"})
-        yield Bed(link, edges, verifier, tuple(start.placements))
+        yield Testbed(link, edges, verifier, tuple(start.placements))
 
 
 _GATEWAYS: Mapping[str, Mapping[str, object]] = {

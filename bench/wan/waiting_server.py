@@ -48,7 +48,7 @@ _MAX_PROMPT_TOKENS = 8192
 
 
 @dataclass(slots=True)
-class Desk:
+class VerifierLoop:
     """The verifier, the one thread of its engine, and the streams that get its verdicts."""
 
     engine: Engine
@@ -134,8 +134,8 @@ class Desk:
 class WaitingService:
     """Streams of sessions; peers are the bench's own, and errors end the stream."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, verifier_loop: VerifierLoop) -> None:
+        self._loop = verifier_loop
         self._numbers = itertools.count(1)
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -160,7 +160,7 @@ class WaitingService:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
             for number in known.values():
-                self._desk.close(number)
+                self._loop.close(number)
 
     async def _read(
         self, requests: Any, outbox: Outbox[inference_pb2.SessionDown], known: dict[int, int]
@@ -170,16 +170,16 @@ class WaitingService:
             match frame.WhichOneof("kind"):
                 case "open":
                     number = known[frame.session] = next(self._numbers)
-                    self._desk.peers[number] = outbox, frame.session
-                    self._desk.open(number, frame.open)
+                    self._loop.peers[number] = outbox, frame.session
+                    self._loop.open(number, frame.open)
                 case "draft":
-                    self._desk.draft(known[frame.session], frame.draft)
+                    self._loop.draft(known[frame.session], frame.draft)
                 case "cancel":
-                    self._desk.close(known[frame.session])
+                    self._loop.close(known[frame.session])
         outbox.close()
 
 
-def make_desk(engine: Engine, vocabulary: Vocabulary) -> Desk:
+def make_verifier_loop(engine: Engine, vocabulary: Vocabulary) -> VerifierLoop:
     """The parts around an engine."""
 
     def new_reply(params: SamplingParams) -> ReplyText:
@@ -187,17 +187,17 @@ def make_desk(engine: Engine, vocabulary: Vocabulary) -> Desk:
 
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
-    return Desk(engine, Verifier(engine.info, new_reply), coder)
+    return VerifierLoop(engine, Verifier(engine.info, new_reply), coder)
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Desk) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+async def serving(verifier_loop: VerifierLoop) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """A server on a free port: the port, and the work, which ends only by failing."""
     server = make_server()
-    server.add_generic_rpc_handlers((WaitingService(desk).handlers(),))
+    server.add_generic_rpc_handlers((WaitingService(verifier_loop).handlers(),))
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    work = asyncio.create_task(desk.work())
+    work = asyncio.create_task(verifier_loop.work())
     try:
         yield port, work
     finally:
@@ -206,11 +206,11 @@ async def serving(desk: Desk) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
         await server.stop(grace=None)
 
 
-async def serve(desk: Desk) -> None:
+async def serve(verifier_loop: VerifierLoop) -> None:
     """Until the input ends, or the work fails."""
-    async with serving(desk) as (port, work):
+    async with serving(verifier_loop) as (port, work):
         print(json.dumps({"port": port}), flush=True)
-        answers = asyncio.create_task(_answer(desk.costs))
+        answers = asyncio.create_task(_answer(verifier_loop.costs))
         done, _ = await asyncio.wait({answers, work}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -235,7 +235,7 @@ def main() -> None:
     engine = create_engine(_engine_config(arguments, vocabulary))
     try:
         warm_up(engine, _WARM_UP_ROWS)
-        asyncio.run(serve(make_desk(engine, vocabulary)))
+        asyncio.run(serve(make_verifier_loop(engine, vocabulary)))
     finally:
         engine.close()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.arrivals import open_loop, prefill, priorities
-from bench.arrivals.requests import LONG_TOKENS, Asks, every, poisson
+from bench.arrivals.requests import LONG_TOKENS, RequestFactory, every, poisson
 from bench.harness import TOO_FEW, Run
 from bench.systems.base import HIGH, Answer, Request, Work, WorkResult, ask_all, from_json, to_json
 from bench.systems.lineup import OPENVINO, OURS_DRAFTS
@@ -38,14 +38,14 @@ def test_every_stops_before_the_end() -> None:
 
 
 def test_asks_never_repeat_a_question_but_when_told_to(vocabulary: Vocabulary) -> None:
-    asks = Asks(vocabulary)
-    first, second = asks.chats([0.0, 1.0], 8)
+    factory = RequestFactory(vocabulary)
+    first, second = factory.chats([0.0, 1.0], 8)
     assert first.prompt != second.prompt
-    texts = asks.texts(1)
-    alone, loaded = (asks.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
+    texts = factory.texts(1)
+    alone, loaded = (factory.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
     assert len(alone.prompt) == len(loaded.prompt)
     assert alone.prompt[:16] != loaded.prompt[:16]
-    assert {len(d.prompt) in LONG_TOKENS for d in asks.documents([0.0] * 6, 8)} == {True}
+    assert {len(d.prompt) in LONG_TOKENS for d in factory.documents([0.0] * 6, 8)} == {True}
 
 
 async def test_open_loop_answers_count_from_the_arrival() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.arrivals import open_loop, prefill, priorities
-from bench.arrivals.requests import Asks
+from bench.arrivals.requests import RequestFactory
 from bench.harness import Run
 from bench.systems.base import Work
 from bench.systems.lineup import OPENVINO, OURS_DRAFTS
@@ -25,14 +25,14 @@ async def test_every_part_measures_a_replica(
     monkeypatch.setattr(priorities, "HIGH_BEGIN_S", 0.0)
     monkeypatch.setattr(priorities, "HIGH_INTERVAL_S", 0.02)
     run = Run("arrivals", quick=True, command="")
-    asks = Asks(vocabulary)
+    factory = RequestFactory(vocabulary)
     async with replica(vocabulary, threads=1, settings=FAKE) as ours:
         before, _ = await ours.tick_overhead()
-        measured = await open_loop.measure({OURS_DRAFTS: ours, OPENVINO: ours}, asks, SIZE)
+        measured = await open_loop.measure({OURS_DRAFTS: ours, OPENVINO: ours}, factory, SIZE)
         open_loop.report(run, measured)
-        prefill.report(run, await prefill.measure({OURS_DRAFTS: ours}, asks, rounds=1))
+        prefill.report(run, await prefill.measure({OURS_DRAFTS: ours}, factory, rounds=1))
         capacity = measured.capacity[OURS_DRAFTS]
-        mixed = await priorities.measure(ours, asks, min(capacity, 50), rounds=1, num_low=8)
+        mixed = await priorities.measure(ours, factory, min(capacity, 50), rounds=1, num_low=8)
         again = await ours.run(Work(tuple(request for request, _ in mixed.low)))
         ticks, overhead_ms = await ours.tick_overhead()
     priorities.report(run, mixed, list(again.replies))

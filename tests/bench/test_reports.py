@@ -56,10 +56,10 @@ def of_draft(run: Run, count: int) -> None:
 
 
 def of_tick(run: Run, count: int) -> None:
-    watches = {(kind, on): tick.Watch() for kind in ("whole", "parts") for on in (False, True)}
-    for watch in watches.values():
-        watch.ms |= {part: values(count) for part in tick.PARTS}
-    tick.report(run, watches)
+    timers = {(kind, on): tick.PartTimer() for kind in ("whole", "parts") for on in (False, True)}
+    for timer in timers.values():
+        timer.ms |= {part: values(count) for part in tick.PARTS}
+    tick.report(run, timers)
 
 
 def of_lossy(run: Run, count: int) -> None:

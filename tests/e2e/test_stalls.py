@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.faults.chats import ChatLoad, make_jobs
+from bench.faults.chats import ChatLoad, make_reference_chats
 from bench.faults.fleet import running
 from bench.faults.injection import FaultInjector
 from bench.faults.stalls import SHAPE, services_of
@@ -19,7 +19,7 @@ STOP_S = 12.0
 @pytest.mark.parametrize("role", ["router", "edge", "inference"])
 async def test_a_stopped_process_costs_a_pause_and_nobody_is_quarantined(role: str) -> None:
     async with running(SHAPE) as fleet:
-        async with ChatLoad(fleet, make_jobs("fake", num_tokens=150), 8) as load:
+        async with ChatLoad(fleet, make_reference_chats("fake", num_tokens=150), 8) as load:
             injector = FaultInjector(fleet, load)
             faults = await injector.stop(services_of(fleet, role), 1, STOP_S, pause_s=1.0)
         num_quarantined = await fleet.num_quarantined()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.faults.chats import ChatLoad, make_jobs
+from bench.faults.chats import ChatLoad, make_reference_chats
 from bench.faults.fleet import MeshShape, running
 from bench.faults.injection import FaultInjector
 
@@ -12,8 +12,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 
 async def test_kills_cost_a_pause_and_no_byte() -> None:
-    jobs = make_jobs("fake", num_tokens=150)[:4]
-    async with running(MeshShape("fake", 2, 0, 2, 2)) as fleet, ChatLoad(fleet, jobs, 4) as load:
+    references = make_reference_chats("fake", num_tokens=150)[:4]
+    async with (
+        running(MeshShape("fake", 2, 0, 2, 2)) as fleet,
+        ChatLoad(fleet, references, 4) as load,
+    ):
         injector = FaultInjector(fleet, load)
         faults = [
             await injector.kill_replicas(1),

@@ -167,8 +167,8 @@ async def test_the_relays_process_does_what_it_is_told() -> None:
         writer.write(b"over tcp")
         assert await asyncio.wait_for(reader.readexactly(8), 30) == b"over tcp"
         writer.close()
-        passage = await control.passage()
-        assert [way.num_bytes for way in passage.links["a"]] == [5, 5]
-        assert [way.num_bytes for way in passage.links["b"]] == [8, 8]
-        assert passage.cpu_s > 0
-        assert (await control.passage()).links["a"][0].packets == 0
+        traffic = await control.take_traffic()
+        assert [way.num_bytes for way in traffic.links["a"]] == [5, 5]
+        assert [way.num_bytes for way in traffic.links["b"]] == [8, 8]
+        assert traffic.cpu_s > 0
+        assert (await control.take_traffic()).links["a"][0].packets == 0

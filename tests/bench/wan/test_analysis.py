@@ -33,8 +33,8 @@ from bench.wan.plan import (
     Scheme,
     Size,
 )
-from bench.wan.results import Results, Where
-from bench.wan.samples import Batch, Reader, Sample, Spent, Word
+from bench.wan.results import Results, Selection
+from bench.wan.samples import Batch, CpuSpent, Reader, Sample, Word
 from bench.wan.tables import add_tables, keep_samples, keep_settings
 from bench.wan.waiting_verifier import Costs
 from outrider.client import Committed, Provisional, Retracted
@@ -80,7 +80,7 @@ def batches() -> list[Batch]:
                 turn=0,
                 first=0,
                 samples=(one,) * sessions,
-                spent=Spent(cpu_s, draft_s, edge_s, costs),
+                spent=CpuSpent(cpu_s, draft_s, edge_s, costs),
                 up=Traffic(packets=sessions, num_bytes=11 * sessions),
                 down=Traffic(packets=2 * sessions, num_bytes=22 * sessions),
                 calls_ms=(5.0, 4.0, 5.0) if scheme.policy else (),
@@ -136,16 +136,16 @@ def test_every_provisional_character_stays_or_is_taken_back(steps: list[tuple[in
 def test_schemes_are_compared_chat_by_chat() -> None:
     results = Results(batches())
     assert results.rtts_ms() == list(RTTS_MS)
-    far = Where(100.0, 1)
+    far = Selection(100.0, 1)
     assert results.pace_ratios(OURS, far) == pytest.approx([1.25])
     assert results.pace_ratios(ROUNDS, far) == pytest.approx([20 / 60])
-    assert results.pace_ratios(OURS, Where(sessions=4)) == pytest.approx([1.25] * 2)
+    assert results.pace_ratios(OURS, Selection(sessions=4)) == pytest.approx([1.25] * 2)
     assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
-    assert results.step_ms(Where(0.0)) == pytest.approx(20.0)
-    assert results.capacity_ratio(OURS, REGION_DRAFTER, Where(100.0, 4)) == 2.0
-    assert results.capacity_ratio(OURS, REGION_DRAFTER, Where(50.0)) == 0.0
-    assert results.tokens_per_core_s(OURS, Where(0.0, 4)) == 44.0
-    assert results.cpu_ms_per_token(OURS, Where(0.0, 4)) == pytest.approx((1000 / 44, 500 / 44))
+    assert results.step_ms(Selection(0.0)) == pytest.approx(20.0)
+    assert results.capacity_ratio(OURS, REGION_DRAFTER, Selection(100.0, 4)) == 2.0
+    assert results.capacity_ratio(OURS, REGION_DRAFTER, Selection(50.0)) == 0.0
+    assert results.tokens_per_core_s(OURS, Selection(0.0, 4)) == 44.0
+    assert results.cpu_ms_per_token(OURS, Selection(0.0, 4)) == pytest.approx((1000 / 44, 500 / 44))
     sent = results.bytes_per_token(OURS)
     assert (sent["up"], sent["down"]) == (1.0, 2.0)
     assert sent["up wire"] == pytest.approx(1 + 52 / 11)
@@ -305,7 +305,7 @@ def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path
     assert all(table.title in page for table in run.tables)
     record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
     kept = record["samples"]["(f) Outrider, RTT 50 ms, 1 at once, greedy: first word that stays"]
-    assert kept["n"] == len(results.samples(OURS, Where(50.0, 1, 0.0)))
+    assert kept["n"] == len(results.samples(OURS, Selection(50.0, 1, 0.0)))
     assert record["settings"][OURS.name]["links_rtt_ms"]["RTT 50"] == {
         "near client": 10.0,
         "near region": 50.0,

@@ -21,7 +21,7 @@ from bench.wan.waiting_edge import (
     WaitingReply,
     converse,
 )
-from bench.wan.waiting_server import Desk, serving
+from bench.wan.waiting_server import VerifierLoop, serving
 from bench.wan.waiting_verifier import Part, Verdict, Verifier
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
@@ -151,15 +151,15 @@ async def reply(
         return await converse(talk, source, policy, CODER)
 
 
-def desk() -> Desk:
+def verifier_loop() -> VerifierLoop:
     engine = FakeEngine()
-    return Desk(engine, Verifier(engine.info, new_reply), CODER)
+    return VerifierLoop(engine, Verifier(engine.info, new_reply), CODER)
 
 
 @asynccontextmanager
 async def asking(delay_ms: float = 0.0) -> AsyncIterator[RegionClient]:
     """A client of a verifier behind a link with this delay each way."""
-    async with leak_check(), serving(desk()) as (port, _):
+    async with leak_check(), serving(verifier_loop()) as (port, _):
         link = TcpLink(("127.0.0.1", port), seed=1)
         front = await link.start()
         slow = Conditions(delay_ms=delay_ms)
