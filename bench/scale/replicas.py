@@ -16,6 +16,7 @@ from outrider.engines.base import EngineInfo, Rows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
+from outrider.session_types import Priority
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduling.events import (
     Committed,
@@ -24,7 +25,6 @@ from services.inference.scheduling.events import (
     Finished,
     Load,
     OpenRequest,
-    Priority,
 )
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

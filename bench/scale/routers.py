@@ -13,10 +13,11 @@ from typing import Protocol
 from bench.scale.demand import BLOCK_TOKENS, Ask
 from bench.scale.regions import Region
 from outrider.errors import NoReplicaError, OutriderError
+from outrider.session_types import Priority
 from services.inference.kv import events as replicas
 from services.inference.scheduling import events as scheduling
 from services.router.admission.admission import Admission
-from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.admission.ticket import Arrival
 from services.router.config import ReplicaConfig, RouterConfig

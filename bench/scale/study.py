@@ -25,7 +25,8 @@ from bench.scale.fleet import Fleet, FleetResult, MakeRouter, Setting
 from bench.scale.regions import REGIONS, Region
 from bench.scale.replicas import FullReplica
 from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
-from services.router.admission.policy import AdmissionPolicy, Priority
+from outrider.session_types import Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.placement.request import HIGH, LOW, MEDIUM
 
 OBJECTIVE_MS = 1000.0

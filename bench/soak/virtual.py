@@ -12,6 +12,7 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import FinishReason, Priority
 from services.inference.kv.events import BlockLedger
 from services.inference.reference import generate
 from services.inference.scheduling.events import (
@@ -20,9 +21,7 @@ from services.inference.scheduling.events import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     OpenRequest,
-    Priority,
 )
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.scheduler import Scheduler

@@ -12,6 +12,7 @@ from outrider.client.client import Client, connect
 from outrider.client.events import (
     Accepted,
     ChatResult,
+    ClientTimings,
     Committed,
     Done,
     EdgeInfo,
@@ -21,9 +22,6 @@ from outrider.client.events import (
     Resumed,
     Retracted,
     RidingAhead,
-    ServerTimings,
-    Timings,
-    Usage,
 )
 from outrider.client.transcript import Transcript
 from outrider.client.transport.backoff import ReconnectPolicy
@@ -31,27 +29,31 @@ from outrider.client.transport.tickets import SessionTickets
 from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
 
 __all__ = [
     "Accepted",
     "Chat",
     "ChatResult",
     "Client",
+    "ClientTimings",
     "Committed",
     "Cost",
     "Done",
     "EdgeInfo",
     "Event",
+    "FinishReason",
     "Interrupted",
     "Message",
+    "Priority",
     "Provisional",
     "ReconnectPolicy",
     "Resumed",
     "Retracted",
     "RidingAhead",
     "SamplingParams",
-    "ServerTimings",
     "SessionTickets",
+    "Speculation",
     "Timings",
     "Transcript",
     "Usage",

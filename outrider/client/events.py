@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from outrider.cost import Cost
-
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline"]
+from outrider.session_types import FinishReason, Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +58,6 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of the chat."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
-    cost: Cost | None = None
-    """By the mesh's price table, for the whole chat; None where no price applies, and where it was
-    cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTimings:
-    """Milliseconds as the named process's own clock measured them."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float
-    total_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class RidingAhead:
     """What the edge's own drafts came to in one chat."""
 
@@ -117,8 +91,8 @@ class Done:
 
     finish_reason: FinishReason
     usage: Usage
-    replica_timings: ServerTimings
-    edge_timings: ServerTimings
+    replica_timings: Timings
+    edge_timings: Timings
     upto: int
     region: str
     replica: str
@@ -159,7 +133,7 @@ class EdgeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class ClientTimings:
     """What the client's own clock measured from sending the request on."""
 
     provisional_ttft_ms: float | None
@@ -182,9 +156,9 @@ class ChatResult:
     ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
-    timings: Timings
-    replica_timings: ServerTimings
-    edge_timings: ServerTimings
+    timings: ClientTimings
+    replica_timings: Timings
+    edge_timings: Timings
     num_retractions: int
     erased_chars: int
     """Code points that were shown and then taken back."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from outrider.client.events import (
+    ClientTimings,
     Committed,
     Done,
     Event,
     Interrupted,
     Provisional,
     Retracted,
-    Timings,
 )
 from outrider.client.first_word import FirstWord
 from outrider.errors import MalformedFrameError
@@ -116,12 +116,12 @@ class Stopwatch:
         if isinstance(event, Done):
             self._ended_at = now
 
-    def timings(self, num_tokens: int) -> Timings:
+    def timings(self, num_tokens: int) -> ClientTimings:
         """Of a chat that ended with so many tokens."""
         first, rate = self._committed_at, 0.0
         if first is not None and num_tokens > 1 and self._ended_at > first:
             rate = (num_tokens - 1) / (self._ended_at - first)
-        return Timings(
+        return ClientTimings(
             provisional_ttft_ms=self._since_sent(self._provisional_at),
             committed_ttft_ms=self._since_sent(first),
             staying_word_ms=self._since_sent(self._first_word.staying_at),

@@ -14,41 +14,26 @@ from outrider.client.events import (
     Done,
     EdgeInfo,
     Event,
-    FinishReason,
     Provisional,
     Retracted,
     RidingAhead,
-    ServerTimings,
-    Usage,
 )
 from outrider.codec.frames import encode_frame
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, edge_pb2
-from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
+from outrider.wire import sessions as session_wire
 
-Speculation: TypeAlias = Literal["on", "off", "region_only"]
-Priority: TypeAlias = Literal["", "low", "medium", "high"]
+SpeculationName: TypeAlias = Literal["on", "off", "region_only"]
+PriorityName: TypeAlias = Literal["", "low", "medium", "high"]
 
-_SPECULATION: Final[Mapping[str, common_pb2.Speculation.ValueType]] = {
-    "on": common_pb2.SPECULATION_ON,
-    "off": common_pb2.SPECULATION_OFF,
-    "region_only": common_pb2.SPECULATION_REGION_ONLY,
-}
-_PRIORITY: Final[Mapping[str, common_pb2.Priority.ValueType]] = {
-    "": common_pb2.PRIORITY_UNSPECIFIED,
-    "low": common_pb2.PRIORITY_LOW,
-    "medium": common_pb2.PRIORITY_MEDIUM,
-    "high": common_pb2.PRIORITY_HIGH,
-}
-_FINISH: Final[Mapping[int, FinishReason]] = {
-    common_pb2.FINISH_REASON_STOP: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
-    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
-    common_pb2.FINISH_REASON_DEADLINE: "deadline",
+_PRIORITIES: Final[Mapping[str, Priority | None]] = {
+    "": None,
+    **{priority.name.lower(): priority for priority in Priority},
 }
 _AHEAD: Final = tuple(spec.name for spec in fields(RidingAhead))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
@@ -86,8 +71,8 @@ class ChatOptions:
     """Empty: the model that the edge serves."""
     provisional: bool = True
     """Receive provisional text; without it only final text comes."""
-    speculation: Speculation = "on"
-    priority: Priority = ""
+    speculation: SpeculationName = "on"
+    priority: PriorityName = ""
     """Empty: medium, or low for a credential that allows no more. A class above what it allows is
     refused."""
     deadline_ms: int = 0
@@ -125,10 +110,10 @@ def request_frame(
             model=options.model,
             messages=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages],
             sampling=sampling_wire.to_proto(options.sampling),
-            priority=_PRIORITY[options.priority],
+            priority=session_wire.priority_to_proto(_PRIORITIES[options.priority]),
             deadline_ms=options.deadline_ms,
             provisional=options.provisional,
-            speculation=_SPECULATION[options.speculation],
+            speculation=session_wire.speculation_to_proto(Speculation(options.speculation)),
             thin=options.thin,
             idempotency_key=options.idempotency_key,
             residency=options.residency,
@@ -172,10 +157,11 @@ def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
 
 
 def _check_words(options: ChatOptions) -> None:
-    if options.speculation not in _SPECULATION or options.priority not in _PRIORITY:
+    speculations = tuple(Speculation)
+    if options.speculation not in speculations or options.priority not in _PRIORITIES:
         raise InvalidRequestError(
-            f"speculation is one of {', '.join(_SPECULATION)} and priority one of "
-            f"{', '.join(filter(None, _PRIORITY))}, not {options.speculation!r} and "
+            f"speculation is one of {', '.join(speculations)} and priority one of "
+            f"{', '.join(filter(None, _PRIORITIES))}, not {options.speculation!r} and "
             f"{options.priority!r}"
         )
 
@@ -230,28 +216,13 @@ def read_description(payload: bytes) -> EdgeInfo:
 
 
 def _done(done: edge_pb2.ChatDone) -> Done:
-    reason = _FINISH.get(done.finish_reason)
-    if reason is None:
-        raise MalformedFrameError(f"the chat ended for an unknown reason, {done.finish_reason}")
-    usage = done.usage
     return Done(
-        finish_reason=reason,
-        usage=Usage(
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            usage.draft_tokens,
-            usage.accepted_tokens,
-            cost_wire.from_proto(usage),
-        ),
-        replica_timings=_timings(done.timings),
-        edge_timings=_timings(done.edge_timings),
+        finish_reason=session_wire.finish_reason_from_proto(done.finish_reason),
+        usage=session_wire.usage_from_proto(done.usage),
+        replica_timings=session_wire.timings_from_proto(done.timings),
+        edge_timings=session_wire.timings_from_proto(done.edge_timings),
         upto=done.upto,
         region=done.region,
         replica=done.replica,
         ahead=RidingAhead(**{name: getattr(done.ahead, name) for name in _AHEAD}),
     )
-
-
-def _timings(timings: common_pb2.Timings) -> ServerTimings:
-    return ServerTimings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms)

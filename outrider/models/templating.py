@@ -30,7 +30,7 @@ MAX_STEPS: Final = 1 << 19
 MAX_CHARS: Final = 1 << 23
 """Of what is rendered, and of every text on the way there; also the most items of a list."""
 MAX_RENDER_S: Final = 2.0
-"""However slow the steps are."""
+"""Computing time of the thread that renders, however slow the steps are."""
 _STEP_CHARS: Final = 1 << 10
 """So many characters made cost as much as a step."""
 _MAX_WORK: Final = 1 << 26
@@ -81,7 +81,7 @@ class Budget:
         if self.steps < 0:
             raise TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
         if before // _LOOKS_S != self.steps // _LOOKS_S and self.clock() > self.ends_at:
-            raise TemplateRuntimeError(f"it takes longer than {MAX_RENDER_S:g} s")
+            raise TemplateRuntimeError(f"it takes more than {MAX_RENDER_S:g} s of computing")
 
 
 _RUNNING: Final[ContextVar[Budget]] = ContextVar("running")
@@ -95,7 +95,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`, in seconds, ends a rendering that takes too long; no template sees it."""
+        """`clock`, in seconds of the calling thread's computing time, ends a rendering that takes
+        too long; no template sees it."""
         # Not optimized: the optimizer computes constants, as large as they are, when it compiles.
         super().__init__(
             trim_blocks=True,

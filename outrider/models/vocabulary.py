@@ -102,7 +102,7 @@ class Vocabulary:
     def _make_template(self) -> ChatTemplate:
         variables = {"bos_token": self._facts.bos_token, "eos_token": self._facts.eos_token}
         return ChatTemplate(
-            self._facts.chat_template, list(self._control), variables, time.monotonic
+            self._facts.chat_template, list(self._control), variables, time.thread_time
         )
 
     @classmethod

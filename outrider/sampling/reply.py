@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.stops import StopMatcher
+from outrider.session_types import FinishReason
 
 
 class Detokenizer(Protocol):
@@ -29,7 +30,7 @@ class Reply(Protocol):
     """What tells when a reply is over."""
 
     num_tokens: int
-    finished: Literal["stop", "length"] | None
+    finished: FinishReason | None
 
     def push(self, token: int) -> object:
         """The next token."""
@@ -44,15 +45,15 @@ class ReplyEnd:
         self._stop_ids = _end_ids(params, stop_ids)
         self._max_tokens = params.max_tokens
         self.num_tokens = 0
-        self.finished: Literal["stop", "length"] | None = None
+        self.finished: FinishReason | None = None
 
     def push(self, token: int) -> None:
         """The next token."""
         self.num_tokens += 1
         if token in self._stop_ids:
-            self.finished = "stop"
+            self.finished = FinishReason.STOP
         elif self.num_tokens == self._max_tokens:
-            self.finished = "length"
+            self.finished = FinishReason.LENGTH
 
 
 class ReplyText:
@@ -70,22 +71,22 @@ class ReplyText:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(params.stop)
         self.num_tokens = 0
-        self.finished: Literal["stop", "length"] | None = None
+        self.finished: FinishReason | None = None
 
     def push(self, token: int) -> str:
         """Text made final by this id; the rest of it too if the id ends the reply."""
         assert self.finished is None, "the reply is over"
         self.num_tokens += 1
         if token in self._stop_ids:
-            self.finished = "stop"
+            self.finished = FinishReason.STOP
             return self._drain()
         text = self._matcher.push(self._detokenizer.push(token))
         if self._matcher.found:
-            self.finished = "stop"
+            self.finished = FinishReason.STOP
         elif self.num_tokens == self._max_tokens:
             text += self._drain()
             # What the end flushes, U+FFFD for half a character, may be a stop string itself.
-            self.finished = "stop" if self._matcher.found else "length"
+            self.finished = FinishReason.STOP if self._matcher.found else FinishReason.LENGTH
         return text
 
     def push_all(self, tokens: Sequence[int]) -> str:
@@ -93,12 +94,12 @@ class ReplyText:
         it does not, it ended before the last of them, or there. Nothing is pushed after that."""
         self.num_tokens += len(tokens)
         if self.num_tokens >= self._max_tokens:
-            self.finished = "length"
+            self.finished = FinishReason.LENGTH
         if not self._stop_ids.isdisjoint(tokens):
-            self.finished = "stop"
+            self.finished = FinishReason.STOP
         text = self._matcher.push(self._detokenizer.push_all(tokens))
         if self._matcher.found:
-            self.finished = "stop"
+            self.finished = FinishReason.STOP
         return text
 
     def flush(self) -> str:

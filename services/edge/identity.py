@@ -26,6 +26,7 @@ from outrider.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from outrider.session_types import Priority
 
 GROUP_BYTES: Final = 16
 MIN_SECRET_BYTES: Final = 16
@@ -44,14 +45,6 @@ class Trust(IntEnum):
     CONNECTION = 1
     USER = 2
     TENANT = 3
-
-
-class Priority(IntEnum):
-    """Classes of chats; the numbers are the wire's."""
-
-    LOW = 1
-    MEDIUM = 2
-    HIGH = 3
 
 
 def trust_of(name: str, where: str) -> Trust:
@@ -166,10 +159,10 @@ class Identity:
         digest = blake2b(client_id.encode(), key=self.owner, digest_size=16, person=_REQUEST)
         return digest.hexdigest()
 
-    def class_of(self, asked: int) -> int:
-        """The priority of a chat that asks for this one; 0 asks for none. Raises
+    def class_of(self, asked: Priority | None) -> Priority:
+        """The priority of a chat that asks for this one; None asks for none. Raises
         PermissionDeniedError."""
-        if asked > self.max_priority:
+        if asked is not None and asked > self.max_priority:
             raise PermissionDeniedError(
                 f"this credential is for chats up to priority {self.max_priority.name.lower()}; "
                 "ask for that, or use another key"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLong
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason
 from services.inference.scheduling.limits import context_limit
 
 _SEQUENCE = 1
@@ -28,7 +28,7 @@ class ReferenceReply:
     text: str
     ids: tuple[int, ...]
     """The committed tokens, the ending one included."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 def generate(
@@ -79,7 +79,7 @@ def _reply(
 ) -> ReferenceReply:
     num_prompt = len(sequence.ids)
     pieces: list[str] = []
-    finished: Literal["stop", "length"] | None = None
+    finished: FinishReason | None = None
     while finished is None:
         rows = sequence.next_rows()
         columns = None if rows.ids is None else rows.ids[0]
@@ -89,7 +89,7 @@ def _reply(
         pieces.append(reply.push(chosen))
         finished = reply.finished
         if finished is None and len(sequence.ids) >= limit:
-            finished = "length"
+            finished = FinishReason.LENGTH
             pieces[-1] += reply.flush()
         if on_text is not None:
             on_text(pieces[-1])

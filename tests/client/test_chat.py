@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client import Committed, Done, Message, SamplingParams, ServerTimings
+from outrider.client import Committed, Done, Message, SamplingParams, Timings
 from outrider.client import chat as client_chat
 from outrider.errors import (
     EmptyPromptError,
@@ -31,7 +31,7 @@ async def test_the_result_needs_no_iteration(words: Vocabulary, tmp_path: Path) 
         assert result.text == REPLY
         assert result.usage.completion_tokens == len(result.ids)
         assert result.timings.tokens_per_s > 0
-        assert result.replica_timings == ServerTimings(1.0, 20.0, 30.0, 400.0)
+        assert result.replica_timings == Timings(1.0, 20.0, 30.0, 400.0)
         assert 0 < result.edge_timings.ttft_ms <= result.edge_timings.total_ms
         assert await chat.result() == result
 

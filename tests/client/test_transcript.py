@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.client.events import (
-    Accepted,
-    Committed,
-    Done,
-    Event,
-    Provisional,
-    Retracted,
-    ServerTimings,
-    Usage,
-)
+from outrider.client.events import Accepted, Committed, Done, Event, Provisional, Retracted
 from outrider.client.transcript import Transcript
 from outrider.errors import MalformedFrameError
+from outrider.session_types import FinishReason, Timings, Usage
 
-TIMES = ServerTimings(0, 0, 0, 0)
+TIMES = Timings()
 
 
 def done(upto: int) -> Done:
-    return Done("stop", Usage(0, 0, 0, 0, 0), TIMES, TIMES, upto, "", "")
+    return Done(FinishReason.STOP, Usage(), TIMES, TIMES, upto, "", "")
 
 
 def after(*events: Event) -> Transcript:

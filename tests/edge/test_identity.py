@@ -16,12 +16,12 @@ from outrider.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from outrider.session_types import Priority
 from services.edge.identity import (
     Credential,
     Identities,
     Identity,
     Keys,
-    Priority,
     TenantConfig,
     Terms,
     Trust,
@@ -132,7 +132,7 @@ def test_a_class_above_what_a_key_is_for_is_refused() -> None:
             else:
                 with pytest.raises(PermissionDeniedError, match=f"priority {top.name.lower()}"):
                     who.class_of(asked)
-        assert who.class_of(0) == min(top, Priority.MEDIUM), "no class is asked for"
+        assert who.class_of(None) == min(top, Priority.MEDIUM), "no class is asked for"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -155,6 +156,16 @@ def test_damaged_records_are_refused(vocabulary: Vocabulary, tmp_path: Path) -> 
             VocabularyFacts.from_json(damaged)
     with pytest.raises(ArtifactCorruptError, match="tokenizer record is damaged"):
         Vocabulary("{}", facts)
+
+
+def test_a_process_that_was_stopped_while_it_rendered_does_not_blame_the_request(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall_s = itertools.count(step=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(wall_s)))
+    copy = pickle.loads(pickle.dumps(vocabulary))
+    messages = [Message("user", str(number)) for number in range(500)]
+    assert copy.encode_chat(messages) == vocabulary.encode_chat(messages)
 
 
 def test_encoding_lets_other_threads_run(vocabulary: Vocabulary) -> None:

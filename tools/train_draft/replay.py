@@ -15,6 +15,7 @@ from typing import TypeAlias
 from outrider.engines.base import Engine
 from outrider.engines.draft.calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
@@ -29,14 +30,12 @@ from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
     DraftsReady,
-    FinishReason,
     Heard,
     Input,
     PromptReady,
     RegionCommit,
     RegionDone,
     RegionOpened,
-    Speculation,
     Tick,
 )
 from services.edge.session.machine import ChatSession

@@ -11,8 +11,9 @@ import structlog
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority, Speculation
 from outrider.tokenization.front.job import Job, Outcome
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import inference_pb2
 from services.edge.identity import NOBODY, Credential
 from services.edge.parts import EdgeParts
 from services.edge.prefill.plan import PrefillPlan
@@ -20,7 +21,7 @@ from services.edge.quotas import Rate
 from services.edge.resumption.reception import RequestStream
 from services.edge.routers.link import RouterLink
 from services.edge.session.actions import OpenRegion
-from services.edge.session.inputs import ChatRequest, Input, Speculation
+from services.edge.session.inputs import ChatRequest, Input
 from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
@@ -152,7 +153,7 @@ class Typist:
             model=parts.offer.model,
             messages=(),
             sampling=SamplingParams(max_tokens=1),
-            priority=common_pb2.PRIORITY_LOW,
+            priority=Priority.LOW,
             speculation=Speculation.OFF,
         )
         try:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from outrider.errors import UnknownChatError
+from outrider.session_types import FinishReason
 from services.edge.identity import Identity
 from services.edge.resumption.audience import ClientStream
 from services.edge.resumption.held import Held, HeldChats, Input, Key, ResumeLimits
 from services.edge.resumption.holders import Holder
 from services.edge.resumption.journal import Journal, Listener
-from services.edge.session.inputs import ChatRequest, ClientGone, FinishReason
+from services.edge.session.inputs import ChatRequest, ClientGone
 from services.edge.session.inputs import Input as SessionInput
 from services.edge.telemetry import EdgeTelemetry
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from services.edge.session.inputs import ChatRequest, FinishReason, Timings, Usage
+from outrider.session_types import FinishReason, Timings, Usage
+from services.edge.session.inputs import ChatRequest
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message

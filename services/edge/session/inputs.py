@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from outrider.cost import Cost
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
 from services.edge.session.control.pace import NO_PACE, Pace
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
-
-
-class Speculation(IntEnum):
-    """Where drafts may come from; the numbers are the wire's."""
-
-    ON = 1
-    OFF = 2
-    REGION_ONLY = 3
-
-
-class FinishReason(IntEnum):
-    """Why a reply ended; the numbers are the wire's."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    DEADLINE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one chat."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    cost: Cost | None = None
-    """None: the region named none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Milliseconds on one process's own clock."""
-
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-    ttft_ms: float = 0.0
-    total_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +37,8 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...]
     sampling: SamplingParams
-    priority: int = 0
-    """The wire's number; 0 leaves it to the region."""
+    priority: Priority | None = None
+    """None leaves it to the region."""
     deadline_ms: int = 0
     """From the arrival of the request; 0: none."""
     provisional: bool = False
@@ -180,8 +139,8 @@ class RegionDone:
 
     finish_reason: FinishReason
     upto: int
-    usage: Usage = Usage()
-    timings: Timings = Timings()
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
 
 
 @dataclass(frozen=True, slots=True)

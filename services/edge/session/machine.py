@@ -19,6 +19,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.session.actions import (
     Accepted,
     Action,
@@ -38,7 +39,6 @@ from services.edge.session.inputs import (
     ClientFailed,
     ClientGone,
     DraftsReady,
-    FinishReason,
     Input,
     PromptFailed,
     PromptReady,
@@ -48,8 +48,6 @@ from services.edge.session.inputs import (
     RegionMoved,
     RegionOpened,
     Tick,
-    Timings,
-    Usage,
 )
 from services.edge.session.policy import Milestones, SessionPolicy, State
 from services.edge.session.reopening import Reopening

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from outrider.session_types import Timings
 from services.edge.session.actions import Action, Commit, Provisional
-from services.edge.session.inputs import Timings
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyPolicy
 

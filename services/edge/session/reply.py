@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import Speculation
 from services.edge.session.actions import (
     Action,
     ClientEvent,
@@ -22,13 +23,7 @@ from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import Controller, ControlPolicy
 from services.edge.session.display import Display, DisplayPolicy
 from services.edge.session.drafting import DraftChain, DraftLimits, Resolved
-from services.edge.session.inputs import (
-    ChatRequest,
-    Heard,
-    RegionCommit,
-    RegionOpened,
-    Speculation,
-)
+from services.edge.session.inputs import ChatRequest, Heard, RegionCommit, RegionOpened
 from services.edge.session.sources.base import Drafter
 from services.edge.session.sources.tandem import TandemDrafter
 from services.edge.session.text import ReplyFront

@@ -20,9 +20,9 @@ from outrider.errors import (
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
-from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
+from outrider.wire import sessions as session_wire
 from services.edge.identity import Credential
 from services.edge.session.actions import (
     Accepted,
@@ -33,15 +33,7 @@ from services.edge.session.actions import (
     Provisional,
     Retract,
 )
-from services.edge.session.inputs import (
-    CancelAsked,
-    ChatAsked,
-    ChatRequest,
-    ResumePoint,
-    Speculation,
-    Timings,
-    Usage,
-)
+from services.edge.session.inputs import CancelAsked, ChatAsked, ChatRequest, ResumePoint
 
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
@@ -52,8 +44,6 @@ DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToStr
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
 _TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
 """Protocol Buffers, encoding: field number and wire type LEN."""
-_PRIORITIES = frozenset(common_pb2.Priority.values())
-_SPECULATIONS = frozenset(common_pb2.Speculation.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +152,10 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         model=model,
         messages=messages,
         sampling=_sampling(chat.sampling, offer),
-        priority=_known(chat.priority, _PRIORITIES, "priority"),
+        priority=session_wire.priority_from_proto(chat.priority),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
-        speculation=_speculation(chat.speculation),
+        speculation=session_wire.speculation_from_proto(chat.speculation),
         thin=chat.thin,
         residency=_residency(chat.residency),
         trace=_trace(chat.trace),
@@ -225,17 +215,6 @@ def _sampling(wire: common_pb2.Sampling, offer: Offer) -> SamplingParams:
     return params
 
 
-def _speculation(number: int) -> Speculation:
-    known = _known(number, _SPECULATIONS, "speculation")
-    return Speculation(known) if known else Speculation.ON
-
-
-def _known(number: int, known: frozenset[int], name: str) -> int:
-    if number not in known:
-        raise InvalidRequestError(f"{name} {number} is not known to this version")
-    return number
-
-
 def _residency(names: Sequence[str]) -> tuple[str, ...]:
     if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
         raise InvalidRequestError(
@@ -278,33 +257,12 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
 
 def _done(done: Done) -> edge_pb2.ChatDone:
     return edge_pb2.ChatDone(
-        finish_reason=common_pb2.FinishReason.ValueType(done.finish_reason),
-        usage=_usage(done.usage),
-        timings=_timings(done.timings),
-        edge_timings=_timings(done.edge_timings),
+        finish_reason=session_wire.finish_reason_to_proto(done.finish_reason),
+        usage=session_wire.usage_to_proto(done.usage),
+        timings=session_wire.timings_to_proto(done.timings),
+        edge_timings=session_wire.timings_to_proto(done.edge_timings),
         upto=done.upto,
         region=done.region,
         replica=done.replica,
         ahead=edge_pb2.RidingAhead(**asdict(done.ahead)),
-    )
-
-
-def _usage(usage: Usage) -> common_pb2.Usage:
-    told = common_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
-        draft_tokens=usage.draft_tokens,
-        accepted_tokens=usage.accepted_tokens,
-    )
-    cost_wire.put(told, usage.cost)
-    return told
-
-
-def _timings(timings: Timings) -> common_pb2.Timings:
-    return common_pb2.Timings(
-        queue_ms=timings.queue_ms,
-        prefill_ms=timings.prefill_ms,
-        ttft_ms=timings.ttft_ms,
-        total_ms=timings.total_ms,
     )

@@ -9,22 +9,19 @@ from outrider.errors import MalformedFrameError
 from outrider.models.chat import Message
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import cost as cost_wire
 from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
+from outrider.wire import sessions as session_wire
 from outrider.wire import tokens as token_wire
 from services.edge.identity import NOBODY, Identity
 from services.edge.session.actions import OpenRegion, SendDraft
 from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
-    FinishReason,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    Timings,
-    Usage,
 )
 
 MAX_COMMIT_TOKENS = 4096
@@ -59,9 +56,9 @@ class RegionWire:
             request_id=request.request_id,
             model=request.model,
             sampling=sampling_wire.to_proto(request.sampling),
-            priority=common_pb2.Priority.ValueType(request.priority),
+            priority=session_wire.priority_to_proto(request.priority),
             deadline_ms=action.deadline_ms,
-            speculation=common_pb2.Speculation.ValueType(request.speculation),
+            speculation=session_wire.speculation_to_proto(request.speculation),
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
@@ -171,24 +168,9 @@ def cancel(reason: str) -> inference_pb2.SessionUp:
 
 
 def _done(done: inference_pb2.SessionDone) -> RegionDone:
-    try:
-        reason = FinishReason(done.finish_reason)
-    except ValueError as error:
-        raise MalformedFrameError(
-            f"the region ended the session for reason {done.finish_reason}, which is not known"
-        ) from error
-    usage = done.usage
-    timings = done.timings
     return RegionDone(
-        finish_reason=reason,
+        finish_reason=session_wire.finish_reason_from_proto(done.finish_reason),
         upto=done.upto,
-        usage=Usage(
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            usage.draft_tokens,
-            usage.accepted_tokens,
-            cost_wire.from_proto(usage),
-        ),
-        timings=Timings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms),
+        usage=session_wire.usage_from_proto(done.usage),
+        timings=session_wire.timings_from_proto(done.timings),
     )

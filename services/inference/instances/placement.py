@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.errors import OverloadedError
+from outrider.session_types import FinishReason
 from services.inference.instances.prefixes import Prefixes
 from services.inference.instances.standing import Placed, Stage, Standing
 from services.inference.kv.events import BlockEvent
@@ -21,7 +22,6 @@ from services.inference.scheduling.events import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from services.inference.scheduling.events import Load, OpenRequest, Priority
+from outrider.session_types import Priority
+from services.inference.scheduling.events import Load, OpenRequest
 from services.inference.scheduling.policy.forecast import Ahead
 
 

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-
-
-class Priority(IntEnum):
-    """Order in which sessions get the engine; the numbers are the wire's."""
-
-    LOW = 1
-    MEDIUM = 2
-    HIGH = 3
-
-
-class FinishReason(IntEnum):
-    """Why a session ended; the numbers are the wire's."""
-
-    STOP = 1
-    LENGTH = 2
-    CANCELLED = 3
-    DEADLINE = 4
+from outrider.session_types import FinishReason, Priority, Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +42,6 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """Whose session: cached prefixes and what drafts go by are shared among equal salts alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one session."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Milliseconds since the session was opened."""
-
-    queue_ms: float
-    prefill_ms: float
-    ttft_ms: float
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)

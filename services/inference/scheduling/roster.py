@@ -9,8 +9,8 @@ import numpy as np
 
 from outrider.engines.base import Opening
 from outrider.engines.candidates import num_candidates
+from outrider.session_types import Priority
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.events import Priority
 from services.inference.scheduling.session import Input, Session, State
 
 _GUESTS = 4

@@ -21,6 +21,7 @@ from outrider.errors import (
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Priority
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix import SuffixDrafter
 from services.inference.kv.events import BlockEvent
@@ -33,11 +34,9 @@ from services.inference.scheduling.events import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,
-    Priority,
 )
 from services.inference.scheduling.limits import SchedulerLimits, context_limit
 from services.inference.scheduling.planning import Part, Plan, Planner

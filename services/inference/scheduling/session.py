@@ -10,17 +10,11 @@ from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Priority, Timings, Usage
 from outrider.speculation.verify import Verdict, verify
 from services.inference.scheduling.drafting.looking import Watch
 from services.inference.scheduling.drafting.sources import DraftSources
-from services.inference.scheduling.events import (
-    Committed,
-    FinishReason,
-    OpenRequest,
-    Priority,
-    Timings,
-    Usage,
-)
+from services.inference.scheduling.events import Committed, OpenRequest
 
 _SMOOTHING = 0.25
 
@@ -265,8 +259,7 @@ class Session:
         self.ids.append(token)
         self._reply.push(token)
         if self._reply.finished is not None:
-            reasons = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-            self.finished = reasons[self._reply.finished]
+            self.finished = self._reply.finished
         elif len(self.ids) >= self._context_limit:
             self.finished = FinishReason.LENGTH
         return self.finished is not None

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from outrider.errors import OutriderError
+from outrider.session_types import FinishReason, Timings
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, TraceParent, start_span
-from services.inference.scheduling.events import Committed, Finished, FinishReason, Timings
+from services.inference.scheduling.events import Committed, Finished
 
 _UNFINISHED = {FinishReason.CANCELLED: "CANCELLED", FinishReason.DEADLINE: "DEADLINE"}
 
@@ -65,7 +66,7 @@ class SessionRecord:
             names.INPUT_TOKENS: usage.prompt_tokens,
             names.OUTPUT_TOKENS: self._num_generated(event),
             names.CACHED_TOKENS: usage.cached_tokens,
-            names.FINISH_REASONS: (event.reason.name.lower(),),
+            names.FINISH_REASONS: (event.reason.value,),
         }
         self._span.set(**attributes)
         self._span.end()

@@ -17,9 +17,11 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as wire_errors
 from outrider.wire import sampling as wire_sampling
+from outrider.wire import sessions as wire_sessions
 from outrider.wire import tokens as wire_tokens
 from services.inference.scheduling.events import (
     Committed,
@@ -28,7 +30,6 @@ from services.inference.scheduling.events import (
     Load,
     Opened,
     OpenRequest,
-    Priority,
 )
 
 MAX_REQUEST_ID_CHARS = 128
@@ -37,17 +38,10 @@ _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
 
-_PRIORITIES = {
-    common_pb2.PRIORITY_UNSPECIFIED: Priority.MEDIUM,
-    common_pb2.PRIORITY_LOW: Priority.LOW,
-    common_pb2.PRIORITY_MEDIUM: Priority.MEDIUM,
-    common_pb2.PRIORITY_HIGH: Priority.HIGH,
-}
 _SPECULATION = {
-    common_pb2.SPECULATION_UNSPECIFIED: (True, True),
-    common_pb2.SPECULATION_ON: (True, True),
-    common_pb2.SPECULATION_OFF: (False, False),
-    common_pb2.SPECULATION_REGION_ONLY: (False, True),
+    Speculation.ON: (True, True),
+    Speculation.OFF: (False, False),
+    Speculation.REGION_ONLY: (False, True),
 }
 """Whether drafts of the edge and of the region are used."""
 
@@ -100,16 +94,16 @@ def open_request(
     """
     _check_identity(frame, contract)
     codec = negotiate(frame.codecs, contract.coder.supported)
-    if frame.priority not in _PRIORITIES or frame.speculation not in _SPECULATION:
-        raise InvalidRequestError("priority or speculation has a value this version does not know")
-    edge_drafts, region_drafts = _SPECULATION[frame.speculation]
+    priority = wire_sessions.priority_from_proto(frame.priority) or Priority.MEDIUM
+    speculation = wire_sessions.speculation_from_proto(frame.speculation)
+    edge_drafts, region_drafts = _SPECULATION[speculation]
     prompt = _prompt(frame, contract)
     drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
     request = OpenRequest(
         session=number,
         prompt=prompt,
         sampling=wire_sampling.from_proto(frame.sampling),
-        priority=_PRIORITIES[frame.priority],
+        priority=priority,
         deadline=now + frame.deadline_ms / 1e3 if frame.deadline_ms else None,
         resume=_resumed(frame, contract),
         epoch=frame.epoch,
@@ -233,22 +227,10 @@ def pace_of(event: Committed, load: Load, contract: Contract) -> inference_pb2.P
 
 def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
     """The end of a session."""
-    usage, timings = event.usage, event.timings
     done = inference_pb2.SessionDone(
-        finish_reason=common_pb2.FinishReason.ValueType(event.reason),
-        usage=common_pb2.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            draft_tokens=usage.draft_tokens,
-            accepted_tokens=usage.accepted_tokens,
-        ),
-        timings=common_pb2.Timings(
-            queue_ms=timings.queue_ms,
-            prefill_ms=timings.prefill_ms,
-            ttft_ms=timings.ttft_ms,
-            total_ms=timings.total_ms,
-        ),
+        finish_reason=wire_sessions.finish_reason_to_proto(event.reason),
+        usage=wire_sessions.usage_to_proto(event.usage),
+        timings=wire_sessions.timings_to_proto(event.timings),
         upto=event.upto,
     )
     return inference_pb2.SessionDown(session=number, done=done)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.choosing import Route, Scout, choose
 from services.router.admission.counting.charges import Charges
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.counting.prices import PriceTable
 from services.router.admission.crowds import Crowds
-from services.router.admission.policy import AdmissionPolicy, Lane, Priority
+from services.router.admission.policy import AdmissionPolicy, Lane
 from services.router.admission.queue.drain import Drain
 from services.router.admission.queue.waiting import Pool, WaitingRoom
 from services.router.admission.tally import Tally

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from services.router.admission.policy import Priority
+from outrider.session_types import Priority
 
 MEMORY_S: Final = 60.0
 """Others are expected back for so long after their last session."""

@@ -7,14 +7,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 from outrider.errors import ConfigError
-
-
-class Priority(IntEnum):
-    """Classes of sessions; the numbers are the wire's."""
-
-    LOW = 1
-    MEDIUM = 2
-    HIGH = 3
+from outrider.session_types import Priority
 
 
 class Lane(IntEnum):

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from services.router.admission.policy import Priority
+from outrider.session_types import Priority
 
 MAX_WAITS: Final = 4096
 """Waits kept until they are taken; of more the last ones."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from services.router.admission.policy import Lane, Priority
+from outrider.session_types import Priority
+from services.router.admission.policy import Lane
 from services.router.placement.request import Request
 
 

@@ -10,7 +10,7 @@ from outrider.codec import varint
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, EmptyPromptError, OverloadedError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from outrider.wire import cost as cost_wire
+from outrider.wire import sessions as session_wire
 from services.router.placement.request import MEDIUM, RETRY_DELAY_MS, Request
 from services.router.prefixes.ids import IdReader
 from services.router.prefixes.index import PrefixIndex
@@ -144,7 +144,7 @@ def add_up(
 ) -> None:
     """The end of a session as one whole: what it costs, which replicas have no say in; and of one
     that moved all of its time, for its last replica knows of its own part."""
-    cost_wire.put(done.usage, cost)
+    session_wire.set_cost(done.usage, cost)
     if session.num_moves and session.began_at is not None:
         done.timings.ttft_ms = (session.began_at - session.opened_at) * 1e3
         done.timings.total_ms = (now - session.opened_at) * 1e3

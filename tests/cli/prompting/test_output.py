@@ -11,13 +11,14 @@ from outrider.cli.prompting.output import follow, report
 from outrider.cli.prompting.painter import Painter
 from outrider.client import (
     ChatResult,
+    ClientTimings,
     Committed,
     Cost,
+    FinishReason,
     Interrupted,
     Provisional,
     Resumed,
     RidingAhead,
-    ServerTimings,
     Timings,
     Transcript,
     Usage,
@@ -26,11 +27,11 @@ from outrider.client import (
 RESULT = ChatResult(
     text="blue",
     ids=(4, 9),
-    finish_reason="stop",
+    finish_reason=FinishReason.STOP,
     usage=Usage(3, 0, 2, 0, 0),
-    timings=Timings(12.4, 30.6, 12.4, 80.0, 21.0),
-    replica_timings=ServerTimings(1.0, 2.0, 3.0, 4.0),
-    edge_timings=ServerTimings(5.0, 0.0, 6.0, 7.0),
+    timings=ClientTimings(12.4, 30.6, 12.4, 80.0, 21.0),
+    replica_timings=Timings(1.0, 2.0, 3.0, 4.0),
+    edge_timings=Timings(5.0, 0.0, 6.0, 7.0),
     num_retractions=0,
     erased_chars=0,
     region="us-east",
@@ -86,8 +87,10 @@ def test_what_it_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reply_stopped_before_its_first_token_has_no_times(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    nothing = Timings(None, None, None, 80.0, 0.0)
-    stopped = replace(RESULT, text="", ids=(), finish_reason="cancelled", timings=nothing)
+    nothing = ClientTimings(None, None, None, 80.0, 0.0)
+    stopped = replace(
+        RESULT, text="", ids=(), finish_reason=FinishReason.CANCELLED, timings=nothing
+    )
     report("why?", stopped, as_json=False, shown=True)
     assert capsys.readouterr().err == (
         "first provisional none · first committed none · 0 tokens/s · 0 tokens · cancelled\n"

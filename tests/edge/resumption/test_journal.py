@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.resumption.journal import Journal, Listener
 from services.edge.session.actions import Accepted, ClientEvent, Commit, Done, Provisional
-from services.edge.session.inputs import FinishReason, Timings, Usage
 
 ACCEPTED = Accepted("r", "m", 3)
 

@@ -13,10 +13,10 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
+from outrider.session_types import FinishReason
 from services.edge.session.actions import Failed, Finish, OpenRegion
 from services.edge.session.inputs import (
     ChatAsked,
-    FinishReason,
     Input,
     PromptReady,
     RegionCommit,

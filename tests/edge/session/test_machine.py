@@ -12,6 +12,7 @@ from outrider.errors import (
     OverloadedError,
 )
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation, Usage
 from services.edge.session.actions import (
     Accepted,
     CancelRegion,
@@ -32,7 +33,6 @@ from services.edge.session.inputs import (
     ClientFailed,
     ClientGone,
     DraftsReady,
-    FinishReason,
     Input,
     PromptFailed,
     PromptReady,
@@ -41,9 +41,7 @@ from services.edge.session.inputs import (
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    Speculation,
     Tick,
-    Usage,
 )
 from services.edge.session.machine import TABLE
 from services.edge.session.policy import State

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.client import events
 from outrider.client.transcript import Transcript
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.session.actions import (
     Accepted,
     Action,
@@ -24,7 +25,6 @@ from services.edge.session.actions import (
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.inputs import (
     ChatAsked,
-    FinishReason,
     PromptReady,
     RegionCommit,
     RegionDone,
@@ -44,8 +44,8 @@ from tests.edge.session.toolkit import (
     session,
 )
 
-USAGE = events.Usage(0, 0, 0, 0, 0)
-TIMES = events.ServerTimings(0, 0, 0, 0)
+USAGE = Usage()
+TIMES = Timings()
 
 
 def as_event(action: Action) -> events.Event | None:
@@ -59,7 +59,7 @@ def as_event(action: Action) -> events.Event | None:
         case Commit(text, ids, upto):
             return events.Committed(text, ids, upto)
         case Done(_, upto):
-            return events.Done("stop", USAGE, TIMES, TIMES, upto, "", "")
+            return events.Done(FinishReason.STOP, USAGE, TIMES, TIMES, upto, "", "")
         case _:
             return None
 

@@ -16,6 +16,7 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
+from outrider.session_types import FinishReason
 from services.edge.session.actions import (
     Commit,
     Done,
@@ -27,7 +28,6 @@ from services.edge.session.actions import (
 )
 from services.edge.session.inputs import (
     ChatAsked,
-    FinishReason,
     PromptReady,
     RegionCommit,
     RegionDone,

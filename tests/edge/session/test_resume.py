@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.session_types import FinishReason
 from services.edge.session.actions import (
     Accepted,
     Commit,
@@ -18,7 +19,6 @@ from services.edge.session.actions import (
 from services.edge.session.inputs import (
     AudienceChanged,
     ChatAsked,
-    FinishReason,
     PromptReady,
     RegionCommit,
     RegionDone,

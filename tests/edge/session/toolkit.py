@@ -10,6 +10,7 @@ from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import Speculation
 from services.edge.session.drafting import DraftLimits
 from services.edge.session.inputs import (
     ChatAsked,
@@ -19,7 +20,6 @@ from services.edge.session.inputs import (
     PromptReady,
     RegionFailed,
     RegionOpened,
-    Speculation,
 )
 from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy, State

@@ -30,18 +30,11 @@ from outrider.errors import (
 )
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation, Timings, Usage
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
 from services.edge.session import actions
-from services.edge.session.inputs import (
-    ChatAsked,
-    ChatRequest,
-    FinishReason,
-    ResumePoint,
-    Speculation,
-    Timings,
-    Usage,
-)
+from services.edge.session.inputs import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
 OFFER = wire.Offer("m", 100, 64)

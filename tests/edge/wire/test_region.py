@@ -9,6 +9,7 @@ import pytest
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
+from outrider.session_types import FinishReason, Timings, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
@@ -17,15 +18,12 @@ from services.edge.identity import Identity
 from services.edge.session.actions import OpenRegion, SendDraft
 from services.edge.session.control.pace import Pace
 from services.edge.session.inputs import (
-    FinishReason,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
     ResumePoint,
-    Timings,
-    Usage,
 )
 from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
 from tests.edge.session.toolkit import DIGEST, request

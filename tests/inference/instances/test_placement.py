@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.errors import EngineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Timings, Usage
 from services.inference.instances.placement import Placement
 from services.inference.instances.totals import total_load
 from services.inference.kv.events import Stored
@@ -19,13 +20,9 @@ from services.inference.scheduling.events import (
     Committed,
     Failed,
     Finished,
-    FinishReason,
     Load,
     Opened,
     OpenRequest,
-    Priority,
-    Timings,
-    Usage,
 )
 from services.inference.scheduling.limits import SchedulerLimits
 

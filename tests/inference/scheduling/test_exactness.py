@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
+from outrider.session_types import FinishReason, Priority
+from services.inference.scheduling.events import Drafts, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from tests.inference.scheduling.driver import Driver, reference

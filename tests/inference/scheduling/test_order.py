@@ -16,7 +16,8 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
+from outrider.session_types import FinishReason, Priority
+from services.inference.scheduling.events import Drafts, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver, reference
 

@@ -11,13 +11,9 @@ from outrider.engines.base import Rows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason
 from services.inference.scheduling.drafting.sources import Acceptance, DraftSources, EdgeChain
-from services.inference.scheduling.events import (
-    Committed,
-    Drafts,
-    FinishReason,
-    OpenRequest,
-)
+from services.inference.scheduling.events import Committed, Drafts, OpenRequest
 from services.inference.scheduling.session import TRANSITIONS, Input, Session, State
 from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import OutriderError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.choosing import Route
-from services.router.admission.policy import Priority
 from services.router.admission.ticket import Arrival
 from tests.router.admission.people import FakeScout, Region
 

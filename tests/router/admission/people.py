@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import NoReplicaError, OverloadedError
+from outrider.session_types import Priority
 from services.router.admission.choosing import Sight
-from services.router.admission.policy import Lane, Priority
+from services.router.admission.policy import Lane
 from services.router.admission.ticket import Arrival, Ticket
 from services.router.placement.request import Candidate, Decision, Request, Wait
 

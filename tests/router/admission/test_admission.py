@@ -14,10 +14,11 @@ from outrider.errors import (
     NoReplicaError,
     OverloadedError,
 )
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.choosing import Route
 from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from tests.router.admission.people import FakeScout, Region, arrival
 

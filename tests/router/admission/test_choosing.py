@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import NoReplicaError
+from outrider.session_types import Priority
 from services.router.admission.choosing import Route, choose
-from services.router.admission.policy import AdmissionPolicy, Lane, Priority
+from services.router.admission.policy import AdmissionPolicy, Lane
 from tests.router.admission.people import REQUEST, FakeScout, Region, ticket
 
 POLICY = AdmissionPolicy(slo_ttft_high_ms=400.0, slo_ttft_medium_ms=1000.0, slo_ttft_low_ms=5000.0)

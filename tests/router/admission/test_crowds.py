@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.session_types import Priority
 from services.router.admission.crowds import MAX_REMEMBERED, MEMORY_S, Crowds
-from services.router.admission.policy import Priority
 
 ADDRESSES = st.sampled_from([b"", b"a", b"b", b"c"])
 HIGH, MEDIUM, LOW = Priority.HIGH, Priority.MEDIUM, Priority.LOW

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.session_types import Priority
 from services.router.admission.admission import Admission
-from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.admission.ticket import Arrival
 from tests.router.admission.mesh import STEP_S, Mesh

@@ -15,7 +15,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import cost as cost_wire
+from outrider.wire import sessions as session_wire
 from outrider.wire import tokens as wire_tokens
 from services.router.admission.counting.prices import Price
 from services.router.upstream.tokenizers import TokenizerPool
@@ -78,7 +78,7 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         replica.say(commit(sent.session))
         replica.say(done(sent.session))
         assert (await edge.hear("commit")).session == 1
-        told = cost_wire.from_proto((await edge.hear("done")).done.usage)
+        told = session_wire.cost_of((await edge.hear("done")).done.usage)
         assert told == Cost(1000 * (len(expected) + 10), "USD")
         charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
         async with asyncio.timeout(5):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from outrider.errors import DeadlineError, OverloadedError
+from outrider.session_types import Priority
 from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.forecast import Forecast, ahead_of
 from services.inference.scheduling.policy.overload import Level, Overload

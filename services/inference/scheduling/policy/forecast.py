@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.session_types import Priority
 from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.events import Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.roster import Roster
 from services.inference.scheduling.session import Session, State

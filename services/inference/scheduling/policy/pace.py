@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider.session_types import Priority
 from services.inference.scheduling.budget import CostModel, attention
-from services.inference.scheduling.events import Priority
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.chunks import LEAST_CHUNK
 from services.inference.scheduling.policy.overload import Level

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from outrider.session_types import Priority
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import ClassLoad, Load, Priority
+from services.inference.scheduling.events import ClassLoad, Load
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.admission import Admission
 from services.inference.scheduling.roster import Roster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import ConfigError
-from services.router.admission.policy import Priority
+from outrider.session_types import Priority
 
 
 @dataclass(frozen=True, slots=True)

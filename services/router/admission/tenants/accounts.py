@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
-from services.router.admission.policy import Priority
+from outrider.session_types import Priority
 from services.router.admission.tenants.bucket import TokenBucket
 
 OTHERS: Final = "*"

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
+from outrider.session_types import Priority
 from outrider.v1 import common_pb2, router_pb2
 from outrider.wire.sampling import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
 from services.router.admission.choosing import Route
-from services.router.admission.policy import Priority
 from services.router.admission.ticket import Arrival
 from services.router.conductor.conductor import Conductor, Post
 from services.router.fleet.registry import Registry

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Speculation
 from services.edge.session.actions import (
     Action,
     Commit,
@@ -23,13 +24,11 @@ from services.edge.session.inputs import (
     ChatAsked,
     ChatRequest,
     DraftsReady,
-    FinishReason,
     Heard,
     Input,
     PromptReady,
     RegionCommit,
     RegionDone,
-    Speculation,
     Tick,
 )
 from services.edge.session.machine import ChatSession

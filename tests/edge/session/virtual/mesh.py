@@ -14,6 +14,7 @@ from random import Random
 from outrider.engines.base import Rows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import FinishReason
 from services.edge.session.actions import Action, Commit, OpenRegion, SendDraft
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.control.controller import ControlPolicy
@@ -22,7 +23,6 @@ from services.edge.session.drafting import DraftLimits
 from services.edge.session.inputs import (
     ChatAsked,
     DraftsReady,
-    FinishReason,
     Input,
     PromptReady,
     RegionCommit,

@@ -9,19 +9,18 @@ from functools import partial
 from random import Random
 
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import FinishReason, Speculation
 from services.edge.session.control.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.drafting import DraftLimits
 from services.edge.session.inputs import (
     ChatAsked,
     DraftsReady,
-    FinishReason,
     Input,
     PromptReady,
     RegionCommit,
     RegionDone,
     RegionOpened,
-    Speculation,
     Tick,
 )
 from services.edge.session.machine import ChatSession

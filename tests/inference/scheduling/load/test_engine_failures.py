@@ -8,7 +8,7 @@ from random import Random
 from outrider.engines.base import Ids, Meanwhile, Round, Rows, nothing
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError
-from services.inference.scheduling.events import FinishReason
+from outrider.session_types import FinishReason
 from services.inference.scheduling.planning import Plan
 from tests.inference.scheduling.driver import Driver
 from tests.inference.scheduling.load.test_soak import LIMITS, OPTIONS, Soak

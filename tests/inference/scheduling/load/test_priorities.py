@@ -9,7 +9,8 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, OpenRequest, Priority
+from outrider.session_types import Priority
+from services.inference.scheduling.events import Drafts, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.session import State
 from tests.inference.scheduling.driver import Driver, reference

@@ -9,8 +9,9 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
 from services.inference.scheduling.budget import CostModel
-from services.inference.scheduling.events import Drafts, FinishReason, OpenRequest, Priority
+from services.inference.scheduling.events import Drafts, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.policy.forecast import Ahead, Forecast
 from services.inference.scheduling.policy.overload import Level

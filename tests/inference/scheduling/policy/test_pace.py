@@ -12,9 +12,10 @@ from outrider.engines.base import Rows
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import Priority
 from services.inference.scheduling.budget import CostModel, attention
 from services.inference.scheduling.drafting.sources import Acceptance, DraftSources
-from services.inference.scheduling.events import OpenRequest, Priority
+from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan
 from services.inference.scheduling.policy.overload import Level

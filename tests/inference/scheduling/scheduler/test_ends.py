@@ -6,7 +6,8 @@ import numpy as np
 
 from outrider.engines.base import Rows
 from outrider.errors import EngineError
-from services.inference.scheduling.events import Drafts, FinishReason
+from outrider.session_types import FinishReason
+from services.inference.scheduling.events import Drafts
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, request

@@ -6,7 +6,8 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import OpenRequest, Priority
+from outrider.session_types import Priority
+from services.inference.scheduling.events import OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import PROMPT, Driver
 from tests.inference.scheduling.scheduler.requests import LONG, OPTIONS, prompts, request

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import ClassLoad, FinishReason, Priority
+from outrider.session_types import FinishReason, Priority
+from services.inference.scheduling.events import ClassLoad
 from services.inference.scheduling.limits import SchedulerLimits
 from tests.inference.scheduling.driver import Driver, reference
 from tests.inference.scheduling.scheduler.requests import OPTIONS, prompts, request

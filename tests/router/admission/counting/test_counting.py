@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from outrider.config import load
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import ConfigError
+from outrider.session_types import Priority
 from services.router.admission.counting.lengths import LengthPolicy
 from services.router.admission.counting.prices import Price, PriceTable
-from services.router.admission.policy import Priority
 from services.router.config import RouterConfig
 
 TOKENS = st.integers(0, 10**6)

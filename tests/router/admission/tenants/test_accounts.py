@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
-from services.router.admission.policy import Priority
+from outrider.session_types import Priority
 from services.router.admission.tenants import accounts
 from services.router.admission.tenants.accounts import TenantPolicy, Tenants
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from outrider.session_types import Priority
 from outrider.v1 import common_pb2
-from services.router.admission.policy import AdmissionPolicy, Priority
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy
 from services.router.conductor.conductor import Fleet, Post
 from services.router.fleet.load import Load

@@ -1,0 +1,67 @@
+"""What every tier says of a session: its priority, why it ended, its tokens and times. Pure.
+
+`outrider.wire.sessions` translates them to and from `protos/outrider/v1/common.proto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from outrider.cost import Cost
+
+
+class Priority(IntEnum):
+    """Order in which sessions get an engine; the numbers are the wire's."""
+
+    LOW = 1
+    MEDIUM = 2
+    HIGH = 3
+
+
+class Speculation(StrEnum):
+    """Where a session's drafts may come from."""
+
+    ON = "on"
+    """From the edge and from the region."""
+    OFF = "off"
+    REGION_ONLY = "region_only"
+
+
+class FinishReason(StrEnum):
+    """Why a session ended without an error."""
+
+    STOP = "stop"
+    """An end id or a stop string."""
+    LENGTH = "length"
+    """max_tokens, or the end of the model's context."""
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one session, and what it costs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was reused."""
+    completion_tokens: int = 0
+    draft_tokens: int = 0
+    """Drafts that the model verified."""
+    accepted_tokens: int = 0
+    """Of those: drafts that became part of the reply."""
+    cost: Cost | None = None
+    """By the router's price table, for the whole session; None where no price applies, before a
+    router has set it, and for a chat that was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds since the session was opened, on one process's own clock."""
+
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    """Time to the first token."""
+    total_ms: float = 0.0

@@ -1,0 +1,34 @@
+"""What a terminal showed, row by row, and the picture made of it."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from tools.record_terminal import Output, Shown, shown, svg
+
+OUTPUTS = (
+    Output(1.0, b"$ chat\r\n"),
+    Output(2.0, b"The \x1b[2msea is\x1b[22m"),
+    Output(3.0, b"\x1b[6D\x1b[Jsky <\r\n"),
+)
+
+
+def test_a_row_is_shown_from_when_it_was_printed_until_it_changes() -> None:
+    rows, duration_s = shown(OUTPUTS)
+    end_s = duration_s
+    assert end_s > 3.0
+    assert sorted(rows, key=lambda it: (it.row, it.begin_s)) == [
+        Shown(0, (("$ chat", "default"),), 1.0, end_s),
+        Shown(1, (("The ", "default"), ("sea is", "faint")), 2.0, 3.0),
+        Shown(1, (("The sky <", "default"),), 3.0, end_s),
+    ]
+
+
+def test_the_picture_shows_its_last_state_where_nothing_moves() -> None:
+    rows, duration_s = shown(OUTPUTS)
+    root = ElementTree.fromstring(svg(rows, duration_s, "a & b"))
+    name = "{http://www.w3.org/2000/svg}"
+    texts = {"".join(text.itertext()): text.get("visibility") for text in root.iter(f"{name}text")}
+    assert texts == {"$ chat": None, "The sea is": "hidden", "The sky <": None}
+    changes = [change.attrib for change in root.iter(f"{name}set")]
+    assert {it["to"] for it in changes} == {"hidden", "visible"}

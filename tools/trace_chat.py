@@ -1,0 +1,320 @@
+"""Follows one chat through a whole mesh, and prints which modules and functions it enters.
+
+An edge, a router and a replica with the fake engine run in this process, on real sockets, and a
+client chats with them (no tokenizer service: the edge tokenizes). Two stretches are followed:
+opening a chat, from the client's request to the replica's first engine call, and one commit, from
+one engine call to the next (choosing the token, relaying it, showing it, drafting ahead, the next
+batch). Each is seen many times; a function counts if it is entered in more than half of them, which
+leaves out what happens beside: heartbeats, load reports. Only code of `services/` and `outrider/`
+is counted, without the client, the fake engine and what is generated from the protos; a call is a
+call of a Python function, or the resumption of a coroutine.
+
+    python -m tools.trace_chat            tables, a row per module, in the order of first entry
+    python -m tools.trace_chat --json     and one line of JSON at the end
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from outrider.client import Client, Message, SamplingParams, connect
+from outrider.engines.fake import FakeEngine
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.process import Ports
+from services.edge import app as edge_app
+from services.edge.config import EdgeConfig
+from services.inference import app as inference_app
+from services.inference.config import InferenceConfig
+from services.router import app as router_app
+from services.router.config import ReplicaConfig, RouterConfig
+
+SERVICES: Final = ("edge", "router", "inference")
+NUM_OPENS: Final = 9
+"""Chats whose opening is followed."""
+NUM_COMMITS: Final = 60
+"""Engine calls of one chat that are followed."""
+_SKIPPED_COMMITS: Final = 10
+"""The first of a chat are left out: its drafts have nothing to copy from yet."""
+_ENGINE_CALL_S: Final = 0.02
+"""How long an engine call takes here: a commit is through before the next one comes, and load
+reports (every 50 ms) are seen in fewer than half of the stretches."""
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_NOT_COUNTED: Final = (
+    "outrider/client/",
+    "outrider/v1/",
+    "outrider/testing",
+    "outrider/engines/fake",
+)
+_CLIENT: Final = "client"
+
+_service: ContextVar[str] = ContextVar("service")
+"""The service that a task or callback belongs to: they inherit it from what started them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function as one service entered it."""
+
+    service: str
+    module: str
+    """Path from the root of the repository."""
+    name: str
+
+
+@dataclass(slots=True)
+class Stretch:
+    """One opening, or one commit: calls by function, in the order of first entry."""
+
+    calls: Counter[Function] = field(default_factory=Counter)
+
+
+class Tracer:
+    """A profile function for every thread of this process (sys.setprofile)."""
+
+    def __init__(self) -> None:
+        self.current: Stretch | None = None
+        """Where calls are counted; None: they are not."""
+        self.on_engine_call: Callable[[], None] = lambda: None
+        self._modules: dict[CodeType, str] = {}
+        """Paths of code seen so far; empty: not counted."""
+
+    def start(self) -> None:
+        """Threads that run already are not followed."""
+        threading.setprofile(self._event)
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        """Follow nothing more; threads that run go on calling, at little cost."""
+        self.current = None
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        if code is FakeEngine.step.__code__:
+            time.sleep(_ENGINE_CALL_S)
+            self.on_engine_call()
+        stretch = self.current
+        if stretch is None:
+            return
+        module = self._modules.get(code)
+        if module is None:
+            module = self._modules[code] = _module_of(code)
+        if module and (service := _service_of(frame)) != _CLIENT:
+            stretch.calls[Function(service, module, code.co_qualname)] += 1
+
+
+def _module_of(code: CodeType) -> str:
+    """Where this code is; empty if it is not to be counted."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(_ROOT):
+        return ""
+    module = path.relative_to(_ROOT).as_posix()
+    if not module.startswith(("services/", "outrider/")) or module.startswith(_NOT_COUNTED):
+        return ""
+    # A class body or a comprehension is no call of a function.
+    return "" if code.co_name.startswith("<") else module
+
+
+def _service_of(frame: FrameType) -> str:
+    """By its task; in a thread, by whose code called it."""
+    if (service := _service.get(None)) is not None:
+        return service
+    caller: FrameType | None = frame
+    while caller is not None:
+        _, found, rest = caller.f_code.co_filename.partition("/services/")
+        if found:
+            return rest.partition("/")[0]
+        caller = caller.f_back
+    return "threads"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What was seen."""
+
+    opens: list[Stretch]
+    commits: list[Stretch]
+
+    def figures(self) -> dict[str, float]:
+        """Medians and counts, for --json."""
+        opened, committed = usual(self.opens), usual(self.commits)
+        return {
+            "modules_per_open": len({it.module for it in opened}),
+            "functions_per_open": len({(it.module, it.name) for it in opened}),
+            "calls_per_open": _num_calls(self.opens, opened),
+            "modules_per_commit": len({it.module for it in committed}),
+            "functions_per_commit": len({(it.module, it.name) for it in committed}),
+            "calls_per_commit": _num_calls(self.commits, committed),
+        }
+
+
+def usual(stretches: list[Stretch]) -> list[Function]:
+    """Functions entered in more than half of them, in the order of first entry."""
+    seen: Counter[Function] = Counter()
+    places: dict[Function, list[int]] = defaultdict(list)
+    for stretch in stretches:
+        for place, function in enumerate(stretch.calls):
+            seen[function] += 1
+            places[function].append(place)
+    found = [it for it, count in seen.items() if count * 2 > len(stretches)]
+    return sorted(found, key=lambda it: median(places[it]))
+
+
+def _num_calls(stretches: list[Stretch], functions: Iterable[Function]) -> float:
+    wanted = set(functions)
+    return median(
+        sum(count for it, count in stretch.calls.items() if it in wanted) for stretch in stretches
+    )
+
+
+async def trace() -> Trace:
+    """Run a mesh, chat with it, and follow that."""
+    tracer = Tracer()
+    tracer.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="outrider-trace-") as folder:
+            async with asyncio.TaskGroup() as group:
+                stop = asyncio.Event()
+                try:
+                    port = await _started(group, stop, Path(folder))
+                    return await _chatted(tracer, port, Path(folder) / "tls" / "cert.pem")
+                finally:
+                    stop.set()
+    finally:
+        tracer.stop()
+
+
+async def _started(group: asyncio.TaskGroup, stop: asyncio.Event, folder: Path) -> int:
+    """Start all services, from the back to the front; the edge's UDP port."""
+    quiet: dict[str, Any] = {"log_level": "error", "drain_s": 0.0}
+    replica = await _serving(
+        *(group, "inference", stop, inference_app.serve),
+        InferenceConfig(engine="fake", replica="a", region="us", **quiet),
+    )
+    router = await _serving(
+        *(group, "router", stop, router_app.serve),
+        RouterConfig(
+            replicas=(ReplicaConfig("a", "us", f"127.0.0.1:{replica}"),), region="us", **quiet
+        ),
+    )
+    return await _serving(
+        *(group, "edge", stop, edge_app.serve),
+        EdgeConfig(
+            port=0,
+            routers=(f"127.0.0.1:{router}",),
+            state_dir=folder,
+            draft_model="none",
+            **quiet,
+        ),
+    )
+
+
+async def _serving(
+    group: asyncio.TaskGroup,
+    service: str,
+    stop: asyncio.Event,
+    serve: Callable[..., Coroutine[Any, Any, None]],
+    config: object,
+) -> int:
+    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
+    before = _service.set(service)
+    group.create_task(serve(config, ready=ports.set_result, stop=stop))
+    _service.reset(before)
+    return (await ports).main
+
+
+async def _chatted(tracer: Tracer, port: int, ca: Path) -> Trace:
+    _service.set(_CLIENT)
+    commits: list[Stretch] = []
+    async with connect("127.0.0.1", port, ca=ca) as client:
+        prompts = (f"Tell me about the number {number}." for number in range(NUM_OPENS + 1))
+        opens = [await _opening(tracer, client, prompt) for prompt in prompts]
+        await _committing(tracer, client, commits)
+    # The first chat fills caches and imports; the last commits may have no successor.
+    return Trace(opens[1:], commits[_SKIPPED_COMMITS:-2])
+
+
+async def _opening(tracer: Tracer, client: Client, prompt: str) -> Stretch:
+    stretch = Stretch()
+
+    def engine_called() -> None:
+        tracer.current = None
+
+    tracer.on_engine_call = engine_called
+    tracer.current = stretch
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    async with client.chat([Message("user", prompt)], sampling=sampling) as chat:
+        await chat.result()
+    return stretch
+
+
+async def _committing(tracer: Tracer, client: Client, commits: list[Stretch]) -> None:
+    def engine_called() -> None:
+        commits.append(Stretch())
+        tracer.current = commits[-1]
+
+    tracer.on_engine_call = engine_called
+    # Sampled text: few drafts prove right, so that a commit is a token or two.
+    sampling = SamplingParams(max_tokens=4 * NUM_COMMITS, ignore_eos=True, temperature=1.0, seed=7)
+    async with client.chat([Message("user", "Tell me a story.")], sampling=sampling) as chat:
+        async for _ in chat:
+            if len(commits) > NUM_COMMITS + _SKIPPED_COMMITS:
+                break
+    tracer.current, tracer.on_engine_call = None, lambda: None
+
+
+def _print(title: str, stretches: list[Stretch]) -> None:
+    functions = usual(stretches)
+    print(f"\n{title}")
+    for service in sorted({it.service for it in functions}, key=_place):
+        mine = [it for it in functions if it.service == service]
+        modules = list(dict.fromkeys(it.module for it in mine))
+        print(f"\n  {service}: {len(modules)} modules, {len(mine)} functions")
+        for module in modules:
+            names = [it for it in mine if it.module == module]
+            calls = _num_calls(stretches, names)
+            print(f"    {module:<52} {len(names):>3} functions {calls:>6.0f} calls")
+
+
+def _place(service: str) -> int:
+    return SERVICES.index(service) if service in SERVICES else len(SERVICES)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    options = argparse.ArgumentParser(prog="python -m tools.trace_chat", description=__doc__)
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--json", action="store_true", help="end with one line of JSON")
+    asked = options.parse_args(arguments)
+    # The model's vocabulary is fetched with the first start; its engine is not loaded.
+    seen = asyncio.run(trace())
+    figures = seen.figures()
+    _print(f"Opening a chat ({DEFAULT_MODEL.name}'s vocabulary, fake engine)", seen.opens)
+    _print("One commit", seen.commits)
+    print()
+    for name, value in figures.items():
+        print(f"{name.replace('_', ' '):<24}{value:g}")
+    if asked.json:
+        print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
