@@ -23,6 +23,8 @@ from bench.harness.record import RESULTS, is_stale, load
 from bench.harness.tables import Table
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
+_MAX_OPEN_ROWS = 60
+"""Rows of a table above which it is shown folded up."""
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
 
 
@@ -80,7 +82,7 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
     for row in record["tables"] if number is None else [record["tables"][int(number) - 1]]:
         rows = [tuple(cells) for cells in row["rows"]]
         table = Table(row["title"], tuple(row["columns"]), rows, row.get("notes", []))
-        parts.append(f"**{table.title}**\n\n{table.markdown()}\n")
+        parts.append(_shown(table))
     where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
     if "loop_us" in machine:
         where += f", loop {machine['loop_us']:.0f} us"
@@ -88,6 +90,14 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
     made = f"{machine['date']}, {where}, {_made_at(record)}{stale}"
     parts.append(f"<sub>`{record['command']}`, {made}</sub>\n")
     return "\n".join(parts)
+
+
+def _shown(table: Table) -> str:
+    """The table with its title; a long one is folded up until its title is clicked."""
+    if len(table.rows) <= _MAX_OPEN_ROWS:
+        return f"**{table.title}**\n\n{table.markdown()}\n"
+    summary = f"<summary><b>{table.title}</b> ({len(table.rows)} rows)</summary>"
+    return f"<details>{summary}\n\n{table.markdown()}\n\n</details>\n"
 
 
 def _made_at(record: Mapping[str, Any]) -> str:

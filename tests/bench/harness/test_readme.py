@@ -72,6 +72,18 @@ def test_a_block_may_have_one_table_alone(tmp_path: Path) -> None:
     assert "ours" not in new
 
 
+def test_a_long_table_is_folded_up(tmp_path: Path) -> None:
+    run = run_of()
+    long = run.table("Everything", "number")
+    for number in range(100):
+        long.add(number)
+    run.finish(tmp_path)
+    new = regenerated(BLOCK, tmp_path)
+    assert "**Speeds**" in new
+    assert "<details><summary><b>Everything</b> (100 rows)</summary>\n\n| number |" in new
+    assert new.count("</details>") == 1
+
+
 def test_notes_stand_under_their_table(tmp_path: Path) -> None:
     run = run_of()
     run.tables[0].note("n = 5.")
