@@ -9,7 +9,7 @@ from statistics import fmean
 from bench.harness import Run, median, parser, quantile, start
 from bench.harness.local_mesh import local_mesh
 from bench.router import decisions, hop, loop_lag
-from bench.router.decisions import Size, Timings
+from bench.router.decisions import DecisionTimings, Size
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
@@ -49,7 +49,7 @@ def decided(run: Run) -> None:
     run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
 
 
-def _parts(timings: Timings) -> dict[str, list[float]]:
+def _parts(timings: DecisionTimings) -> dict[str, list[float]]:
     return {
         "decision, prompt not seen before": timings.decide,
         "decision, prompt seen lately": timings.again,

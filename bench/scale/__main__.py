@@ -25,7 +25,7 @@ from bench.scale.study import (
     REPORT_S,
     WARM_S,
     Case,
-    Row,
+    CaseResult,
     Search,
     Task,
     capacity,
@@ -52,7 +52,7 @@ _CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
 FLOORS = ("outrider", "outrider, behind admission", "least loaded", "round robin")
 
-Rows = Mapping[Task, Sequence[Row]]
+Rows = Mapping[Task, Sequence[CaseResult]]
 
 
 def main() -> int:
@@ -217,12 +217,12 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     }
 
 
-def _nearest(rows: Sequence[Row]) -> Row:
+def _nearest(rows: Sequence[CaseResult]) -> CaseResult:
     """The run that came nearest to the load that its fleet just bears."""
     return min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
 
 
-def _deciding(size: int, rows: Sequence[Row]) -> tuple[Cell, ...]:
+def _deciding(size: int, rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
     mean_ms, p99_ms = _nearest(rows).decision_ms
     return 1e3 * REPORT_S.get(size, 0.05), mean_ms, p99_ms
 
@@ -243,7 +243,7 @@ _COLUMNS = (
 )
 
 
-def _cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
+def _cells(rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
     """Of one case with several seeds: means and ranges of shares and times, sums of counts."""
     p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
     enough = min(row.num_requests for row in rows) >= num_needed(0.99)

@@ -51,7 +51,7 @@ def recorded(num_replicas: int, results: Path = RESULTS) -> RouterTimes:
 
 
 @dataclass(slots=True)
-class Timings:
+class TimingLog:
     """Milliseconds of CPU time, from all routers of a fleet."""
 
     after_s: float
@@ -64,7 +64,7 @@ class Timings:
 class TimedRouter:
     """A router that is timed while it works. Implements routing.base.Router."""
 
-    def __init__(self, router: Router, timings: Timings) -> None:
+    def __init__(self, router: Router, timings: TimingLog) -> None:
         self._router = router
         self._timings = timings
 

@@ -30,7 +30,7 @@ _MAX_PLACES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FleetSetup:
     """The fleet around routers and replicas."""
 
     regions: Sequence[Region]
@@ -100,7 +100,7 @@ class Fleet:
     """One run."""
 
     def __init__(
-        self, setting: Setting, make_replica: MakeReplica, make_router: MakeRouter
+        self, setting: FleetSetup, make_replica: MakeReplica, make_router: MakeRouter
     ) -> None:
         self._setting = setting
         self._make_replica = make_replica

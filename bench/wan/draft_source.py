@@ -1,9 +1,8 @@
-"""Where the drafts of the published schemes come from: what one of our edges drafts with.
+"""Drafts of the published schemes: from the same drafter process that our edges use.
 
-That is the process of `services.edge.drafter`, where copies of the text and the draft model
-compete, its second guesses included. As schemes that wait know no chain without an end, chains end
-only with the reply there: k drafts are k. Where no model can be had, it is the suffix automaton
-alone, as on our edges.
+That is the process of `services.edge.drafter`, in which copies from the text and the draft model
+compete, second guesses included. The published schemes ask for k drafts and wait, so chains end
+only with the reply. Without a draft model it is the suffix automaton alone, as on our edges.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from services.edge.session.actions import OpenDrafter
 from services.edge.session.inputs import Heard
 
 PATIENCE_S = 2.0
-"""A drafter that says nothing for so long has nothing to say before the next commit."""
+"""A drafter that reports nothing for this long has no draft before the next commit."""
 _LOAD_LIMIT_S = 300.0
 _POLL_S = 0.1
 

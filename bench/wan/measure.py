@@ -18,7 +18,7 @@ from bench.relay.lane import Conditions, Traffic
 from bench.wan.chats import Asker, Connections
 from bench.wan.draft_source import Sources
 from bench.wan.meter import Meter
-from bench.wan.plan import PLAIN, Cell, Part, Progress, Scheme, Size
+from bench.wan.plan import PLAIN, Cell, CellGroup, Progress, Scheme, Size
 from bench.wan.samples import Batch
 from bench.wan.testbed import HOST, Placement, Testbed
 from outrider.client import Client, connect
@@ -148,7 +148,7 @@ class _Work:
         self.progress.reply_s = median(times_s)
 
     async def _part(
-        self, asker: Asker, part: Part, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
+        self, asker: Asker, part: CellGroup, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
     ) -> None:
         cell = Cell(rtt_ms, part.sessions, part.temperature)
         if part.sessions > 1:

@@ -85,8 +85,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What every round asks at some RTTs under otherwise equal conditions."""
+class CellGroup:
+    """What every round asks at several RTTs, otherwise under equal conditions."""
 
     sessions: int
     temperature: float
@@ -109,7 +109,7 @@ class Size:
 
     rounds: int
     """At most: another one begins only if there is time for it."""
-    parts: tuple[Part, ...]
+    parts: tuple[CellGroup, ...]
     max_tokens: int
     """Of a reply."""
     max_fixed_rows: int = 64
@@ -157,17 +157,17 @@ RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=6,
     parts=(
-        Part(1, 0.0, RTTS_MS, _each(6, *_MAIN)),
-        Part(1, 0.0, RTTS_MS, _each(2, *_OTHERS)),
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(4, *_WIDE)),
-        Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
-        Part(1, 0.8, (50.0, 250.0), _each(2, *_OTHERS), rounds=4),
-        Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
-        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_SEVERAL), rounds=5),
-        Part(4, 0.8, (50.0,), _each(4, *_SEVERAL), rounds=5),
-        Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
-        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_SEVERAL, *_WIDE), rounds=5),
-        Part(16, 0.8, (50.0,), _each(16, *_SEVERAL), rounds=5),
+        CellGroup(1, 0.0, RTTS_MS, _each(6, *_MAIN)),
+        CellGroup(1, 0.0, RTTS_MS, _each(2, *_OTHERS)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(4, *_WIDE)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(2, *_OTHERS), rounds=4),
+        CellGroup(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
+        CellGroup(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_SEVERAL), rounds=5),
+        CellGroup(4, 0.8, (50.0,), _each(4, *_SEVERAL), rounds=5),
+        CellGroup(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
+        CellGroup(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_SEVERAL, *_WIDE), rounds=5),
+        CellGroup(16, 0.8, (50.0,), _each(16, *_SEVERAL), rounds=5),
     ),
     max_tokens=40,
 )
@@ -175,9 +175,9 @@ FULL_MINUTES = 45.0
 CORE = Size(
     rounds=6,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 100.0, 250.0), _each(10, *_MAIN)),
-        Part(1, 0.0, (50.0,), _each(4, *_WIDE)),
-        Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
+        CellGroup(1, 0.0, (0.0, 50.0, 100.0, 250.0), _each(10, *_MAIN)),
+        CellGroup(1, 0.0, (50.0,), _each(4, *_WIDE)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
     ),
     max_tokens=32,
     max_fixed_rows=32,
@@ -187,11 +187,11 @@ CORE_MINUTES = 20.0
 QUICK = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
-        Part(1, 0.0, (50.0,), _each(2, *_WIDE)),
-        Part(1, 0.8, (50.0,), _each(2, *_MAIN)),
-        Part(4, 0.0, (0.0,), _each(4, *_SEVERAL, REGION_DRAFTER)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
+        CellGroup(1, 0.0, (50.0,), _each(2, *_WIDE)),
+        CellGroup(1, 0.8, (50.0,), _each(2, *_MAIN)),
+        CellGroup(4, 0.0, (0.0,), _each(4, *_SEVERAL, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,
@@ -261,6 +261,6 @@ class Progress:
         )
         return len(temperatures) * REFERENCE_START_S + count * self.reply_s
 
-    def _asked(self, turn: int, temperature: float) -> list[Part]:
+    def _asked(self, turn: int, temperature: float) -> list[CellGroup]:
         parts = self.size.parts
         return [p for p in parts if turn < p.rounds and p.temperature == temperature]

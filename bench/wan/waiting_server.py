@@ -21,7 +21,14 @@ from typing import Any
 
 import grpc
 
-from bench.wan.waiting_verifier import MAX_LEAD, Costs, Part, Session, Verdict, Verifier
+from bench.wan.waiting_verifier import (
+    MAX_LEAD,
+    Costs,
+    ScheduledSession,
+    Verdict,
+    Verifier,
+    VerifierSession,
+)
 from outrider.codec.ranks import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, Rows
@@ -76,7 +83,7 @@ class VerifierLoop:
                 for verdict in self.verifier.apply(parts, rows):
                     self._tell(verdict)
 
-    def _compute(self, jobs: list[Callable[[], None]], parts: list[Part]) -> list[Rows]:
+    def _compute(self, jobs: list[Callable[[], None]], parts: list[ScheduledSession]) -> list[Rows]:
         for job in jobs:
             job()
         began = time.perf_counter()
@@ -96,7 +103,7 @@ class VerifierLoop:
         self.verifier.draft(number, Drafts(frame.epoch, frame.base, ids, frame.continues))
         self.wake.set()
 
-    def close(self, number: int) -> Session | None:
+    def close(self, number: int) -> VerifierSession | None:
         self.peers.pop(number, None)
         session = self.verifier.close(number)
         if session is not None:

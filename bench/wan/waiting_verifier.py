@@ -27,7 +27,7 @@ from services.inference.scheduling.drafting.sources import EdgeChain
 from services.inference.scheduling.events import Drafts
 
 MAX_DRAFTS = 8
-"""Of one session in one call: what our replicas verify."""
+"""Drafts of one session in one call; the same as a replica verifies."""
 MAX_LEAD = 64
 _CHUNK_TOKENS = 256
 """Prompt tokens of one call."""
@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Session:
+class VerifierSession:
     """One reply. Invariant: KV exists for exactly ids[:computed]."""
 
     number: int
@@ -65,7 +65,7 @@ class Session:
     chain: EdgeChain = field(default_factory=lambda: EdgeChain(0, MAX_LEAD))
     computed: int = 0
     asked: bool = True
-    """Whether the edge wants a round. Opening asks for the first."""
+    """Whether the edge has asked for a call. Opening asks for the first."""
     num_drafts: int = 0
     num_accepted: int = 0
 
@@ -82,12 +82,12 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One session's place in a call."""
+class ScheduledSession:
+    """One session in an engine call."""
 
-    session: Session
+    session: VerifierSession
     num_tokens: int
-    """Of its own; drafts and padding come behind them."""
+    """Committed tokens to compute; drafts and padding follow them."""
     drafts: tuple[int, ...]
     round: Round
 
@@ -98,7 +98,7 @@ class Verifier:
     def __init__(self, info: EngineInfo, new_reply: Callable[[SamplingParams], ReplyText]) -> None:
         self._info = info
         self._new_reply = new_reply
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, VerifierSession] = {}
         self._free = list(range(info.num_blocks))
 
     def open(self, number: int, prompt: Sequence[int], sampling: SamplingParams) -> Ids:
@@ -109,7 +109,7 @@ class Verifier:
         if needed > len(self._free):
             raise OverloadedError("the waiting verifier has no KV left; give it more")
         blocks = [self._free.pop() for _ in range(needed)]
-        self._sessions[number] = Session(
+        self._sessions[number] = VerifierSession(
             number,
             list(prompt),
             len(prompt),
@@ -131,18 +131,18 @@ class Verifier:
         if chain.epoch == drafts.epoch and not chain.dead and (chain.ids or not drafts.ids):
             session.asked = True
 
-    def close(self, number: int) -> Session | None:
+    def close(self, number: int) -> VerifierSession | None:
         """Forget a session; None if there is none of this number."""
         session = self._sessions.pop(number, None)
         if session is not None:
             self._free += session.blocks
         return session
 
-    def decide(self) -> list[Part]:
+    def decide(self) -> list[ScheduledSession]:
         """The next call: everyone who has asked; empty while nobody has."""
         return list(self._parts())
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[ScheduledSession]:
         room = _CHUNK_TOKENS
         for session in self._sessions.values():
             if not session.asked:
@@ -156,11 +156,11 @@ class Verifier:
                 whole = taken == missing
                 yield self._verification(session) if whole else self._prefill(session, taken)
 
-    def _prefill(self, session: Session, count: int) -> Part:
+    def _prefill(self, session: VerifierSession, count: int) -> ScheduledSession:
         tokens = session.ids[session.computed : session.computed + count]
-        return Part(session, count, (), self._round(session, tokens, 0))
+        return ScheduledSession(session, count, (), self._round(session, tokens, 0))
 
-    def _verification(self, session: Session) -> Part:
+    def _verification(self, session: VerifierSession) -> ScheduledSession:
         left = session.max_tokens - session.num_reply
         drafts = tuple(session.chain.ids[: min(MAX_DRAFTS, left - 1)])
         own = session.ids[session.computed :]
@@ -168,9 +168,9 @@ class Verifier:
         padding = max(0, self._info.min_rows - len(tokens))
         tokens += [tokens[-1]] * padding
         round_ = self._round(session, tokens, 1 + len(drafts) + padding)
-        return Part(session, len(own), drafts, round_)
+        return ScheduledSession(session, len(own), drafts, round_)
 
-    def _round(self, session: Session, tokens: Sequence[int], num_rows: int) -> Round:
+    def _round(self, session: VerifierSession, tokens: Sequence[int], num_rows: int) -> Round:
         end = session.computed + len(tokens) + self._info.scratch_tokens
         blocks = session.blocks[: -(-end // self._info.block_tokens)]
         return Round(
@@ -181,7 +181,7 @@ class Verifier:
             num_rows,
         )
 
-    def apply(self, parts: Sequence[Part], rows: Sequence[Rows]) -> list[Verdict]:
+    def apply(self, parts: Sequence[ScheduledSession], rows: Sequence[Rows]) -> list[Verdict]:
         """What the call decided. Sessions closed meanwhile are passed over."""
         answered = zip(parts, rows, strict=True)
         return [
@@ -191,7 +191,7 @@ class Verifier:
             and (verdict := self._take(part, row)) is not None
         ]
 
-    def _take(self, part: Part, rows: Rows) -> Verdict | None:
+    def _take(self, part: ScheduledSession, rows: Rows) -> Verdict | None:
         session, chain = part.session, part.session.chain
         if not part.round.num_rows:
             session.computed += part.num_tokens

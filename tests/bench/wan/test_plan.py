@@ -7,13 +7,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.plan import FULL, OURS, PLAIN, REFERENCE_START_S, Part, Progress, Size
+from bench.wan.plan import FULL, OURS, PLAIN, REFERENCE_START_S, CellGroup, Progress, Size
 
 SIZE = Size(
     rounds=5,
     parts=(
-        Part(1, 0.0, (0.0, 50.0), {PLAIN: 2, OURS: 2}),
-        Part(4, 0.0, (50.0,), {PLAIN: 4, OURS: 4}, rounds=1),
+        CellGroup(1, 0.0, (0.0, 50.0), {PLAIN: 2, OURS: 2}),
+        CellGroup(4, 0.0, (50.0,), {PLAIN: 4, OURS: 4}, rounds=1),
     ),
     max_tokens=8,
 )

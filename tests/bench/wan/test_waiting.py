@@ -22,7 +22,7 @@ from bench.wan.waiting_edge import (
     converse,
 )
 from bench.wan.waiting_server import VerifierLoop, serving
-from bench.wan.waiting_verifier import Part, Verdict, Verifier
+from bench.wan.waiting_verifier import ScheduledSession, Verdict, Verifier
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OverloadedError
@@ -54,7 +54,7 @@ class Region:
 
     def call(self) -> list[Verdict]:
         """The next call, if somebody asked."""
-        parts: list[Part] = self.verifier.decide()
+        parts: list[ScheduledSession] = self.verifier.decide()
         rows = self.engine.step([part.round for part in parts]) if parts else []
         return self.verifier.apply(parts, rows)
 

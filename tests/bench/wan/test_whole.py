@@ -11,7 +11,7 @@ from bench.wan.analysis import figures_of, model_of
 from bench.wan.draft_source import Sources
 from bench.wan.measure import Links, measure
 from bench.wan.meter import tree
-from bench.wan.plan import ROUNDS, SCHEMES, Part, Size
+from bench.wan.plan import ROUNDS, SCHEMES, CellGroup, Size
 from bench.wan.results import Results, Selection
 from bench.wan.samples import Sample
 from bench.wan.testbed import RegionEngine, running_testbed
@@ -20,8 +20,8 @@ from outrider.models.vocabulary import Vocabulary
 SMALL = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 40.0), dict.fromkeys(SCHEMES, 1)),
-        Part(2, 0.0, (0.0,), dict.fromkeys(SCHEMES, 2)),
+        CellGroup(1, 0.0, (0.0, 40.0), dict.fromkeys(SCHEMES, 1)),
+        CellGroup(2, 0.0, (0.0,), dict.fromkeys(SCHEMES, 2)),
     ),
     max_tokens=6,
 )
