@@ -22,9 +22,10 @@ from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from tools.train_draft.batches import Batch, epoch, make_batch, rows_of_ids
 from tools.train_draft.draft_file import read_draft
-from tools.train_draft.losses import Schedule, loss, loss_weights
+from tools.train_draft.losses import loss
 from tools.train_draft.network import Student
 from tools.train_draft.replies import Reply, load
+from tools.train_draft.schedule import Schedule, loss_weights
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
 from tools.train_draft.target import Geometry, TargetFile, coverage, head_ids
 

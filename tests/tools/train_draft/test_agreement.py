@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tools.train_draft.artifact.test_artifact import small_draft
 
 from outrider.engines.base import Meanwhile, Round, Rows, nothing
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
+from tests.tools.train_draft.test_draft_file import small_draft
 from tools.train_draft.agreement import (
     Trace,
     acceptance_by_draft_position,

@@ -15,8 +15,8 @@ from tools.train_draft.batches import (
     position_weights,
     rows_of_ids,
 )
-from tools.train_draft.losses import Schedule, loss_weights
 from tools.train_draft.replies import Reply
+from tools.train_draft.schedule import Schedule, loss_weights
 
 
 def reply_of(number: int, num_prompt: int, num_ids: int, vocabulary_size: int = 50) -> Reply:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tools.train_draft.artifact.test_artifact import small_draft
 
+from tests.tools.train_draft.test_draft_file import small_draft
 from tools.train_draft.agreement import Trace
 from tools.train_draft.calibration import (
     GRID,

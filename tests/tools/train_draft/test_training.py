@@ -13,14 +13,15 @@ pytest.importorskip(
 )
 
 import torch
-from tests.tools.train_draft.artifact.test_artifact import GEOMETRY, small_draft, small_tensors
 
 from tests.tools.train_draft.test_batches import reply_of
+from tests.tools.train_draft.test_draft_file import GEOMETRY, small_draft, small_tensors
 from tools.train_draft.batches import make_batch, rows_of_ids
 from tools.train_draft.draft_file import pack, unpack_as_converted
-from tools.train_draft.losses import LossWeights, Schedule, loss
+from tools.train_draft.losses import loss
 from tools.train_draft.network import Student, as_shipped
 from tools.train_draft.replies import Reply
+from tools.train_draft.schedule import LossWeights, Schedule
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
 from tools.train_draft.target import Tensors
 from tools.train_draft.training import Recipe, Trainer
