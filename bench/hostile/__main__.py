@@ -23,27 +23,29 @@ from bench.hostile.measuring import AttackResult, measure
 from bench.hostile.target import target_of
 
 SETTINGS = (
-    *("edge.idle_timeout_s=3", "edge.resume_window_s=3"),
-    *("inference.kv_bytes=268435456", "inference.prepare_first=true"),
+    "edge.idle_timeout_s=3",
+    "edge.resume_window_s=3",
+    "inference.kv_bytes=268435456",
+    "inference.prepare_first=true",
 )
-"""What vanished clients leave is given up sooner than by default, so that a run need not wait for
-it. The KV pool is so small that it can be filled before the first attack (FILL_TOKENS), and models
+"""Connections and chats of clients that vanished are given up sooner than by default, so that a run
+need not wait for it. The KV pool is so small that it can be filled before the first attack (FILL_TOKENS), and models
 are compiled before that: either's memory, touched for the first time, would look like an attack's.
 Nothing else is changed."""
 FILL_TOKENS = 13_000
-"""Prompts before the first attack. The pool of SETTINGS has room for 11,650 tokens of SmolLM2-135M:
-23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). With the fake engine
-there is nothing to fill, and they do no harm."""
+"""Prompt tokens before the first attack. The pool of SETTINGS has room for 11,650 tokens of SmolLM2-135M:
+23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). The fake engine
+has no pool to fill, and no room for such prompts."""
 WARM_UP_S = 20.0
 
 
 async def attacked(
-    mesh: LocalMesh, attacks: Sequence[Attack], seconds: float
+    mesh: LocalMesh, attacks: Sequence[Attack], seconds: float, fill_tokens: int
 ) -> list[AttackResult]:
-    """All of them, one after the other, on one mesh."""
+    """Make all attacks, one after the other, on one mesh, after prompts of `fill_tokens` in all."""
     target, results = target_of(mesh), []
     async with bystanding(target) as bystander:
-        await bystander.warm_up(WARM_UP_S, FILL_TOKENS)
+        await bystander.warm_up(WARM_UP_S, fill_tokens)
         for attack in attacks:
             result = await measure(mesh, target, attack, bystander, seconds)
             results.append(result)
@@ -134,8 +136,9 @@ def main() -> int:
     seconds = arguments.seconds or (3.0 if run.quick else 4.0)
     engine = arguments.engine or ("fake" if run.quick else "openvino")
     run.setting("mesh", engine=engine, seconds=seconds, settings=SETTINGS)
+    fill_tokens = FILL_TOKENS if engine == "openvino" else 0
     with local_mesh(engine=engine, regions="us-east", settings=SETTINGS) as mesh:
-        results = asyncio.run(attacked(mesh, chosen(arguments), seconds))
+        results = asyncio.run(attacked(mesh, chosen(arguments), seconds, fill_tokens))
     report(run, results)
     run.finish()
     return int(bool(run.figures["broken"]))
