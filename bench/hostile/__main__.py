@@ -29,13 +29,13 @@ SETTINGS = (
     "inference.prepare_first=true",
 )
 """Connections and chats of clients that vanished are given up sooner than by default, so that a run
-need not wait for it. The KV pool is so small that it can be filled before the first attack (FILL_TOKENS), and models
-are compiled before that: either's memory, touched for the first time, would look like an attack's.
-Nothing else is changed."""
+need not wait for it. The KV pool is so small that it can be filled before the first attack
+(FILL_TOKENS), and models are compiled before that: either's memory, touched for the first time,
+would look like an attack's. Nothing else is changed."""
 FILL_TOKENS = 13_000
-"""Prompt tokens before the first attack. The pool of SETTINGS has room for 11,650 tokens of SmolLM2-135M:
-23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). The fake engine
-has no pool to fill, and no room for such prompts."""
+"""Prompt tokens before the first attack. The pool of SETTINGS has room for 11,650 tokens of
+SmolLM2-135M: 23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). The
+fake engine has no pool to fill, and no room for such prompts."""
 WARM_UP_S = 20.0
 
 
