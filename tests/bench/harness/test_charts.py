@@ -48,7 +48,7 @@ def results(tmp_path: Path) -> Path:
 
 def test_the_first_word_is_shown_by_distance_with_its_interval() -> None:
     plain, ours = charts.first_word(RECORDS["wan"]).lines
-    assert plain.x == ours.x == (0, 50, 100)
+    assert [line.x for line in (plain, ours)] == [(0, 50, 100)] * 2
     assert (plain.low[0], plain.y[0], plain.high[0]) == (77.0, 86.0, 95.5)
     assert (ours.low[0], ours.high[0]) == (70.0, 70.0), "too few chats for an interval"
 
