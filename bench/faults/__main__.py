@@ -161,7 +161,9 @@ def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
 def main() -> int:
     core = "kills alone, on the real engine alone"
     options = parser("faults", __doc__ or "", core=core)
-    options.add_argument("--stalls", action="store_true", help="processes that stand still, alone")
+    options.add_argument(
+        "--stalls", action="store_true", help="only stop processes (SIGSTOP), many times"
+    )
     options.add_argument(
         "--roles", nargs="+", choices=stalls.ROLES, default=stalls.ROLES, help="which of them do"
     )
