@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary

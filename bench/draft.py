@@ -21,8 +21,8 @@ from bench.engine import Sessions, cpu_ms
 from bench.harness import Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.calibration import DraftCalibration
-from outrider.engines.draft.loading import SHIPPED, load_draft
+from outrider.engines.draft_calibration import DraftCalibration
+from outrider.engines.draft_loading import SHIPPED, load_draft
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root

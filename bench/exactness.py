@@ -19,7 +19,7 @@ from bench.harness import Run, Table, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from bench.harness.prompts import Prompt, as_prompt_file, interleaved, load_prompts
 from bench.harness.region_client import Drafter, RegionClient
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message

@@ -23,9 +23,9 @@ from bench.engine import CONTEXT, Sessions, cpu_ms
 from bench.harness import Figure, Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.convert import ConvertedModel, convert, read_converted
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.graph.convert import ConvertedModel, convert, read_converted
-from outrider.engines.openvino.graph.layouts import DEFAULT_LAYOUT, LAYOUTS
+from outrider.engines.openvino.layouts import DEFAULT_LAYOUT, LAYOUTS
 from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.measure import Fidelity
 from outrider.fidelity.reference import Reference

@@ -28,7 +28,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.scheduler import Scheduler

@@ -18,7 +18,7 @@ from bench.harness import Run, median, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
 from outrider.client import Client, Committed, connect
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message

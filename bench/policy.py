@@ -36,7 +36,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd, ReplyText
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
 from services.inference.scheduling.limits import SchedulerLimits
 from services.inference.scheduling.planning import Plan

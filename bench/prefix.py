@@ -14,7 +14,7 @@ from bench.harness import Run, median, parser, start
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply
 from bench.systems.replica import replica_process
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message

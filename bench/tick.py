@@ -30,7 +30,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, ReplyEnd, reply_end
 from outrider.sampling.sampler import Sampler
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.drafting.sources import DraftSources
 from services.inference.scheduling.events import OpenRequest

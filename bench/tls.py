@@ -24,8 +24,8 @@ import uvloop
 from bench.harness import Run, median, parser, start
 from outrider.rpc import bind, make_channel, make_server
 from outrider.tls import PLAINTEXT, PeerIdentity, Role, Tls
+from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, settings, write
-from outrider.tls.material import utc_now
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 
 _FAR_SIDE = "far-side"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _TOGETHER = {
     "openvino_engine": (
-        "tests/engines/draft/",
+        "tests/engines/test_draft_loading.py",
         "tests/engines/test_openvino.py",
         "tests/inference/real/",
     ),

@@ -17,7 +17,7 @@ from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.speculation.ngrams import MAX_ORDER, Table, keys, pack
-from outrider.speculation.prior import NUM_ORDERS, to_bytes
+from outrider.speculation.shipped import NUM_ORDERS, prior_to_bytes
 from tools.train_draft.replies import Reply, load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "speculation" / "data"
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = count(replies)
     path = DATA / f"{spec.name}.v1.bin"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(to_bytes(vocabulary.digest, tables))
+    path.write_bytes(prior_to_bytes(vocabulary.digest, tables))
     print(
         f"{path.name}: {[len(table) for table in tables]} contexts, {path.stat().st_size} bytes, "
         f"from {len(replies)} replies, {sum(len(reply.ids) for reply in replies)} tokens"

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from outrider.codec.ranks import RankTable, shipped_table
+from outrider.codec.ranks import RankTable
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary

@@ -19,10 +19,10 @@ from bench.hostile.target import Findings, Target
 from outrider.cli.local.certificates import of_process
 from outrider.rpc import make_channel
 from outrider.tls import Tls
+from outrider.tls.certificates import utc_now
 from outrider.tls.config import TlsConfig
 from outrider.tls.development import DevelopmentCa, Issued
 from outrider.tls.identity import PeerIdentity, Role, server_name
-from outrider.tls.material import utc_now
 from outrider.v1 import (
     inference_pb2,
     inference_pb2_grpc,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.harness.local_mesh import LocalMesh
 from bench.harness.region_client import RegionClient
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams

@@ -23,7 +23,7 @@ from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply, opening_frame
 from bench.soak.bad_input import BadInput
 from bench.systems.replica import replica_process
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine

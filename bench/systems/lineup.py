@@ -13,7 +13,7 @@ from bench.systems.base import Setup, System
 from bench.systems.llamacpp import llama_server
 from bench.systems.openvino_pipeline import pipeline
 from bench.systems.replica import replica
-from outrider.engines.openvino.graph.convert import converted
+from outrider.engines.openvino.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary

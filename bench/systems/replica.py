@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.harness.processes import child
 from bench.harness.region_client import RegionClient
 from bench.systems.base import Answer, Request, Work, WorkResult, ask_all
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine

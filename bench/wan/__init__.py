@@ -28,8 +28,8 @@ give it to the model, with a second thread. The schemes:
     memory and caches; and (f) against (g) is what sending drafts brings and costs.
 
 The first word is the first run of letters and digits with all that stands before it
-(`outrider.words`), and is on screen when its last letter is (`outrider.client.first_word`). Of
-Outrider three times are measured: when the first word that was ever completed on screen was, right
+(`outrider.word_boundaries`), and is on screen when its last letter is
+(`outrider.client.first_word`). Of Outrider three times are measured: when the first word that was ever completed on screen was, right
 or wrong (`visible_word_ms`); since when the reply's own first word has stood there without being
 taken back, provisional or committed (`staying_word_ms`); when it was committed
 (`committed_word_ms`). In plain streaming all three are one. `first_word_early` is the share of

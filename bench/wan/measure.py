@@ -22,7 +22,7 @@ from bench.wan.plan import PLAIN, Cell, CellGroup, Progress, Scheme, Size
 from bench.wan.samples import Batch
 from bench.wan.testbed import HOST, Placement, Testbed
 from outrider.client import Client, connect
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 

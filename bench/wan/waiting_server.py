@@ -29,13 +29,12 @@ from bench.wan.waiting_verifier import (
     Verifier,
     VerifierSession,
 )
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, Rows
 from outrider.engines.config import EngineConfig
-from outrider.engines.factory import create_engine
+from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeOptions
-from outrider.engines.warmup import warm_up
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root

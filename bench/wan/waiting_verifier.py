@@ -22,7 +22,7 @@ from outrider.errors import OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.speculation.verify import verify
+from outrider.speculation.verification import verify
 from services.inference.scheduling.drafting.sources import EdgeChain
 from services.inference.scheduling.events import Drafts
 

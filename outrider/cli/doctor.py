@@ -148,8 +148,8 @@ def _tokenizer() -> Finding:
 
 def _draft() -> Finding:
     # Imported here: the reader of model files takes a while.
-    from outrider.engines.draft.card import read_card
-    from outrider.engines.draft.loading import shipped_draft
+    from outrider.engines.draft_file import read_card
+    from outrider.engines.draft_loading import shipped_draft
 
     path = shipped_draft(DEFAULT_MODEL)
     if path is None:

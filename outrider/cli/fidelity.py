@@ -1,4 +1,4 @@
-"""`outrider models verify --fidelity`: whether the engine says what the model's file says."""
+"""`outrider models verify --fidelity`: compares the engine's logits with the model file's."""
 
 from __future__ import annotations
 

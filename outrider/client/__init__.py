@@ -23,9 +23,9 @@ from outrider.client.events import (
     Retracted,
     RidingAhead,
 )
+from outrider.client.recovery import ReconnectPolicy
+from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
-from outrider.client.transport.backoff import ReconnectPolicy
-from outrider.client.transport.tickets import SessionTickets
 from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams

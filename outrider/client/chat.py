@@ -21,9 +21,9 @@ from outrider.client.events import (
     Interrupted,
     Resumed,
 )
-from outrider.client.recovery import Recovery, State
+from outrider.client.link import Link, spread
+from outrider.client.recovery import Recovery, RecoveryState
 from outrider.client.transcript import Stopwatch, Transcript
-from outrider.client.transport.link import Link, spread
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import (
     CancelledError,
@@ -199,7 +199,7 @@ class Chat(AsyncIterator[Event]):
         if isinstance(error, DrainingError) and self._connection is not None:
             self._connection.is_leaving = True
         self._leave_stream()
-        was_running = self._recovery.state is State.RUNNING
+        was_running = self._recovery.state is RecoveryState.RUNNING
         delay_s = None
         if not self._link.is_closed:
             delay_s = self._recovery.failed(

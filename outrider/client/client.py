@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo
+from outrider.client.link import EdgeAddress, Link, open_link
 from outrider.client.protocol import DEFAULT_PORT
-from outrider.client.transport.backoff import ReconnectPolicy
-from outrider.client.transport.dialing import EdgeAddress
-from outrider.client.transport.link import Link, open_link
-from outrider.client.transport.tickets import SessionTickets
+from outrider.client.recovery import ReconnectPolicy
+from outrider.client.tickets import SessionTickets
 from outrider.client.wire import (
     DESCRIBE,
     TYPED_TEXT_CHARS,

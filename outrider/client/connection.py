@@ -19,9 +19,9 @@ from aioquic.quic.events import (
 from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.recovery import QuicPacketSpace
 
+from outrider.client.failures import connection_error, stream_error
+from outrider.client.liveness import LinkAction, Liveness, LivenessLimits
 from outrider.client.protocol import ACK_DELAY_S, CloseCode
-from outrider.client.transport.failures import connection_error, stream_error
-from outrider.client.transport.liveness import Liveness, LivenessLimits, Verdict
 from outrider.errors import OutriderError, UnavailableError
 
 LIVENESS: Final = LivenessLimits()
@@ -273,15 +273,15 @@ class ClientConnection(QuicConnectionProtocol):
     def _check(self, due: float) -> None:
         now = self._loop.time()
         match self._liveness.check(now, bool(self._readers), now - due):
-            case Verdict.PING:
+            case LinkAction.PING:
                 self._ping()
-            case Verdict.MIGRATE:
+            case LinkAction.MIGRATE:
                 self._move()
-            case Verdict.GIVE_UP:
+            case LinkAction.GIVE_UP:
                 error = UnavailableError(f"{self._edge} is not heard any more; connect again")
                 self._quic.close(CloseCode.COMING_BACK)
                 self._lose(error)
-            case Verdict.WAIT:
+            case LinkAction.WAIT:
                 pass
         self._watch()
 

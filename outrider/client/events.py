@@ -1,4 +1,4 @@
-"""What a chat tells its reader, and what it comes to."""
+"""Events of a chat, and its result."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class RidingAhead:
     sent_tokens: int = 0
     """Of those drafted: sent to the region."""
     checked_tokens: int = 0
-    """Of those drafted: compared with a final token..."""
+    """Of those drafted: compared with a final token."""
     right_tokens: int = 0
-    """...and found right."""
+    """Of those checked: equal to the final token."""
     sending_rounds: int = 0
-    """Commits while drafts were sent..."""
+    """Commits while drafts were sent."""
     holding_rounds: int = 0
-    """...and while they were not."""
+    """Commits while drafts were not sent."""
     switches: int = 0
     """How often the edge changed from one to the other."""
     rtt_ms: float = 0.0
@@ -121,7 +121,7 @@ Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Interrupted 
 
 @dataclass(frozen=True, slots=True)
 class EdgeInfo:
-    """What an edge is."""
+    """Description of an edge."""
 
     name: str
     region: str

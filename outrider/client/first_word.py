@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from outrider.words import first_word_end
+from outrider.word_boundaries import first_word_end
 
 _HEAD_CHARS = 200
-"""A longer first word is judged by so many characters."""
-_MAX_LOOKS = 256
-"""Kept until the word is final; of a reply that changes its mind oftener, the oldest go."""
+"""Characters of the reply that are compared; a longer first word is cut to this."""
+_MAX_SNAPSHOTS = 256
+"""Screen states kept until the word is final; beyond it the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The beginning of the screen, as it became at a time."""
+class _Snapshot:
+    """The first characters on screen from a time on."""
 
     at: float
     text: str
@@ -24,14 +24,14 @@ class _Look:
 
 
 class FirstWord:
-    """The first word of one reply, as `outrider.words` defines it; times are those given to `see`.
+    """The first word of one reply (`outrider.word_boundaries`); times are those given to `see`.
 
     A word is on screen when its last letter is, provisional or committed. Which word is the
     reply's is known only once it is final, so all times are None before.
     """
 
     def __init__(self) -> None:
-        self._looks: deque[_Look] = deque(maxlen=_MAX_LOOKS)
+        self._snapshots: deque[_Snapshot] = deque(maxlen=_MAX_SNAPSHOTS)
         self._is_known = False
         self.shown_at: float | None = None
         """When the first word that was ever completed on screen was, whether it stayed or not."""
@@ -48,46 +48,48 @@ class FirstWord:
         """This is the text from `now` on; `is_whole` if the reply has ended with it."""
         if self._is_known:
             return
-        self._look((committed[:_HEAD_CHARS] + provisional)[:_HEAD_CHARS], len(committed), now)
+        self._record((committed[:_HEAD_CHARS] + provisional)[:_HEAD_CHARS], len(committed), now)
         is_whole = is_whole or len(committed) > _HEAD_CHARS
         end = first_word_end(committed[:_HEAD_CHARS], is_whole=is_whole)
         if end is not None:
             self._judge(committed[:end])
 
-    def _look(self, text: str, num_committed: int, now: float) -> None:
+    def _record(self, text: str, num_committed: int, now: float) -> None:
         num_final = min(num_committed, len(text))
-        last = self._looks[-1] if self._looks else None
+        last = self._snapshots[-1] if self._snapshots else None
         if last is None or (last.text, last.num_final) != (text, num_final):
-            self._looks.append(_Look(now, text, num_final))
+            self._snapshots.append(_Snapshot(now, text, num_final))
 
     def _judge(self, word: str) -> None:
         """The reply's first word, with what stands before it, is this."""
         self._is_known = True
-        for look in reversed(self._looks):
-            if not _shows(look.text, word):
+        for snapshot in reversed(self._snapshots):
+            if not _shows(snapshot.text, word):
                 break
-            self.staying_at = look.at
-        self.final_at = next(look.at for look in self._looks if look.num_final >= len(word))
+            self.staying_at = snapshot.at
+        self.final_at = next(
+            snapshot.at for snapshot in self._snapshots if snapshot.num_final >= len(word)
+        )
         shown, first = self._first_shown(word)
         self.shown_at = first.at
         self.shown_early = first.num_final < max(len(shown), len(word))
         self.shown_right = shown.lstrip() == word.lstrip()
-        self._looks.clear()
+        self._snapshots.clear()
 
-    def _first_shown(self, word: str) -> tuple[str, _Look]:
-        """The first word that was completed on screen, and the look at which it was: when another
-        character followed it, when it was taken back as it stood, or when it was final."""
+    def _first_shown(self, word: str) -> tuple[str, _Snapshot]:
+        """The first word that was completed on screen, and the snapshot in which it was: it is
+        completed when another character follows, when it is taken back, or when it is final."""
         shown, since = "", None
-        for look in self._looks:
-            if since is not None and not look.text.startswith(shown):
+        for snapshot in self._snapshots:
+            if since is not None and not snapshot.text.startswith(shown):
                 return shown, since
-            end = first_word_end(look.text, is_whole=False)
-            begun = look.text[:end] if any(char.isalnum() for char in look.text) else ""
+            end = first_word_end(snapshot.text, is_whole=False)
+            begun = snapshot.text[:end] if any(char.isalnum() for char in snapshot.text) else ""
             if begun != shown:
-                shown, since = begun, look
-            if since is not None and (end is not None or look.num_final >= len(word)):
+                shown, since = begun, snapshot
+            if since is not None and (end is not None or snapshot.num_final >= len(word)):
                 return shown, since
-        return word, self._looks[-1]  # a reply without a letter in it
+        return word, self._snapshots[-1]  # a reply without a letter in it
 
 
 def _shows(text: str, word: str) -> bool:

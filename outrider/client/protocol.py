@@ -8,9 +8,9 @@ from typing import Final
 ALPN: Final = "outrider/1"
 DEFAULT_PORT: Final = 4433
 ACK_DELAY_S: Final = 0.02
-"""How long an acknowledgement may wait for company. Below the max_ack_delay of 25 ms that aioquic
-announces (RFC 9000, section 13.2.1). Its own value of 1 ms answers nearly every token with a
-datagram, which costs the client a sixth of its time."""
+"""How long an acknowledgement may be delayed, to be sent with others. Below the max_ack_delay of
+25 ms that aioquic announces (RFC 9000, section 13.2.1). Its own value of 1 ms answers nearly every
+token with a datagram, which costs the client a sixth of its time."""
 
 
 class CloseCode(IntEnum):
@@ -26,4 +26,4 @@ class CloseCode(IntEnum):
     BAD_FRAME = 0x104
     """The peer broke the protocol on this stream."""
     COMING_BACK = 0x105
-    """The client gives the connection up, not its chats: it takes another way."""
+    """The client closes the connection and keeps its chats: it reconnects."""

@@ -1,4 +1,4 @@
-"""Whether a chat that was cut off can go on, and when to try (pure).
+"""Whether a chat that was cut off can go on, when to try again, and when to give up (pure).
 
 RUNNING --cut off--> WAITING --sent again--> RESUMING --something of the reply--> RUNNING
    any --an error that trying again does not mend, or no time left--> OVER
@@ -6,9 +6,9 @@ RUNNING --cut off--> WAITING --sent again--> RESUMING --something of the reply--
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
-from outrider.client.transport.backoff import Backoff, ReconnectPolicy
 from outrider.errors import (
     DrainingError,
     DuplicateSessionError,
@@ -18,8 +18,51 @@ from outrider.errors import (
 )
 
 
-class State(Enum):
-    """Where a chat stands with its edge."""
+@dataclass(frozen=True, slots=True)
+class ReconnectPolicy:
+    """How a client reconnects. Delays double from the first to the longest."""
+
+    give_up_after_s: float = 30.0
+    """From the loss on. The default is the edge's own limit for keeping a chat without its client;
+    after it, the chat would be run again from what the client has."""
+    first_delay_s: float = 0.05
+    max_delay_s: float = 2.0
+    attempt_timeout_s: float = 3.0
+    """For one handshake."""
+
+
+class Backoff:
+    """Attempts after one loss. Times in seconds on the clock of `now`."""
+
+    def __init__(self, policy: ReconnectPolicy) -> None:
+        self._policy = policy
+        self._lost_at: float | None = None
+        self._delay_s = 0.0
+
+    @property
+    def lost_at(self) -> float | None:
+        """When the connection was lost; None while it works."""
+        return self._lost_at
+
+    def next_delay(self, now: float, spread: float = 1.0, least_s: float = 0.0) -> float | None:
+        """A try failed, or the connection was lost: wait so long, None to give up. `spread`, in
+        (0, 1], shortens the wait, so that clients that were lost together do not come together;
+        `least_s` is what the peer asked for."""
+        if self._lost_at is None:
+            self._lost_at = now
+            self._delay_s = self._policy.first_delay_s
+        else:
+            self._delay_s = min(2 * self._delay_s, self._policy.max_delay_s)
+        wait_s = max(self._delay_s * spread, least_s)
+        return wait_s if now + wait_s < self._lost_at + self._policy.give_up_after_s else None
+
+    def worked(self) -> None:
+        """An attempt succeeded."""
+        self._lost_at = None
+
+
+class RecoveryState(Enum):
+    """Whether a chat runs, is cut off, or is over."""
 
     RUNNING = auto()
     WAITING = auto()
@@ -35,7 +78,7 @@ class Recovery:
     def __init__(self, policy: ReconnectPolicy | None) -> None:
         """None: what is cut off is over."""
         self._backoff = None if policy is None else Backoff(policy)
-        self.state = State.RUNNING
+        self.state = RecoveryState.RUNNING
 
     @property
     def cut_at(self) -> float | None:
@@ -54,38 +97,38 @@ class Recovery:
         believes alive refuses it for as long as it takes to notice, and where many clients were cut
         off, the edge or region that they all come to has no room at first.
         """
-        if self.state is State.OVER or self._backoff is None:
-            self.state = State.OVER
+        if self.state is RecoveryState.OVER or self._backoff is None:
+            self.state = RecoveryState.OVER
             return None
         kinds: tuple[type[OutriderError], ...] = (UnavailableError,)
-        if self.state is not State.RUNNING:
+        if self.state is not RecoveryState.RUNNING:
             kinds = UnavailableError, DuplicateSessionError, OverloadedError
         elif not (cut_off or has_tokens):
             kinds = (DrainingError,)
         delay_s = None
         if isinstance(error, kinds):
             delay_s = self._backoff.next_delay(now, spread, error.retry_delay_ms / 1000)
-        self.state = State.OVER if delay_s is None else State.WAITING
+        self.state = RecoveryState.OVER if delay_s is None else RecoveryState.WAITING
         return delay_s
 
     def sent(self) -> None:
         """It was sent again."""
-        if self.state is State.WAITING:
-            self.state = State.RESUMING
+        if self.state is RecoveryState.WAITING:
+            self.state = RecoveryState.RESUMING
 
     def heard(self) -> bool:
         """Something of the reply came; whether that ends an interruption. That the edge accepted
         the chat does not: its region may still be lost."""
-        was_cut = self.state is State.RESUMING
+        was_cut = self.state is RecoveryState.RESUMING
         if was_cut:
-            self.state = State.RUNNING
+            self.state = RecoveryState.RUNNING
         return was_cut
 
     def progressed(self) -> None:
         """Something new is final: what fails from now on is another failure."""
-        if self._backoff is not None and self.state is State.RUNNING:
+        if self._backoff is not None and self.state is RecoveryState.RUNNING:
             self._backoff.worked()
 
     def end(self) -> None:
         """The chat is over."""
-        self.state = State.OVER
+        self.state = RecoveryState.OVER

@@ -49,7 +49,7 @@ DESCRIBE: Final = encode_frame(
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a client tells the edge of itself, with every chat."""
+    """A client's authentication, sent with every chat."""
 
     key: str = field(default="", repr=False)
     """A tenant's secret; empty: none."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -78,14 +76,3 @@ class RankTable:
 
 def _id_type(vocabulary_size: int) -> npt.DTypeLike:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
-
-
-@cache
-def shipped_table(vocabulary_digest: bytes) -> RankTable | None:
-    """The table in this package for a vocabulary, if there is one."""
-    for entry in resources.files("outrider.codec").joinpath("data").iterdir():
-        if entry.name.endswith(".bin"):
-            table = RankTable.from_bytes(entry.read_bytes())
-            if table.vocabulary_digest == vocabulary_digest:
-                return table
-    return None

@@ -1,10 +1,13 @@
-"""Makes the engine a configuration asks for."""
+"""Makes the engine a configuration asks for, and warms it up before it serves."""
 
 from __future__ import annotations
 
-from outrider.engines.base import Engine
+import numpy as np
+
+from outrider.engines.base import Engine, Round
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
+from outrider.engines.sizing import NO_SIZING, SizingRule
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 
@@ -26,3 +29,35 @@ def create_engine(config: EngineConfig) -> Engine:
 
     store = ModelStore(config.model_store or default_root())
     return load_engine(lookup(config.model), store, config)
+
+
+_SEQUENCE = 0
+
+
+def warm_up(engine: Engine, max_rows: int) -> None:
+    """Run a call of every size up to max_rows rows that the engine distinguishes, so that no user
+    waits for what happens once: the first call packs weights (half a second), and the first call
+    of each size builds its kernels (tens of milliseconds).
+
+    The engine must have no open sequence; its KV is then garbage, as it was before. Raises
+    EngineError."""
+    info = engine.info
+    room = info.num_blocks * info.block_tokens - info.scratch_tokens
+    most = min(max_rows, room, info.max_context_tokens - info.scratch_tokens)
+    tokens = np.zeros(most, np.int32)
+    engine.open(_SEQUENCE, tokens[:1])
+    try:
+        for num_rows in _sizes(info.sizing, info.min_rows, most):
+            num_blocks = -(-(num_rows + info.scratch_tokens) // info.block_tokens)
+            blocks = np.arange(num_blocks, dtype=np.int32)
+            engine.step([Round(_SEQUENCE, tokens[:num_rows], 0, blocks, num_rows)])
+    finally:
+        engine.close_sequence(_SEQUENCE)
+
+
+def _sizes(sizing: SizingRule, least: int, most: int) -> list[int]:
+    """The largest number of rows of each size; one number if the engine has no sizes."""
+    if sizing == NO_SIZING:
+        return [least][: most - least + 1]
+    largest = {sizing.padded(rows): rows for rows in range(least, most + 1)}
+    return list(largest.values())

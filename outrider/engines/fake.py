@@ -43,7 +43,7 @@ class FakeOptions:
     min_rows: int = 1
     scratch_tokens: int = 1
     sizing: SizingRule = NO_SIZING
-    """What the engine says of its calls' sizes; its cost is that of the tokens alone."""
+    """The SizingRule it reports; its cost is that of the tokens alone."""
     num_candidates: int = 0
     """Columns of a row; 0: one per id."""
     cuts_rows: bool = False

@@ -1,8 +1,7 @@
-"""How many rows a call really computes (pure).
+"""How many rows a call computes (pure).
 
-Engines that prepare a call for its number of rows know some numbers better than others. They
-round a call up to one of these; rows in between are free, and a scheduler that knows fills them
-with drafts.
+Engines with kernels for certain numbers of rows round a call up to one of these. The rows in
+between cost nothing more, and a scheduler that knows them fills them with drafts.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SizingRule:
-    """An engine's habit. The default is an engine that does not care."""
+    """How an engine rounds the rows of a call up. The default does not round."""
 
     sizes: tuple[int, ...] = ()
-    """Numbers of rows that the engine is prepared for, rising."""
+    """Numbers of rows that the engine is prepared for, ascending."""
     quantum: int = 1
     """Larger calls are rounded up to a multiple of this."""
 

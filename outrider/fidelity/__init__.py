@@ -1,1 +1,1 @@
-"""Whether an engine says what the model says: its rows against the model file's own weights."""
+"""How close an engine's logits are to those of the model file's own weights."""

@@ -15,7 +15,7 @@ Floats: TypeAlias = npt.NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Over all positions of the texts whose next token the text tells."""
+    """Averages over all positions of the texts that have a next token."""
 
     num_positions: int
     reference_perplexity: float
@@ -36,7 +36,7 @@ class Fidelity:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an engine may differ by and still be said to serve the model."""
+    """Largest differences at which an engine still counts as serving the model."""
 
     max_ppl_ratio: float
     max_kl: float

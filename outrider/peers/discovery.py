@@ -1,4 +1,4 @@
-"""Keeps a set of peers as large as lookups say, at intervals."""
+"""Service discovery: looks targets up at intervals and keeps the set of peers current."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Protocol
 import structlog
 
 from outrider.errors import UnavailableError
-from outrider.peers.membership import DiscoveryPolicy, Membership, Moves
-from outrider.peers.targets import Lookup, Target
+from outrider.peers.membership import DiscoveryPolicy, Lookup, Membership, MembershipChange, Target
 
 log = structlog.get_logger()
 
 
 class Resolver(Protocol):
-    """Whoever can look targets up."""
+    """Looks targets up."""
 
     async def addresses(self, target: Target) -> list[str]:
         """host:port of every peer that the target stands for. Raises UnavailableError if the
@@ -26,7 +25,7 @@ class Resolver(Protocol):
 
 
 class Follower(Protocol):
-    """Who acts on what is found."""
+    """Receives the changes."""
 
     def joined(self, address: str, source: str) -> None:
         """A new peer at host:port, found by the target `source`."""
@@ -71,19 +70,19 @@ class Discovery:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every target was looked up, or tried in vain, once."""
+        """Whether every target was looked up once, successfully or not."""
         return not self._unasked
 
     def tick(self) -> None:
-        """What passes with time alone."""
+        """Let peers leave whose `grace_s` is over."""
         self._apply(self._membership.expire(self._clock(), self._follower.is_lost), "")
 
     def forget(self, address: str) -> None:
-        """A peer that left has no sessions any more."""
+        """A peer that left has no more sessions: drop it."""
         self._membership.forget(address)
 
     async def run(self) -> None:
-        """Look up for ever."""
+        """Look up at intervals until cancelled."""
         loops: list[asyncio.Task[object]] = [asyncio.create_task(asyncio.Event().wait())]
         loops += [asyncio.create_task(self._follow(target)) for target in self._targets]
         try:
@@ -119,7 +118,7 @@ class Discovery:
             self._silent.discard(target.text)
         self._apply(self._membership.answered(target.text, found, self._clock()), target.text)
 
-    def _apply(self, moves: Moves, source: str) -> None:
+    def _apply(self, moves: MembershipChange, source: str) -> None:
         for address in moves.joined:
             self._follower.joined(address, source)
         for address in moves.returned:
@@ -128,7 +127,7 @@ class Discovery:
             self._follower.left(address)
 
     def _complain(self, target: Target, why: str) -> None:
-        """Say it once, until there is an answer: those known stay."""
+        """Log it once, until there is an answer; known peers stay."""
         if target.text not in self._silent:
             self._silent.add(target.text)
             log.warning("peers not found", target=target.text, why=why)

@@ -1,17 +1,70 @@
-"""Which peers there should be, by what lookups answer, and which are to leave. Pure.
+"""Where peers are to be found, and which there should be by what lookups answer. Pure.
 
-DNS blinks: a name server that restarts answers with an error or with nothing, and one record may
-be missing from an answer. An established stream is better evidence than that. So a lookup that
-fails changes nothing; an address that is missing from an answer leaves only when it has been
-missing for a while, and then it drains, it is not cut off. An answer without any address is
-doubtful: it takes away only what cannot be reached either.
+Targets as written in settings:
+
+host:port            one peer; the name is resolved anew at every attempt to connect
+dns:host:port        every address that the name has (A, AAAA): a Kubernetes headless service
+srv:_grpc._tcp.host  every host and port that the name's SRV records say (RFC 2782)
+
+Answers of DNS are incomplete at times: a name server that restarts answers with an error or with
+nothing, and one record may be missing. An established stream is better evidence. So a lookup that
+fails changes nothing; an address that is missing from the answers leaves only after `grace_s`, and
+then drains, it is not cut off. An answer without any address removes only peers that cannot be
+reached either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
+
+from outrider.config import check_address
+from outrider.errors import ConfigError
+
+
+class Lookup(Enum):
+    """How a target becomes addresses."""
+
+    NONE = ""
+    ADDRESSES = "dns"
+    SERVICES = "srv"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One entry of a list of peers."""
+
+    text: str
+    """As it was written; names the target in logs and tables."""
+    lookup: Lookup
+    host: str
+    port: int
+    """0 where SRV records say it."""
+
+
+def parse_target(text: str, where: str) -> Target:
+    """Read a target. Raises ConfigError, naming the key `where`."""
+    kind, _, rest = text.partition(":")
+    if kind == Lookup.SERVICES.value and ":" not in rest:
+        if not rest:
+            raise ConfigError(f"{where} must be srv:NAME, not {text!r}")
+        return Target(text, Lookup.SERVICES, rest, 0)
+    lookup = Lookup.NONE
+    if kind == Lookup.ADDRESSES.value and ":" in rest:
+        lookup = Lookup.ADDRESSES
+    else:
+        rest = text
+    check_address(rest, where)
+    host, _, port = rest.rpartition(":")
+    return Target(text, lookup, host, int(port))
+
+
+def join_host_port(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address (RFC 3986, 3.2.2)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 MAX_MEMBERS: Final = 4096
 """Addresses kept of one target: an answer is no way to exhaust this process."""
@@ -30,7 +83,7 @@ class DiscoveryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class MembershipChange:
     """What is to be done, in addresses."""
 
     joined: tuple[str, ...] = ()
@@ -65,7 +118,7 @@ class Membership:
     def __contains__(self, address: str) -> bool:
         return address in self._members
 
-    def answered(self, target: str, addresses: Iterable[str], now: float) -> Moves:
+    def answered(self, target: str, addresses: Iterable[str], now: float) -> MembershipChange:
         """A lookup of `target` was answered, with these addresses."""
         found = sorted(set(addresses))[:MAX_MEMBERS]
         joined, returned = [], []
@@ -82,9 +135,9 @@ class Membership:
                 member.is_leaving = False
                 returned.append(address)
         self._miss(target, frozenset(found), now)
-        return Moves(tuple(joined), tuple(returned))
+        return MembershipChange(tuple(joined), tuple(returned))
 
-    def expire(self, now: float, is_lost: Callable[[str], bool]) -> Moves:
+    def expire(self, now: float, is_lost: Callable[[str], bool]) -> MembershipChange:
         """What has been missing for long enough leaves now; `is_lost` tells of an address whether
         it cannot be reached."""
         left = [
@@ -97,7 +150,7 @@ class Membership:
         ]
         for address in left:
             self._members[address].is_leaving = True
-        return Moves(left=tuple(left))
+        return MembershipChange(left=tuple(left))
 
     def forget(self, address: str) -> None:
         """It is gone; if it is found again it joins as a new one."""

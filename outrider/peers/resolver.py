@@ -12,7 +12,7 @@ from dns.rdtypes.IN.SRV import SRV
 
 from outrider.config import check_address
 from outrider.errors import ConfigError, UnavailableError
-from outrider.peers.targets import Lookup, Target, join
+from outrider.peers.membership import Lookup, Target, join_host_port
 
 
 class DnsResolver:
@@ -51,7 +51,7 @@ class DnsResolver:
 
     async def _hosts(self, host: str, port: int) -> list[str]:
         answers = await self._resolver.resolve_name(host, search=True)
-        return [join(str(address), port) for address in answers.addresses()]
+        return [join_host_port(str(address), port) for address in answers.addresses()]
 
     async def _services(self, name: str) -> list[str]:
         answer = await self._resolver.resolve(name, "SRV", search=True)

@@ -17,9 +17,8 @@ from cryptography import x509
 
 from outrider.errors import OutriderError, UnauthenticatedError
 from outrider.tls import access
+from outrider.tls.certificates import Tls, subject_alternative_names, utc_now
 from outrider.tls.identity import PeerIdentity, identify
-from outrider.tls.live import Tls
-from outrider.tls.material import names_of, utc_now
 from outrider.tls.verification import verify
 
 MAX_KNOWN: Final = 1024
@@ -147,7 +146,7 @@ class Guard:
 
     def _owner(self, leaf: bytes) -> PeerIdentity:
         certificate = x509.load_pem_x509_certificate(leaf)
-        return identify(*names_of(certificate), self._tls.config.trust_domain)
+        return identify(*subject_alternative_names(certificate), self._tls.config.trust_domain)
 
 
 def _chain(context: Context) -> _Chain:

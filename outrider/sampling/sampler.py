@@ -6,9 +6,9 @@ Order of operations, fixed:
    multiplicative and must not see a bias;
 2. logit bias: additive, after the penalties, so that a bias of +-100 has the last word;
 3. temperature;
-4. min_p, top_k, top_p (see `filters`): they speak of the distribution sampled from;
-5. noise and argmax (see `race`), or argmax alone at temperature 0, where 3 and 4 cannot change
-   the winner.
+4. min_p, top_k, top_p (see `logits_processors`): they speak of the distribution sampled from;
+5. noise and argmax (see `gumbel`), or argmax alone at temperature 0, where 3 and 4 cannot change
+   the result.
 
 Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither
 batch nor drafts matter. numpy's log and exp may differ in the last bit between CPU families; a
@@ -26,11 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError, InvalidSamplingError
-from outrider.sampling.filters import any_filter, kept
-from outrider.sampling.history import History
-from outrider.sampling.noise import Floats, Ids, Noise, members_of
+from outrider.sampling.gumbel import (
+    Floats,
+    Ids,
+    Noise,
+    Scores,
+    group_size_of,
+    gumbel_argmax,
+    gumbel_argmax_of_row,
+)
+from outrider.sampling.logits_processors import History, any_filter, kept
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.race import Scores, race, race_full_row
 
 
 class Sampler:
@@ -42,7 +48,7 @@ class Sampler:
         _check_ids("stop_ids", params.stop_ids, vocabulary_size)
         self.params = params
         self._vocabulary_size = vocabulary_size
-        self._members = members_of(vocabulary_size)
+        self._group_size = group_size_of(vocabulary_size)
         self._drawn: dict[int, Noise] = {}
         """By absolute position; see `prepare`."""
         self._filtered = any_filter(params)
@@ -77,7 +83,7 @@ class Sampler:
         if self.params.temperature > 0.0:
             self._drawn = {at: self._noise(at) for at in range(first, first + count)}
             for noise in self._drawn.values():
-                noise.held(self._vocabulary_size)
+                noise.argmaxes_within(self._vocabulary_size)
 
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
@@ -112,14 +118,14 @@ class Sampler:
             return winner
         top = _checked(scores.max())
         if ids is None and not self._filtered:
-            return race_full_row(scores, top, params.temperature, self._noise(position))
+            return gumbel_argmax_of_row(scores, top, params.temperature, self._noise(position))
         columns, values = kept(scores, top, params.temperature, params)
-        entrants = columns.astype(np.int32) if ids is None else ids[columns]
-        return int(columns[race(values, self._noise(position), entrants)])
+        candidates = columns.astype(np.int32) if ids is None else ids[columns]
+        return int(columns[gumbel_argmax(values, self._noise(position), candidates)])
 
     def _noise(self, position: int) -> Noise:
         drawn = self._drawn.get(position)
-        return Noise(self.params.seed, position, self._members) if drawn is None else drawn
+        return Noise(self.params.seed, position, self._group_size) if drawn is None else drawn
 
     def _scores(
         self, logits: npt.NDArray[np.float32], ids: Ids | None

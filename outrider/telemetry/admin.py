@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider.errors import ConfigError
-from outrider.telemetry.process import ProcessCollector
-from outrider.telemetry.stalls import Cause, StallMonitor
+from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
 
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 32

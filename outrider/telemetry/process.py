@@ -1,12 +1,15 @@
-"""What the process itself holds: what leaks shows here first."""
+"""What the process itself holds (tasks, threads, files), and how late its event loop is."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -37,3 +40,103 @@ def _num_entries(folder: str) -> int:
         return sum(1 for _ in (_PROC / folder).iterdir())
     except OSError:
         return 0
+
+
+INTERVAL_S: Final = 0.02
+STALL_MS: Final = 5.0
+"""From here on a delay is counted as a stall, with what went on meanwhile."""
+OTHER: Final = "other"
+
+Cause = Callable[[float], str]
+"""What is known to have gone on since that time of the loop's clock; OTHER: nothing known."""
+
+
+class RecentMaximum:
+    """The largest of the values of late (pure)."""
+
+    def __init__(self, window_s: float) -> None:
+        """Looks back for `window_s` at least, and for less than twice as long."""
+        self._window_s = window_s
+        self._until = float("-inf")
+        self._before = self._now = 0.0
+
+    def add(self, value: float, now: float) -> float:
+        """The maximum, with a value that is noted at `now`, in seconds."""
+        if now >= self._until:
+            is_old = now >= self._until + self._window_s
+            self._before, self._now = (0.0 if is_old else self._now), 0.0
+            self._until = self._window_s + (now if is_old else self._until)
+        self._now = max(self._now, value)
+        return max(self._before, self._now)
+
+
+class StallMonitor:
+    """Asks the loop to call back, again and again, and measures how late it does."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        cause: Cause | None = None,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._registry = registry
+        self._cause = cause or (lambda since: OTHER)
+        self._interval_s = interval_s
+        self._lag_ms = Histogram(
+            names.LOOP_LAG_MS,
+            "how late the event loop called back",
+            buckets=names.LOOP_LAG_MS_BOUNDARIES,
+            registry=registry,
+        )
+        self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
+        self._recent_held = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
+        self._lag_max_ms = Gauge(
+            names.LOOP_LAG_MAX_MS,
+            "the latest that the event loop called back within the last seconds",
+            registry=registry,
+        )
+        self._held_max_ms = Gauge(
+            names.LOOP_HELD_MAX_MS,
+            "the same, as far as the loop's own thread computed meanwhile: not waiting for a core",
+            registry=registry,
+        )
+        self._stalls = Counter(
+            names.LOOP_STALLS,
+            f"delays of {STALL_MS:g} ms or more, and what went on meanwhile",
+            ["during"],
+            registry=registry,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Watch the running loop."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._interval_s
+        self._timer = loop.call_at(due, self._called, loop, due, time.thread_time())
+
+    def stop(self) -> None:
+        """Stop watching, and take the figures out of the registry."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._registry.unregister(self._lag_ms)
+            self._registry.unregister(self._lag_max_ms)
+            self._registry.unregister(self._held_max_ms)
+            self._registry.unregister(self._stalls)
+
+    def _called(self, loop: asyncio.AbstractEventLoop, due: float, computed_s: float) -> None:
+        computed_ms = (time.thread_time() - computed_s) * 1e3
+        self.late(due - self._interval_s, (loop.time() - due) * 1e3, computed_ms)
+        self.start()
+
+    def late(self, since: float, lag_ms: float, computed_ms: float = 0.0) -> None:
+        """The loop was `lag_ms` late; it was on time at `since`, and its thread has computed for
+        `computed_ms` since then."""
+        lag_ms = max(0.0, lag_ms)
+        self._lag_ms.observe(lag_ms)
+        now = since + lag_ms / 1e3
+        self._lag_max_ms.set(self._recent_lag.add(lag_ms, now))
+        self._held_max_ms.set(self._recent_held.add(min(lag_ms, computed_ms), now))
+        if lag_ms >= STALL_MS:
+            self._stalls.labels(self._cause(since)).inc()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import structlog
 
-from outrider.telemetry.occurrences import Occurrences
+from outrider.telemetry.log_aggregation import EventAggregator
 
 log = structlog.get_logger()
 
 
 class RefusalLog:
-    """Of one kind of thing: streams, sessions, what clients ask for. On the running loop."""
+    """Logs refusals of one kind (streams, sessions, clients' requests). On the running loop."""
 
     def __init__(
         self,
@@ -25,30 +25,30 @@ class RefusalLog:
     ) -> None:
         self._what = what
         self._clock = clock
-        self._occurrences = Occurrences(interval_s)
+        self._aggregator = EventAggregator(interval_s)
         self._details: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, reason: str, **details: str) -> None:
-        """One was refused for this reason; of `details` those of the last one are said."""
-        self._occurrences.add(reason)
+        """Count one refusal; a line has the `details` of the last one."""
+        self._aggregator.add(reason)
         self._details = details or self._details
         if self._timer is None:
-            self._say()
+            self._log_due()
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Log no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _say(self) -> None:
-        """What is due; then again when more may be, until nothing was."""
+    def _log_due(self) -> None:
+        """Log what is due, and call again after the interval until nothing was."""
         now, self._timer = self._clock(), None
-        counts = self._occurrences.due(now)
+        counts = self._aggregator.due(now)
         if counts is not None:
             details, self._details = self._details, {}
             log.warning("refused", what=self._what, num_by_reason=counts, **details)
-        wait_s = self._occurrences.next_at() - now
+        wait_s = self._aggregator.next_at() - now
         if wait_s > 0.0:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._say)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._log_due)

@@ -39,10 +39,10 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _PLAIN = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 NO_TRACE: TraceParent = ("", "")
 _tracer: trace.Tracer | None = None
-"""None: nobody takes spans."""
+"""None: no exporter is configured."""
 _provider: TracerProvider | None = None
 _begins_traces = False
-"""Whether a span without a parent gets a trace id though nobody takes it."""
+"""Whether a span without a parent gets a trace id though it is not exported."""
 
 
 def configure_tracing(service: str, *processors: SpanProcessor) -> None:
@@ -96,7 +96,7 @@ def _otlp_processor() -> SpanProcessor:
 
 
 class Span:
-    """A span nobody takes: its context is its parent's. End it exactly once, wherever that is."""
+    """A span that is not exported: its context is its parent's. End it exactly once."""
 
     def __init__(self, context: TraceParent) -> None:
         self._context = context

@@ -11,17 +11,17 @@ from random import Random
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
-from outrider.peers.awake import AwakeClock
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.platt import shipped_calibrations
+from outrider.speculation.shipped import shipped_calibrations
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -117,7 +117,7 @@ class Edge:
         self._config = config
         self.upstream = Upstream(
             config.upstream_policy(),
-            clock=AwakeClock(),
+            clock=StallFreeClock(),
             rng=Random(),
             on_tick=RouterMetrics(metrics).tick,
             tls=tls,

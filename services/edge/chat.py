@@ -210,7 +210,7 @@ class Chat:
         self.feed(self._region_failed(error, is_cut_off=True))
 
     def _region_failed(self, error: OutriderError, *, is_cut_off: bool) -> RegionFailed:
-        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.late_s)
+        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.stalled_s)
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""

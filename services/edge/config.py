@@ -9,8 +9,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.peers.health import HealthPolicy
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.choice import AUTO
@@ -244,7 +243,7 @@ class EdgeConfig:
         if not self.routers:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
-            parse(router, "each of routers")
+            parse_target(router, "each of routers")
         for name in ("port", "admin_port"):
             _check(name, getattr(self, name), 0, 65535)
         _check("ipv4_prefix_bits", self.ipv4_prefix_bits, 8, 32)
@@ -362,7 +361,7 @@ class EdgeConfig:
     def upstream_policy(self) -> UpstreamPolicy:
         """How routers are found, watched and given up."""
         return UpstreamPolicy(
-            targets=tuple(parse(router, "each of routers") for router in self.routers),
+            targets=tuple(parse_target(router, "each of routers") for router in self.routers),
             discovery=DiscoveryPolicy(
                 self.nameservers, self.lookup_interval_s, self.lookup_grace_s
             ),

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
-from outrider.engines.factory import create_engine
-from outrider.engines.warmup import warm_up
+from outrider.engines.factory import create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
@@ -21,7 +20,7 @@ from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, reply_end
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics

@@ -11,10 +11,9 @@ from typing import Final
 
 import structlog
 
-from outrider.peers.awake import AwakeClock
-from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.quarantine import QuarantinePolicy
-from outrider.peers.targets import parse
+from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
+from outrider.peers.membership import parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
@@ -54,7 +53,7 @@ class Router:
     def __init__(self, config: RouterConfig, tls: Tls = PLAINTEXT) -> None:
         self.config = config
         self.tls = tls
-        self.clock = AwakeClock()
+        self.clock = StallFreeClock()
         self.metrics = Metrics("router")
         self.registry = _registry(config, self.clock())
         self.table: SessionTable[Up] = SessionTable(_limits(config))
@@ -109,7 +108,7 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
-        if self.clock.was_late:
+        if self.clock.stalled_recently:
             self.registry.was_late()
         self.fleet.tick()
         self.tokenizers.tick()
@@ -294,9 +293,9 @@ def _limits(config: RouterConfig) -> RelayLimits:
     )
 
 
-def _pool(config: RouterConfig, clock: AwakeClock, rng: Random, tls: Tls) -> TokenizerPool:
+def _pool(config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls) -> TokenizerPool:
     return TokenizerPool(
-        [parse(text, "each of tokenizers") for text in config.tokenizers],
+        [parse_target(text, "each of tokenizers") for text in config.tokenizers],
         policy=config.discovery(),
         clock=clock,
         rng=rng,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import Lookup, parse
+from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 from services.router.admission.counting.lengths import LengthPolicy
@@ -54,7 +53,7 @@ class ReplicaTarget:
             raise ConfigError(
                 f"The target {self.target} has no region: set it in [[router.replica_targets]]."
             )
-        if parse(self.target, "each of replica_targets").lookup is Lookup.NONE:
+        if parse_target(self.target, "each of replica_targets").lookup is Lookup.NONE:
             raise ConfigError(
                 f"{self.target} in replica_targets is one address: give it a name and a region in "
                 "[[router.replicas]], or have it looked up with dns: or srv:."
@@ -246,7 +245,7 @@ class RouterConfig:
 
     def _check_targets(self) -> None:
         for tokenizer in self.tokenizers:
-            parse(tokenizer, "each of tokenizers")
+            parse_target(tokenizer, "each of tokenizers")
         self._check_unique("target", [entry.target for entry in self.replica_targets])
         if self.tls.is_on:
             regions = [replica.region for replica in self.replicas]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from outrider.cli import doctor
-from outrider.engines.draft import loading
-from tests.engines.draft.test_card import write
+from outrider.engines import draft_loading
+from tests.engines.test_draft_file import write
 
 
 def finding(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> doctor.Finding:
-    monkeypatch.setattr(loading, "shipped_draft", lambda target: path)
+    monkeypatch.setattr(draft_loading, "shipped_draft", lambda target: path)
     return doctor._draft()
 
 

@@ -11,8 +11,7 @@ import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
-from outrider.client import Message, connect
-from outrider.client.transport import dialing, failures
+from outrider.client import Message, connect, failures, link
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_udp_port, leak_check
@@ -103,7 +102,7 @@ async def test_an_unknown_alpn_is_refused_by_the_handshake(
 ) -> None:
     async with running(words, tmp_path) as mesh:
         with monkeypatch.context() as patch:
-            patch.setattr(dialing, "ALPN", alpn)
+            patch.setattr(link, "ALPN", alpn)
             patch.setattr(failures, "ALPN", alpn)
             error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
         assert isinstance(error, UnavailableError)

@@ -1,11 +1,12 @@
-"""When a chat that was cut off goes on: every state and kind of failure, and the time it takes."""
+"""When a chat that was cut off goes on: every state and kind of failure, delays and limits."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.client.recovery import Recovery, State
-from outrider.client.transport.backoff import ReconnectPolicy
+from outrider.client.recovery import Backoff, ReconnectPolicy, Recovery, RecoveryState
 from outrider.errors import (
     DrainingError,
     DuplicateSessionError,
@@ -21,13 +22,13 @@ GONE = UnavailableError("gone")
 TWICE = DuplicateSessionError("it still runs")
 
 
-def in_state(state: State, policy: ReconnectPolicy | None = POLICY) -> Recovery:
+def in_state(state: RecoveryState, policy: ReconnectPolicy | None = POLICY) -> Recovery:
     recovery = Recovery(policy)
-    if state in (State.WAITING, State.RESUMING):
+    if state in (RecoveryState.WAITING, RecoveryState.RESUMING):
         assert recovery.failed(GONE, 0.0, cut_off=True, has_tokens=False, spread=1) is not None
-    if state is State.RESUMING:
+    if state is RecoveryState.RESUMING:
         recovery.sent()
-    if state is State.OVER:
+    if state is RecoveryState.OVER:
         recovery.end()
     assert recovery.state is state
     return recovery
@@ -36,19 +37,19 @@ def in_state(state: State, policy: ReconnectPolicy | None = POLICY) -> Recovery:
 def fails(recovery: Recovery, error: OutriderError, *, cut_off: bool, has_tokens: bool) -> bool:
     """Whether it is over then."""
     delay = recovery.failed(error, 1.0, cut_off=cut_off, has_tokens=has_tokens, spread=1)
-    assert (delay is None) == (recovery.state is State.OVER)
-    assert recovery.state in (State.OVER, State.WAITING)
+    assert (delay is None) == (recovery.state is RecoveryState.OVER)
+    assert recovery.state in (RecoveryState.OVER, RecoveryState.WAITING)
     return delay is None
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("cut_off", [True, False])
-@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_every_state_and_failure(state: State, cut_off: bool, has_tokens: bool) -> None:
+@pytest.mark.parametrize("state", RecoveryState, ids=lambda state: state.name)
+def test_every_state_and_failure(state: RecoveryState, cut_off: bool, has_tokens: bool) -> None:
     def over(error: OutriderError) -> bool:
         return fails(in_state(state), error, cut_off=cut_off, has_tokens=has_tokens)
 
-    is_over, is_first = state is State.OVER, state is State.RUNNING
+    is_over, is_first = state is RecoveryState.OVER, state is RecoveryState.RUNNING
     for error in (GONE, ReplicaLostError("gone")):
         assert over(error) == (is_over or (is_first and not cut_off and not has_tokens))
     assert over(DrainingError("stopping")) == is_over
@@ -57,14 +58,14 @@ def test_every_state_and_failure(state: State, cut_off: bool, has_tokens: bool) 
     assert over(OverloadedError("no room")) == (is_over or is_first)
 
 
-@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_every_state_and_answer(state: State) -> None:
+@pytest.mark.parametrize("state", RecoveryState, ids=lambda state: state.name)
+def test_every_state_and_answer(state: RecoveryState) -> None:
     heard = in_state(state)
-    assert heard.heard() == (state is State.RESUMING)
-    assert heard.state is (State.RUNNING if state is State.RESUMING else state)
+    assert heard.heard() == (state is RecoveryState.RESUMING)
+    assert heard.state is (RecoveryState.RUNNING if state is RecoveryState.RESUMING else state)
     sent = in_state(state)
     sent.sent()
-    assert sent.state is (State.RESUMING if state is State.WAITING else state)
+    assert sent.state is (RecoveryState.RESUMING if state is RecoveryState.WAITING else state)
 
 
 def test_without_a_policy_what_is_cut_off_is_over() -> None:
@@ -74,7 +75,7 @@ def test_without_a_policy_what_is_cut_off_is_over() -> None:
 
 
 def test_who_has_no_room_says_when_to_come_back() -> None:
-    recovery = in_state(State.RESUMING)
+    recovery = in_state(RecoveryState.RESUMING)
     busy = OverloadedError("no room", retry_delay_ms=3500)
     assert recovery.failed(busy, 1.0, cut_off=True, has_tokens=True, spread=0.5) == 3.5
     late = OverloadedError("no room", retry_delay_ms=60_000)
@@ -94,11 +95,11 @@ def test_time_runs_until_something_new_is_final() -> None:
         recovery.sent()
         assert recovery.heard()
     assert delays == [1, 2, 4]
-    assert recovery.state is State.OVER
+    assert recovery.state is RecoveryState.OVER
 
 
 def test_progress_begins_the_time_anew() -> None:
-    recovery = in_state(State.RESUMING)
+    recovery = in_state(RecoveryState.RESUMING)
     recovery.progressed()
     cut_at = recovery.cut_at
     assert cut_at == 0.0, "nothing can be new before something was heard"
@@ -106,3 +107,35 @@ def test_progress_begins_the_time_anew() -> None:
     recovery.progressed()
     assert recovery.cut_at is None
     assert recovery.failed(GONE, 100.0, cut_off=True, has_tokens=True, spread=1) == 1
+
+
+BACKOFF = ReconnectPolicy(give_up_after_s=10, first_delay_s=0.1, max_delay_s=2)
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    backoff = Backoff(BACKOFF)
+    assert [backoff.next_delay(5.0) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]
+    lost_at = backoff.lost_at
+    backoff.worked()
+    assert lost_at == 5.0
+    assert backoff.lost_at is None
+    assert backoff.next_delay(100.0) == 0.1
+
+
+@given(st.floats(0, 1e6), st.lists(st.floats(0.5, 1.0), min_size=1, max_size=200))
+def test_tries_end_in_time(lost_at: float, spreads: list[float]) -> None:
+    backoff, now, tries = Backoff(BACKOFF), lost_at, 0
+    for spread in spreads:
+        delay = backoff.next_delay(now, spread)
+        if delay is None:
+            assert now + 2 * spread >= lost_at + 10
+            break
+        assert 0 < delay <= 2
+        tries += 1
+        now += delay
+        assert now < lost_at + 10
+    assert tries <= 20
+
+
+def test_no_second_try_without_time() -> None:
+    assert Backoff(ReconnectPolicy(give_up_after_s=0)).next_delay(1.0) is None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.codec.ranks import RankTable, shipped_table
+from outrider.codec.ranks import RankTable
+from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import ArtifactCorruptError
 from outrider.models.vocabulary import Vocabulary

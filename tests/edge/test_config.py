@@ -10,7 +10,7 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError
-from outrider.peers.targets import Lookup
+from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.identity import Credential

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from outrider.engines.base import Meanwhile, Round, Rows, nothing
 from outrider.engines.config import EngineConfig
-from outrider.engines.factory import create_engine
+from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.sizing import SizingRule
 from outrider.errors import ConfigError, UnknownModelError
 
 
@@ -34,3 +38,47 @@ def test_an_unknown_model_is_named(tmp_path: Path) -> None:
 def test_bad_values_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=str(value)):
         EngineConfig(**{field: value})
+
+
+class Recorder(FakeEngine):
+    """Notes the sizes of its calls."""
+
+    def __init__(self, options: FakeOptions) -> None:
+        super().__init__(options)
+        self.sizes: list[int] = []
+
+    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+        self.sizes.append(sum(len(part.tokens) for part in rounds))
+        return super().step(rounds, meanwhile)
+
+
+@pytest.mark.parametrize(("max_rows", "num_blocks", "most"), [(0, 64, 0), (5, 64, 5), (999, 2, 31)])
+def test_every_size_that_fits_once(max_rows: int, num_blocks: int, most: int) -> None:
+    sizing = SizingRule(tuple(range(1, 40)))
+    engine = Recorder(
+        FakeOptions(num_blocks=num_blocks, block_tokens=16, scratch_tokens=1, sizing=sizing)
+    )
+    warm_up(engine, max_rows)
+    assert engine.sizes == list(range(1, most + 1))
+
+
+@pytest.mark.parametrize(("max_rows", "sizes"), [(0, []), (300, [1])])
+def test_an_engine_that_tells_no_sizes_apart_is_called_once(
+    max_rows: int, sizes: list[int]
+) -> None:
+    engine = Recorder(FakeOptions())
+    warm_up(engine, max_rows)
+    assert engine.sizes == sizes
+
+
+def test_only_sizes_that_the_engine_tells_apart() -> None:
+    sizing = SizingRule((1, 2, 4), quantum=16)
+    engine = Recorder(FakeOptions(num_blocks=64, block_tokens=16, sizing=sizing))
+    warm_up(engine, 40)
+    assert engine.sizes == [1, 2, 4, 16, 32, 40]
+
+
+def test_the_engine_is_free_afterwards() -> None:
+    engine = FakeEngine(FakeOptions())
+    warm_up(engine, 4)
+    engine.open(0, np.zeros(1, np.int32))

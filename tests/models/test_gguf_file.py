@@ -15,8 +15,8 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter, TokenType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.draft.card import read_card
-from outrider.engines.openvino.graph.convert import read_facts
+from outrider.engines.draft_file import read_card
+from outrider.engines.openvino.convert import read_facts
 from outrider.errors import ArtifactCorruptError, OutriderError
 from outrider.fidelity.reference import Reference
 from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf

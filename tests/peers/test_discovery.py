@@ -11,8 +11,7 @@ from random import Random
 import dns.rcode
 
 from outrider.peers.discovery import Discovery
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.testing import eventually, leak_check
 from tests.peers.name_server import NameServer, running_name_server
 
@@ -45,7 +44,7 @@ async def looking(
 ) -> AsyncIterator[tuple[Discovery, Notes]]:
     notes = Notes()
     discovery = Discovery(
-        [parse(text, "a target") for text in targets],
+        [parse_target(text, "a target") for text in targets],
         notes,
         policy=DiscoveryPolicy((server.address,), interval_s=0.01, grace_s=grace_s),
         clock=time.monotonic,

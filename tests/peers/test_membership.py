@@ -1,11 +1,21 @@
-"""Who joins, leaves and returns, whatever DNS does. Virtual time."""
+"""Targets as written in settings; who joins, leaves and returns, whatever DNS does."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.peers.membership import MAX_MEMBERS, Membership, Moves
+from outrider.errors import ConfigError
+from outrider.peers.membership import (
+    MAX_MEMBERS,
+    Lookup,
+    Membership,
+    MembershipChange,
+    Target,
+    join_host_port,
+    parse_target,
+)
 
 
 def reached(address: str) -> bool:
@@ -20,7 +30,7 @@ def lost(address: str) -> bool:
 
 def test_new_addresses_join_once() -> None:
     known = Membership(10.0)
-    assert known.answered("t", ["b", "a", "b"], 0.0) == Moves(joined=("a", "b"))
+    assert known.answered("t", ["b", "a", "b"], 0.0) == MembershipChange(joined=("a", "b"))
     assert not known.answered("t", ["a", "b"], 5.0)
 
 
@@ -33,7 +43,7 @@ def test_who_is_missing_for_a_while_leaves_and_who_blinks_does_not() -> None:
     assert not known.expire(30.0, reached)
     known.answered("t", ["a"], 30.0)
     known.answered("t", ["a"], 35.0)
-    assert known.expire(40.0, reached) == Moves(left=("b",))
+    assert known.expire(40.0, reached) == MembershipChange(left=("b",))
     assert not known.expire(41.0, reached)
 
 
@@ -41,13 +51,13 @@ def test_who_is_found_again_before_it_is_gone_returns() -> None:
     known = Membership(0.0)
     known.answered("t", ["a", "b"], 0.0)
     known.answered("t", ["a"], 1.0)
-    assert known.expire(1.0, reached) == Moves(left=("b",))
-    assert known.answered("t", ["a", "b"], 2.0) == Moves(returned=("b",))
+    assert known.expire(1.0, reached) == MembershipChange(left=("b",))
+    assert known.answered("t", ["a", "b"], 2.0) == MembershipChange(returned=("b",))
     known.answered("t", ["a"], 3.0)
     known.expire(3.0, reached)
     known.forget("b")
     assert "b" not in known
-    assert known.answered("t", ["a", "b"], 4.0) == Moves(joined=("b",))
+    assert known.answered("t", ["a", "b"], 4.0) == MembershipChange(joined=("b",))
 
 
 def test_an_answer_without_addresses_takes_only_what_is_lost_and_only_after_a_while() -> None:
@@ -60,7 +70,7 @@ def test_an_answer_without_addresses_takes_only_what_is_lost_and_only_after_a_wh
     known.answered("t", [], 200.0)
     known.answered("t", [], 205.0)
     assert not known.expire(209.9, lost)
-    assert known.expire(210.0, lost) == Moves(left=("a",))
+    assert known.expire(210.0, lost) == MembershipChange(left=("a",))
 
 
 def test_an_answer_with_other_addresses_settles_what_an_empty_one_left_in_doubt() -> None:
@@ -74,7 +84,7 @@ def test_an_answer_with_other_addresses_settles_what_an_empty_one_left_in_doubt(
     known.answered("t", ["b"], 61.0)
     assert not known.expire(62.0, reached), "in doubt by u"
     known.answered("u", ["b"], 63.0)
-    assert known.expire(63.0, reached) == Moves(left=("a",))
+    assert known.expire(63.0, reached) == MembershipChange(left=("a",))
 
 
 def test_an_address_stays_while_one_target_has_it() -> None:
@@ -84,7 +94,7 @@ def test_an_address_stays_while_one_target_has_it() -> None:
     known.answered("t", ["b"], 1.0)
     assert not known.expire(1.0, reached)
     known.answered("u", ["b"], 2.0)
-    assert known.expire(2.0, reached) == Moves(left=("a",))
+    assert known.expire(2.0, reached) == MembershipChange(left=("a",))
 
 
 def test_an_answer_is_bounded() -> None:
@@ -119,3 +129,30 @@ def test_those_in_use_are_always_those_of_the_last_answers_and_those_missed_only
         listed = frozenset().union(*last.values())
         assert listed <= in_use
         assert all(now - seen_at[address] < 10.0 for address in in_use - listed)
+
+
+@pytest.mark.parametrize(
+    ("text", "lookup", "host", "port"),
+    [
+        ("router:7100", Lookup.NONE, "router", 7100),
+        ("[::1]:7100", Lookup.NONE, "[::1]", 7100),
+        ("dns:7100", Lookup.NONE, "dns", 7100),
+        ("dns:inference:7300", Lookup.ADDRESSES, "inference", 7300),
+        ("srv:_grpc._tcp.inference.svc", Lookup.SERVICES, "_grpc._tcp.inference.svc", 0),
+    ],
+)
+def test_a_target_says_how_it_is_looked_up(text: str, lookup: Lookup, host: str, port: int) -> None:
+    assert parse_target(text, "each of routers") == Target(text, lookup, host, port)
+
+
+@pytest.mark.parametrize("text", ["", "router", "dns:", "dns:x", "srv:", "router:0", "dns:x:99999"])
+def test_what_is_no_target_is_refused_by_the_name_of_its_key(text: str) -> None:
+    with pytest.raises(ConfigError, match="each of routers"):
+        parse_target(text, "each of routers")
+
+
+def test_ipv6_addresses_get_brackets() -> None:
+    assert (join_host_port("10.0.0.1", 7), join_host_port("fd00::1", 7)) == (
+        "10.0.0.1:7",
+        "[fd00::1]:7",
+    )

@@ -8,8 +8,8 @@ import dns.rcode
 import pytest
 
 from outrider.errors import ConfigError, UnavailableError
+from outrider.peers.membership import parse_target
 from outrider.peers.resolver import DnsResolver
-from outrider.peers.targets import parse
 from tests.peers.name_server import NameServer, running_name_server
 
 
@@ -21,7 +21,7 @@ async def server() -> AsyncIterator[NameServer]:
 
 async def look_up(server: NameServer, text: str, timeout_s: float = 5.0) -> list[str]:
     resolver = DnsResolver((server.address,), timeout_s=timeout_s)
-    return sorted(await resolver.addresses(parse(text, "a target")))
+    return sorted(await resolver.addresses(parse_target(text, "a target")))
 
 
 async def test_a_name_stands_for_all_its_addresses(server: NameServer) -> None:

@@ -11,8 +11,8 @@ import pytest
 from outrider.errors import PermissionDeniedError, UnauthenticatedError
 from outrider.rpc.guard import Context, Guard
 from outrider.tls import PLAINTEXT, PeerIdentity, Role, Tls
+from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
-from outrider.tls.material import utc_now
 
 NOW = utc_now()
 METHOD = "/outrider.v1.RouterService/Route"

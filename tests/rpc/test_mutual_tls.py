@@ -33,8 +33,8 @@ from outrider.rpc import (
 )
 from outrider.testing import eventually, leak_check
 from outrider.tls import PeerIdentity, Role, Tls, TlsConfig
+from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
-from outrider.tls.material import utc_now
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 
 POLL_S = 0.02

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.sampling.noise import Noise, members_of
+from outrider.sampling.gumbel import Noise, group_size_of
 from outrider.sampling.params import SamplingParams
 
 
@@ -54,7 +54,7 @@ def choose(
     if params.temperature == 0.0:
         return min(scores, key=lambda token: (-scores[token], token))
     top = max(scores.values())
-    noise = Noise(params.seed, position, members_of(vocabulary_size))
+    noise = Noise(params.seed, position, group_size_of(vocabulary_size))
     noises = noise.of(np.arange(vocabulary_size, dtype=np.int32)).tolist()
     totals = {
         token: (scores[token] - top) / params.temperature + noises[token]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyEnd, ReplyText, reply_end
-from outrider.sampling.stops import StopMatcher
+from outrider.sampling.reply import ReplyEnd, ReplyText, StopMatcher, reply_end
 
 EOS = 0
 

@@ -189,8 +189,8 @@ def test_many_draws_follow_softmax(extra: dict[str, Any], by: str) -> None:
 @pytest.mark.parametrize("extra", [{}, {"top_k": 30}], ids=str)
 @pytest.mark.parametrize("by", ["seed", "position"])
 def test_ids_that_share_groups_follow_softmax_too(extra: dict[str, Any], by: str) -> None:
-    """5,000 ids are 5 to a group: the likeliest here are all those of six groups, so that peaks,
-    holders and noise cut off at a peak decide among them."""
+    """5,000 ids are 5 to a group: the likeliest here are all those of six groups, so that maxima,
+    argmaxes and truncated noise decide among them."""
     likely = (np.arange(5)[:, None] * 1024 + [0, 1, 2, 500, 776, 1000]).ravel()
     likely = likely[likely < 5000]
     logits = np.full(5000, -30.0, dtype=np.float32)

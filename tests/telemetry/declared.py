@@ -125,9 +125,9 @@ _OVERLOAD: Final = "tests/router/live/test_overload.py"
 
 ELSEWHERE: Final = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
-    names.LOOP_STALLS: "tests/telemetry/test_stalls.py",
-    names.LOOP_LAG_MAX_MS: "tests/telemetry/test_stalls.py",
-    names.LOOP_HELD_MAX_MS: "tests/telemetry/test_stalls.py",
+    names.LOOP_STALLS: "tests/telemetry/test_process.py",
+    names.LOOP_LAG_MAX_MS: "tests/telemetry/test_process.py",
+    names.LOOP_HELD_MAX_MS: "tests/telemetry/test_process.py",
     names.SHARED_TEXTS: _SHARING,
     names.SHARED_FAILURES: _SHARING,
     names.SHARED_UP: _SHARING,

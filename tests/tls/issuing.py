@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from outrider.tls import PeerIdentity, Role, Tls, TlsConfig
+from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
-from outrider.tls.material import utc_now
 
 
 class Issuer:

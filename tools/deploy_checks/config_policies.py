@@ -11,7 +11,7 @@ from typing import Any
 from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import lookup
-from outrider.peers.targets import Lookup, Target, parse
+from outrider.peers.membership import Lookup, Target, parse_target
 from outrider.tls.identity import Role, server_name
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
@@ -202,8 +202,8 @@ def _container(workload: Object) -> Object:
 def _targets(role: str, config: Any) -> list[Target]:
     """What a service of that role looks up."""
     if role == "edge":
-        return [parse(text, "routers") for text in config.routers]
+        return [parse_target(text, "routers") for text in config.routers]
     if role == "router":
         texts = [*config.tokenizers, *(entry.target for entry in config.replica_targets)]
-        return [parse(text, "the router's targets") for text in texts]
+        return [parse_target(text, "the router's targets") for text in texts]
     return []

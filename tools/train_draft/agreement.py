@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.base import Engine, Ids, Round, Rows
-from outrider.engines.draft.calibration import sampled_confidence
-from outrider.sampling.noise import Noise, members_of
-from outrider.sampling.race import scaled
+from outrider.engines.draft_calibration import sampled_confidence
+from outrider.sampling.gumbel import Noise, group_size_of, scaled
 from tools.train_draft.replies import Reply
 from tools.train_draft.target import Floats
 
@@ -35,7 +34,7 @@ class Trace:
     top_agreed: Bools
     """[n] whether both find the same id likeliest."""
     confidence: npt.NDArray[np.float64]
-    """[n] the draft's in its token: outrider.engines.draft.calibration says what that is."""
+    """[n] the draft's in its token: outrider.engines.draft_calibration says what that is."""
 
 
 def positions_of(traces: Sequence[Trace]) -> npt.NDArray[np.int64]:
@@ -106,7 +105,7 @@ def traces(engine: Engine, replies: Iterable[Reply]) -> Iterator[Trace]:
     the one it would draft there had all before been accepted. Replies that the engine has no room
     for are left out."""
     for reply in replies_with_room(engine, replies):
-        yield _trace(reply, read(engine, reply), members_of(engine.info.vocabulary_size))
+        yield _trace(reply, read(engine, reply), group_size_of(engine.info.vocabulary_size))
 
 
 def replies_with_room(engine: Engine, replies: Iterable[Reply]) -> Iterator[Reply]:

@@ -11,7 +11,7 @@ some of the target's ids alone:
 - `outrider.draft.calibration_greedy`, `outrider.draft.calibration_sampled`: b curves of 21 values,
   one after the other: the chance that the target chooses the draft's token too, in that range of
   the reply, at temperature 0 and at 0.8 with shared noise, where the draft's confidence
-  (outrider.engines.draft.calibration) is 0, 1/20, 2/20, ... 1; linear between these.
+  (outrider.engines.draft_calibration) is 0, 1/20, 2/20, ... 1; linear between these.
 
 Four-bit blocks that survive the engine's conversion (`pack`): a Q4_1 block of 32 values is a scale
 d and a minimum m in f16, then 16 bytes: the low halves are the first 16 values, the high halves the

@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from outrider.engines.draft.card import read_card
+from outrider.engines.draft_file import read_card
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.speculation.platt import from_json, shipped_calibrations, sources_file, to_json
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import (
+    calibrations_from_json,
+    calibrations_to_json,
+    shipped_calibrations,
+    shipped_prior,
+    sources_file,
+)
 from services.edge.app import reply_tools
 from tools.train_draft.agreement import Trace, figures, positions_of, replies_with_room, traces
 from tools.train_draft.calibration import (
@@ -80,7 +85,7 @@ def calibrate_sources(arguments: argparse.Namespace) -> None:
     engine.close()
     fitted = fit_sources(promises)
     out = arguments.out or sources_file(spec.name)
-    out.write_text(to_json(digest, fitted), encoding="utf-8")
+    out.write_text(calibrations_to_json(digest, fitted), encoding="utf-8")
     print(sources_table(promises, fitted))
 
 
@@ -94,7 +99,7 @@ def display(arguments: argparse.Namespace) -> None:
     engine = open_draft(arguments.draft, spec, store, arguments.threads)
     digest, sources = vocabulary.digest, shipped_calibrations(vocabulary.digest)
     if arguments.sources:
-        digest, sources = from_json(arguments.sources.read_text(encoding="utf-8"))
+        digest, sources = calibrations_from_json(arguments.sources.read_text(encoding="utf-8"))
     speeds = Speeds(
         arguments.ttft_ms,
         arguments.prompt_ms,

@@ -10,11 +10,11 @@ import numpy as np
 
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.loading import load_draft
+from outrider.engines.draft_loading import load_draft
 from outrider.models.catalog import ModelSpec
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
-from outrider.speculation.positions import POSITION_BEGINS
+from outrider.speculation.calibration import POSITION_BEGINS
 from tools.train_draft.agreement import Trace, positions_of, traces
 from tools.train_draft.calibration import GRID, fit_by_position
 from tools.train_draft.draft_file import Draft, read_draft, replace_metadata, write_draft

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation
+from outrider.speculation.calibration import SourceCalibrations
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.drafter import Drafter, EngineCall, run
 from services.edge.drafter.core.learned import LearnedByGroup
 from services.edge.drafter.link import first_guess_limit_s, heard_of

@@ -13,21 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.engines.base import Engine
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.sampling.params import SamplingParams
-from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import Phrases
-from outrider.speculation.platt import (
+from outrider.speculation.calibration import (
     LEAST_SLOPE,
     MOST_SHIFT,
     MOST_SLOPE,
+    POSITION_BEGINS,
     Lines,
     Platt,
     SourceCalibrations,
     logit,
+    position_bucket,
 )
-from outrider.speculation.positions import POSITION_BEGINS, position_bucket
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.ngram_store import NgramStatistics
+from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.line import weigh
 from services.edge.drafter.core.rates import SOURCE_NAMES, Rates
@@ -93,7 +94,7 @@ class PromiseReader:
         chooser = Chooser(params, info.vocabulary_size, prompt, self._calibration)
         copier = SuffixDrafter(
             info.max_context_tokens,
-            Phrases(self._prior),
+            NgramStatistics(self._prior),
             num_prompt=len(prompt),
             sampled=are_sampled,
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from outrider.tls.certificates import utc_now
 from outrider.tls.config import TlsConfig
 from outrider.tls.development import DevelopmentCa, remove, settings, write
 from outrider.tls.identity import PeerIdentity, Role
-from outrider.tls.material import utc_now
 
 OPERATOR: Final = "operator"
 _FOLDER: Final = "mesh-tls"

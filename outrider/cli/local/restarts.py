@@ -1,7 +1,7 @@
 """When a process that died is started again. Pure.
 
-At once, nearly, and then after pauses that double, for as long as it takes: what killed it may
-pass. A process that was well for a while begins with the first pause again.
+Soon, and then after pauses that double, without a limit on attempts: the cause may pass. A process
+that ran for `well_s` begins with the first pause again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class RestartPolicy:
     first_pause_s: float = 0.5
     max_pause_s: float = 30.0
     well_s: float = 60.0
-    """A process that ran for so long was well."""
+    """A process that ran for so long begins with the first pause again."""
     early_s: float = 10.0
-    """One that ends sooner than this after its start, or is never ready, does not start..."""
+    """A process that ends sooner than this after its start, or before it is ready, ended early."""
     max_early: int = 3
-    """...and after so many times in a row it is said where its log is, and again each time."""
+    """Early ends in a row from which on each is reported with the path of the log."""
 
 
 class Restarts:

@@ -26,7 +26,7 @@ from outrider.errors import UnavailableError
 
 _LOCK, _RECORD = "mesh.lock", "mesh.json"
 _PROBES_S = 1.0
-"""Whoever looks holds the lock for an instant; one that lasts longer is a mesh's."""
+"""A process that checks holds the lock for an instant; one held longer is a mesh's."""
 _POLL_S = 0.01
 
 StateDir = Annotated[
@@ -61,7 +61,7 @@ def default_state_dir() -> Path:
 
 @contextlib.contextmanager
 def holding(state_dir: Path) -> Iterator[None]:
-    """The folder is this process's to run a mesh from. UnavailableError if it is another's."""
+    """Hold the folder's lock. Raises UnavailableError if another process has it."""
     make_private(state_dir)
     descriptor = os.open(state_dir / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -157,10 +157,10 @@ def write_private(path: Path, text: str) -> None:
 
 
 def publish(state_dir: Path, mesh: RunningMesh) -> None:
-    """The mesh is up: whoever looks from now on sees all of it."""
+    """Record that the mesh is up."""
     write_private(state_dir / _RECORD, json.dumps(asdict(mesh), indent=2))
 
 
 def withdraw(state_dir: Path) -> None:
-    """The mesh is not up, or no more."""
+    """Remove the record."""
     (state_dir / _RECORD).unlink(missing_ok=True)

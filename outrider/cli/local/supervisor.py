@@ -207,7 +207,7 @@ class Supervisor:
             self._say(f"{again.name} is up again, on port {child.ports.main}")
 
     async def _pause(self, child: Child, why: str, *, was_ready: bool) -> None:
-        """Before it is started again; whoever asks is told."""
+        """Wait before it is started again; `outrider status` shows it."""
         restarts, name = child.restarts, child.spec.name
         pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
         self._write_state()

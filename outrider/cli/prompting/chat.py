@@ -17,10 +17,9 @@ import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
-from outrider.cli.prompting.interrupts import Interrupts
-from outrider.cli.prompting.lines import Lines
 from outrider.cli.prompting.output import break_off, follow, report
 from outrider.cli.prompting.painter import Painter
+from outrider.cli.prompting.terminal_input import Interrupts, Lines
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams

@@ -1,4 +1,4 @@
-"""`outrider reference`: what the model says with no mesh, no drafts and no batch."""
+"""`outrider reference`: the model's reply without mesh, drafts and batching."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.base import Ids, Round
-from outrider.engines.openvino.graph.paging import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
+from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
 
 _Array: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 Inputs: TypeAlias = dict[str, _Array]

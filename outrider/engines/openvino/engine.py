@@ -14,10 +14,10 @@ from outrider.engines.openvino.batch import (
     lay_out,
     pad,
 )
-from outrider.engines.openvino.graph.compiling import attention_rows
-from outrider.engines.openvino.graph.convert import ConvertedModel
-from outrider.engines.openvino.graph.paging import ATTENTION_ROWS
+from outrider.engines.openvino.compiling import attention_rows
+from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
+from outrider.engines.openvino.paging import ATTENTION_ROWS
 from outrider.engines.sizing import SizingRule, ladder
 from outrider.engines.validation import check_block_ids, check_opening, check_rounds
 from outrider.errors import ConfigError, EngineError

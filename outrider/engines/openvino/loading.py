@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Final
 
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.card import DraftCard
-from outrider.engines.draft.composing import compose
-from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.graph.convert import (
+from outrider.engines.draft_file import DraftCard, compose
+from outrider.engines.openvino.convert import (
     convert,
     converted,
     derived_name,
     read_converted,
 )
-from outrider.engines.openvino.graph.layouts import AS_CONVERTED
+from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.engines.openvino.layouts import AS_CONVERTED
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore

@@ -13,13 +13,13 @@ import openvino as ov
 
 from outrider.engines.base import Logits, Meanwhile, nothing
 from outrider.engines.config import EngineConfig
-from outrider.engines.memory.budget import BlockShape
-from outrider.engines.memory.free import free_memory
+from outrider.engines.free_memory import free_memory
+from outrider.engines.kv_budget import BlockShape
 from outrider.engines.openvino.batch import Inputs, spare_call
-from outrider.engines.openvino.graph.compiling import Compiler, attention_rows
-from outrider.engines.openvino.graph.convert import ConvertedModel
-from outrider.engines.openvino.graph.paging import ATTENTION_ROWS, KEPT_ROWS
+from outrider.engines.openvino.compiling import Compiler, attention_rows
+from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.kv import KvTensors
+from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS
 from outrider.engines.openvino.preparation import Preparation
 from outrider.errors import EngineError
 
@@ -55,7 +55,7 @@ class PagedModel:
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks, self.pool_reason = size.num_blocks, size.reason
         self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
-        """Blocks beyond the pool, for rows that nobody asked for."""
+        """Blocks beyond the pool, for padding rows."""
         self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))
         self._requests = {_ANY: self._request(free)}
         self._failure = ""

@@ -13,7 +13,7 @@ from outrider.errors import EngineError
 log = structlog.get_logger()
 
 _NICENESS = 10
-"""Of the thread: whoever is being served comes first."""
+"""Niceness of the thread: calls that serve sessions come first."""
 
 
 class Preparation:

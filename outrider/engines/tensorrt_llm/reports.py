@@ -1,4 +1,4 @@
-"""What the runtime tells of itself: iteration statistics and KV block events (pure)."""
+"""Reports of the runtime: iteration statistics and KV block events (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CacheChanges:
     """Blocks that can be reused from then on."""
     blocks_removed: int = 0
     pool_blocks: int = 0
-    """Blocks of the pool on the GPU, told once, in the first report; else 0."""
+    """Blocks of the pool on the GPU; in the first report only, else 0."""
 
 
 def latest_stats(reports: Sequence[Mapping[str, Any]]) -> RuntimeStats | None:

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from outrider.telemetry import names
-from outrider.telemetry.stalls import OTHER
+from outrider.telemetry.process import OTHER
 from outrider.tokenization.front.content import Content
 from outrider.tokenization.front.encoder import CachingEncoder
 from outrider.tokenization.front.job import Layer

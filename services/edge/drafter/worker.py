@@ -20,8 +20,8 @@ import structlog
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
-from outrider.engines.draft.loading import DraftModel, load_draft
-from outrider.engines.warmup import warm_up
+from outrider.engines.draft_loading import DraftModel, load_draft
+from outrider.engines.factory import warm_up
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
@@ -35,8 +35,7 @@ from outrider.errors import (
 from outrider.models.catalog import lookup
 from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.speculation.platt import shipped_calibrations
-from outrider.speculation.prior import shipped_prior
+from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
 from services.edge.drafter.core.drafter import Drafter, run

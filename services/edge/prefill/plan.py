@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from outrider.speculation.agreement import num_agreeing
+from outrider.speculation.verification import common_prefix_length
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
@@ -62,7 +62,7 @@ class PrefillPlan:
         self._is_tokenizing = False
         if ids is not None:
             fresh = tuple(ids[: self._policy.max_context_tokens - 1])
-            self._stable = num_agreeing(self._ids, fresh)
+            self._stable = common_prefix_length(self._ids, fresh)
             self._ids = fresh
             self._num_computed = min(self._num_computed, self._stable)
         return self._next_text()

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from outrider.errors import ConfigError
-from outrider.tls.files import stamp
+from outrider.tls.certificates import stamp
 
 POLL_S: Final = 2.0
 """A new certificate is used after so long."""

@@ -15,8 +15,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import Outbox, from_rpc_error, make_channel, until_distrusted
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
@@ -68,7 +68,7 @@ class RouterLink:
         table: RouterTable,
         policy: LinkPolicy,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         on_connected: Callable[[], None],
         tls: Tls = PLAINTEXT,
@@ -237,7 +237,7 @@ class RouterLink:
         self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
 
     def _lose(self, why: str) -> None:
-        self._table.lost(self.address, why, self._clock(), is_own=self._clock.was_late)
+        self._table.lost(self.address, why, self._clock(), is_own=self._clock.stalled_recently)
 
     def _break(self, outbox: _RouteOutbox, error: OutriderError) -> None:
         self._outbox = None

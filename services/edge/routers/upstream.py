@@ -11,11 +11,10 @@ from typing import Final
 import structlog
 
 from outrider.errors import UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
 from outrider.peers.health import HealthPolicy
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import Target
+from outrider.peers.membership import DiscoveryPolicy, Target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
 from services.edge.routers.link import LinkPolicy, RouterLink
 from services.edge.routers.table import RouterTable, Transition
@@ -44,7 +43,7 @@ class Upstream:
         self,
         policy: UpstreamPolicy,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         on_tick: Callable[[RouterTable, list[Transition]], None],
         tls: Tls = PLAINTEXT,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.speculation.agreement import num_agreeing
-from outrider.words import JOINERS, first_word_end, in_word, is_joined
+from outrider.speculation.verification import common_prefix_length
+from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
 from services.edge.session.actions import Provisional, Retract
 
 
@@ -121,7 +121,7 @@ class Display:
 
         Returns what has to be sent before the commit.
         """
-        kept = num_agreeing(self._shown, text)
+        kept = common_prefix_length(self._shown, text)
         contradicted = kept < min(len(self._shown), len(text))
         retract = None
         if contradicted or (diverged and kept < len(self._shown)):

@@ -23,7 +23,7 @@ from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Priority
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduling.budget import CostModel
@@ -292,7 +292,7 @@ class Scheduler:
 
 def _new_drafter(request: OpenRequest, learned: Learned) -> SuffixDrafter:
     return SuffixDrafter(
-        phrases=learned.phrases,
+        statistics=learned.phrases,
         num_prompt=len(request.prompt),
         sampled=request.sampling.temperature > 0.0,
     )

@@ -11,7 +11,7 @@ from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Priority, Timings, Usage
-from outrider.speculation.verify import Verdict, verify
+from outrider.speculation.verification import Verification, verify
 from services.inference.scheduling.drafting.looking import Watch
 from services.inference.scheduling.drafting.sources import DraftSources
 from services.inference.scheduling.events import Committed, OpenRequest
@@ -240,7 +240,7 @@ class Session:
         self._times.committed(started_at, now)
         return self._committed(base, verdict, row_ms)
 
-    def _committed(self, base: int, verdict: Verdict, row_ms: float) -> Committed:
+    def _committed(self, base: int, verdict: Verification, row_ms: float) -> Committed:
         chain = self.sources.chain
         accepted = chain.advance(verdict.ids) if chain is not None else 0
         return Committed(

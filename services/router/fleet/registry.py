@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.errors import UnavailableError
-from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Signal
-from outrider.peers.quarantine import Quarantine
+from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Quarantine, Signal
 from outrider.peers.round_trip import RoundTrip
 from services.router.config import ReplicaConfig
 from services.router.fleet.load import Identity, Load, Model

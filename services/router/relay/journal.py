@@ -12,8 +12,8 @@ import structlog
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
+from outrider.telemetry.log_aggregation import EventAggregator
 from outrider.telemetry.metrics import Metrics
-from outrider.telemetry.occurrences import Occurrences
 from outrider.telemetry.tracing import Span, start_span
 from outrider.v1 import inference_pb2
 from services.router.placement.history import History, Placed
@@ -84,7 +84,7 @@ class Journal:
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
         self._flushed = (0, 0, 0)
-        self._refused = Occurrences()
+        self._refused = EventAggregator()
 
     def opened(self, session: int, frame: inference_pb2.OpenSession, now: float) -> None:
         """A session began; its frame now carries this router's span on to the replica."""

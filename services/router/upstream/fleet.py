@@ -8,9 +8,9 @@ from random import Random
 
 import structlog
 
-from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
-from outrider.peers.targets import parse
+from outrider.peers.membership import parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
 from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
@@ -33,7 +33,7 @@ class Fleet:
         switch: Switch,
         watch_prefixes: Callable[[], PrefixWatch],
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         tls: Tls = PLAINTEXT,
     ) -> None:
@@ -45,7 +45,9 @@ class Fleet:
         self._clock = clock
         self._rng = rng
         self._tls = tls
-        targets = [parse(it.target, "each of replica_targets") for it in config.replica_targets]
+        targets = [
+            parse_target(it.target, "each of replica_targets") for it in config.replica_targets
+        ]
         self._regions = {it.target: it.region for it in config.replica_targets}
         self._discovery = Discovery(targets, self, policy=config.discovery(), clock=clock, rng=rng)
         self._found: dict[str, Replica] = {}

@@ -11,9 +11,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from outrider.errors import OutriderError, OverloadedError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import from_rpc_error, make_channel, until_distrusted
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
@@ -44,7 +44,7 @@ class ReplicaLink:
         switch: Switch,
         prefixes: PrefixWatch,
         *,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         tls: Tls = PLAINTEXT,
     ) -> None:
@@ -194,7 +194,7 @@ class ReplicaLink:
         """It is lost; whether by this router's own fault: it was late, so that the replica gave it
         up, or it did not read what the replica had to say."""
         told = from_rpc_error(error) if isinstance(error, grpc.aio.AioRpcError) else error
-        is_own = self._clock.was_late or isinstance(told, OverloadedError)
+        is_own = self._clock.stalled_recently or isinstance(told, OverloadedError)
         why = str(told) or type(told).__name__
         self._registry.lost(self._name, why, self._clock(), is_own=is_own)
         return is_own

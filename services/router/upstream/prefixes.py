@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import grpc.aio
 import structlog
 
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.errors import MalformedFrameError
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.router.fleet.load import Model

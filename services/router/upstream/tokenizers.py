@@ -17,10 +17,9 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
-from outrider.peers.awake import AwakeClock
 from outrider.peers.discovery import Discovery
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import Target
+from outrider.peers.membership import DiscoveryPolicy, Target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import from_rpc_error, make_channel, until_distrusted
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -183,7 +182,7 @@ class TokenizerPool:
         targets: Sequence[Target],
         *,
         policy: DiscoveryPolicy,
-        clock: AwakeClock,
+        clock: StallFreeClock,
         rng: Random,
         timeout_s: float,
         max_waiting: int,
@@ -289,7 +288,7 @@ class TokenizerPool:
         try:
             return await stream.encode(request)
         except UnavailableError:
-            if not self._clock.was_late:
+            if not self._clock.stalled_recently:
                 raise
             return await stream.encode(request)
 

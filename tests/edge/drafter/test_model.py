@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from outrider.client import Client, Message, Provisional
-from outrider.codec.ranks import shipped_table
+from outrider.codec.shipped import shipped_table
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.drafter.metrics import DrafterState
 from tests.edge.live.running import Running, running
-from tests.engines.draft.making import make_draft
+from tests.engines.draft_making import make_draft
 
 REPLY = (
     "The sea is wide and the wind is cold. A ship went out at dawn, and nobody saw it again "

@@ -99,7 +99,7 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         AsyncExitStack() as stack,
     ):
         client = await stack.enter_async_context(mesh.client())
-        monkeypatch.setattr("outrider.client.transport.dialing.QuicConnection", StalledQuic)
+        monkeypatch.setattr("outrider.client.link.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
         mesh.region.block_tokens = 20
         stream = RawStream(connection, chat_frame(max_tokens=5000))

@@ -10,7 +10,7 @@ from typing import Any
 from outrider.client import Client, Committed, Event, Message
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
-from outrider.client.transport.dialing import EdgeAddress, dial
+from outrider.client.link import EdgeAddress, dial
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError, UnavailableError
 from outrider.v1 import edge_pb2

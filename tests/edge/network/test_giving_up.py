@@ -65,7 +65,7 @@ async def test_a_defect_ends_the_chat_that_meets_it(
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         mesh.region.stop_after = 4
         chat = await start(client)
-        monkeypatch.setattr("outrider.client.transport.link.dial", fails)
+        monkeypatch.setattr("outrider.client.link.dial", fails)
         cut(client)
         with pytest.raises(OutriderError, match="ZeroDivisionError"):
             await asyncio.wait_for(chat.result(), 30)

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.client import Client, Committed, Event, Interrupted, Resumed
 from outrider.client.chat import Chat
-from outrider.client.transport.liveness import LivenessLimits
+from outrider.client.liveness import LivenessLimits
 from outrider.errors import UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually

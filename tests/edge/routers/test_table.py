@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.quarantine import QuarantinePolicy
+from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
 from services.edge.routers.table import RouterTable
 
 C, R, S, D, G, Q, T = PeerState

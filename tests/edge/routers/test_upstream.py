@@ -12,10 +12,9 @@ import grpc.aio
 import pytest
 
 from outrider.errors import OutriderError, UnavailableError
-from outrider.peers.awake import AwakeClock
 from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import DiscoveryPolicy, parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import bind, make_server
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, free_tcp_port, leak_check
@@ -112,12 +111,12 @@ async def upstream(
     own = metrics or Metrics("edge")
     it = Upstream(
         UpstreamPolicy(
-            targets=tuple(parse(text, "a router") for text in targets),
+            targets=tuple(parse_target(text, "a router") for text in targets),
             link=LinkPolicy(100, **(quick | link)),
             health=HealthPolicy(suspect_s=0.2),
             discovery=DiscoveryPolicy((nameserver,), interval_s=0.05, grace_s=0.1),
         ),
-        clock=AwakeClock(),
+        clock=StallFreeClock(),
         rng=Random(1),
         on_tick=RouterMetrics(own).tick,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engines.openvino.graph.convert import converted
+from outrider.engines.openvino.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 
@@ -22,7 +22,7 @@ from outrider.errors import EngineError
 from outrider.engines.base import Round
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
-from outrider.engines.openvino.graph.convert import ConvertedModel, ModelFacts
+from outrider.engines.openvino.convert import ConvertedModel, ModelFacts
 from outrider.engines.openvino.model import PagedModel
 
 facts = ModelFacts(vocabulary_size=49152, max_context_tokens=8192)

@@ -7,8 +7,8 @@ import pytest
 from structlog.types import EventDict
 
 from outrider.engines.base import Engine, Round
+from outrider.engines.factory import warm_up
 from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
-from outrider.engines.warmup import warm_up
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.peers.health import HealthPolicy, PeerState
-from outrider.peers.quarantine import QuarantinePolicy
+from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
 from services.router.config import ReplicaConfig
 from services.router.fleet.load import Model
 from services.router.fleet.registry import FleetPolicy, Registry

@@ -18,9 +18,8 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
-from outrider.peers.awake import AwakeClock
-from outrider.peers.membership import DiscoveryPolicy
-from outrider.peers.targets import parse
+from outrider.peers.membership import DiscoveryPolicy, parse_target
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import bind, make_server
 from outrider.testing import eventually, free_tcp_port, leak_check
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -88,11 +87,11 @@ async def running(count: int) -> AsyncIterator[list[Scripted]]:
 @asynccontextmanager
 async def pool_of(*addresses: str, **settings: Any) -> AsyncIterator[TokenizerPool]:
     values: dict[str, Any] = {"timeout_s": 5.0, "max_waiting": 100, "max_message_bytes": 1 << 20}
-    targets = [parse(address, "an address") for address in addresses]
+    targets = [parse_target(address, "an address") for address in addresses]
     pool = TokenizerPool(
         targets,
         policy=DiscoveryPolicy(),
-        clock=AwakeClock(),
+        clock=StallFreeClock(),
         rng=Random(1),
         **(values | settings),
     )

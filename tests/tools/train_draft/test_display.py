@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.reply import ReplyText
+from outrider.speculation.calibration import SourceCalibrations
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.platt import SourceCalibrations
 from services.edge.session.actions import Commit
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.reply import ReplyTools

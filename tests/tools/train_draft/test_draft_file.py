@@ -11,10 +11,10 @@ from gguf import GGMLQuantizationType, GGUFReader, dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.draft.loading import shipped_draft
+from outrider.engines.draft_loading import shipped_draft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
-from outrider.speculation.positions import POSITION_BEGINS
+from outrider.speculation.calibration import POSITION_BEGINS
 from tools.train_draft.draft_file import (
     Draft,
     pack,

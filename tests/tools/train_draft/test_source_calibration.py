@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.speculation.calibration import Platt
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.platt import Platt
 from tools.train_draft.replies import NUM_TOP, Reply
 from tools.train_draft.source_calibration import (
     Promise,

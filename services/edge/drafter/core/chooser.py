@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.candidates import rescores
-from outrider.engines.draft.calibration import DraftCalibration, sampled_confidence
+from outrider.engines.draft_calibration import DraftCalibration, sampled_confidence
 from outrider.errors import EngineError
-from outrider.sampling.noise import Ids, Noise, members_of
+from outrider.sampling.gumbel import Ids, Noise, group_size_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
@@ -61,7 +61,7 @@ class Chooser:
         self._calibration = calibration
         self._num_prompt = len(prompt)
         self._temperature = params.temperature
-        self._seed, self._members = params.seed, members_of(vocabulary_size)
+        self._seed, self._members = params.seed, group_size_of(vocabulary_size)
         self._rescores = rescores(params)
 
     def observe(self, ids: Sequence[int]) -> None:

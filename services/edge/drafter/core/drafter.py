@@ -13,9 +13,9 @@ from itertools import islice
 import numpy as np
 
 from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.core.chooser import Chooser
 from services.edge.drafter.core.kv import Kv, KvRoom, Orders
 from services.edge.drafter.core.learned import LearnedByGroup

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from outrider.speculation.calibration import SourceCalibrations
+from outrider.speculation.ngram_store import NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import PhraseBooks, Phrases
-from outrider.speculation.platt import SourceCalibrations
 from services.edge.drafter.core.rates import Rates
 
 MAX_ENTRIES: Final = 1 << 18
@@ -29,12 +29,12 @@ class LearnedByGroup:
     ) -> None:
         """`prior` and `sources`: what every group begins with, turns of phrase of the model and
         what promises are worth."""
-        self._books = PhraseBooks(prior, max_entries=max_entries, max_books=max_groups)
+        self._books = NgramStore(prior, max_entries=max_entries, max_salts=max_groups)
         self._sources = sources or SourceCalibrations()
         self._max_rates = 2 * max_groups
         self._rates: OrderedDict[tuple[bytes, bool], Rates] = OrderedDict()
 
-    def of(self, group: bytes, *, are_sampled: bool) -> tuple[Phrases, Rates]:
+    def of(self, group: bytes, *, are_sampled: bool) -> tuple[NgramStatistics, Rates]:
         """What a group's greedy replies, or its sampled ones, begin with and add to. The empty
         group's is new each time."""
         key = group, are_sampled

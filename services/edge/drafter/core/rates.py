@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from outrider.speculation.platt import MOST_SHIFT, SourceCalibrations, logit, sigmoid
-from outrider.speculation.positions import position_bucket
+from outrider.speculation.calibration import (
+    MOST_SHIFT,
+    SourceCalibrations,
+    logit,
+    position_bucket,
+    sigmoid,
+)
 from services.edge.drafter.messages import Source
 
 _SHARED_RATE = 0.02

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.base import Round, Rows
-from outrider.speculation.agreement import num_agreeing
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from outrider.speculation.verification import common_prefix_length
 from services.edge.drafter.core.chooser import Chooser, Opinion
 from services.edge.drafter.core.kv import Kv
 from services.edge.drafter.core.line import Entry, Line, weigh
@@ -168,7 +168,7 @@ class DraftSession:
             return  # the text changed before it, while it was under way
         length = len(done.tokens)
         now = self.ids(line, done.past, done.past + length)
-        kept = num_agreeing(now, done.tokens.tolist())
+        kept = common_prefix_length(now, done.tokens.tolist())
         line.kv.length = done.past + kept
         if kept < length or not len(rows.logits) or line.end != line.kv.length:
             return

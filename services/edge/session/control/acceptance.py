@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from outrider.speculation.platt import SourceCalibrations
+from outrider.speculation.calibration import SourceCalibrations
 from services.edge.session.control.calibration import MAX_SOURCES, OTHER, Calibrations
 from services.edge.session.control.model import Conditions
 from services.edge.session.control.pace import OwnPace

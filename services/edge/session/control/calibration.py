@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from outrider.speculation.platt import (
+from outrider.speculation.calibration import (
     LEAST_SLOPE,
     MOST_SHIFT,
     MOST_SLOPE,
     Platt,
     SourceCalibrations,
     logit,
+    position_bucket,
 )
-from outrider.speculation.positions import position_bucket
 
 _FIRST_RATE, _LAST_RATE = 0.1, 0.01
 _HALVED_AFTER = 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
-from outrider.speculation.phrases import MAX_BOOKS, PhraseBooks, Phrases
 from services.inference.scheduling.drafting.sources import Acceptance
 
 _EDGE_PRIOR: Final = 0.6
@@ -15,7 +15,7 @@ _EDGE_PRIOR: Final = 0.6
 class Learned(NamedTuple):
     """One group's."""
 
-    phrases: Phrases
+    phrases: NgramStatistics
     edge: Acceptance
     """Of the drafts that edges send."""
 
@@ -25,7 +25,7 @@ class LearnedByGroup:
 
     def __init__(self, prior: NgramPrior | None = None) -> None:
         """`prior`: what the model often says, whoever asks."""
-        self._books = PhraseBooks(prior)
+        self._books = NgramStore(prior)
         self._edges: OrderedDict[bytes, Acceptance] = OrderedDict()
 
     def of(self, salt: bytes) -> Learned:
@@ -39,6 +39,6 @@ class LearnedByGroup:
         if salt:
             self._edges[salt] = found
             self._edges.move_to_end(salt)
-            if len(self._edges) > MAX_BOOKS:
+            if len(self._edges) > MAX_SALTS:
                 self._edges.popitem(last=False)
         return found

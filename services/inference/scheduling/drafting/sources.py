@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from outrider.speculation.suffix import LEAST_SURVIVAL, Guess, SuffixDrafter
-from outrider.speculation.verify import Verdict
+from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
+from outrider.speculation.verification import Verification
 from services.inference.scheduling.events import Drafts
 
 _FORGETTING = 0.95
@@ -102,7 +102,7 @@ class Proposal(NamedTuple):
 
 
 NO_PROPOSAL = Proposal((), ())
-NO_GUESS = Guess()
+NO_GUESS = DraftTokens()
 
 
 class DraftSources:
@@ -161,7 +161,7 @@ class DraftSources:
         if self._drafter is not None and (self._looked or len(self._tail) >= MAX_TAIL // 2):
             self._learn(self._tail)
             self._tail = ()
-            self._drafter.study()
+            self._drafter.update_statistics()
 
     def _learn(self, ids: Sequence[int]) -> None:
         if ids and self._drafter is not None:
@@ -190,7 +190,7 @@ class DraftSources:
         tail = tuple(survival[-1] * chance for chance in more.survival)
         return Proposal(edge + more.ids, survival + tail)
 
-    def learn(self, num_guessed: int, verdict: Verdict) -> None:
+    def learn(self, num_guessed: int, verdict: Verification) -> None:
         """A round with num_guessed drafts of its proposal, if it had one, committed this. What is
         believed of the edge is learned from all that it had offered by then, verified or not."""
         offered, drafted = self._offered, self._drafted

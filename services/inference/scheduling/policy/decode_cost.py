@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.engines.sizing import NO_SIZING, SizingRule
-from outrider.speculation.suffix import LEAST_SURVIVAL
+from outrider.speculation.suffix_drafter import LEAST_SURVIVAL
 
 _FORGETTING = 0.98
 """Weight of an observation against the next one: the last 50 calls count."""

@@ -4,7 +4,7 @@ A replica with sessions in the middle of their replies makes calls, and every ca
 none of them gets a token within many times what a call takes, it hangs, though its process may
 answer every question. Who is not being served yet has nothing to be silent about: for that the
 heartbeat of the replica's reports stands (services.router.fleet). Times are those of a clock that
-stands still while this process does (outrider.peers.awake): its own pauses are nobody's silence.
+leaves out this process's stalls (outrider.peers.stall_free_clock): they are nobody's silence.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from outrider.engines.base import Logits, Round, Rows
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.engines.draft.calibration import DraftCalibration
+from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import EngineError
-from outrider.sampling.noise import members_of
+from outrider.sampling.gumbel import group_size_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from services.edge.drafter.core.chooser import Chooser, Proposal
@@ -98,7 +98,7 @@ def test_a_sampled_choice_is_as_sure_as_its_lead() -> None:
             top.astype(np.int32),
             top.astype(np.float16),
         )
-        token, confidence = _choice(row, HEAD, reply, 3, members_of(SIZE))
+        token, confidence = _choice(row, HEAD, reply, 3, group_size_of(SIZE))
         assert 0 <= best.chance < 1
         assert best.token != token or best.chance >= confidence - 1e-5
         num_same += best.chance == pytest.approx(confidence, abs=1e-5)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.speculation.platt import Platt, SourceCalibrations
-from outrider.speculation.positions import POSITION_BEGINS
+from outrider.speculation.calibration import POSITION_BEGINS, Platt, SourceCalibrations
 from services.edge.session.control.acceptance import (
     NUM_BUCKETS,
     Acceptance,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.speculation.platt import Platt, SourceCalibrations
+from outrider.speculation.calibration import Platt, SourceCalibrations
 from services.edge.session.control.calibration import MAX_SOURCES, Calibration, Calibrations
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from outrider.speculation.suffix import SuffixDrafter
+from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.scheduling.drafting.sources import (
     MAX_TAIL,
     Acceptance,

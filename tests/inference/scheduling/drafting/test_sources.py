@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.speculation.suffix import SuffixDrafter
-from outrider.speculation.verify import Verdict
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from outrider.speculation.verification import Verification
 from services.inference.scheduling.drafting.sources import (
     MAX_TAIL,
     Acceptance,
@@ -200,7 +200,7 @@ def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]
     """A round for which the edge had these ids; nothing of it is verified."""
     made.chain = chain(*ids)
     made.propose(4)
-    made.learn(0, Verdict(committed, 0, ()))
+    made.learn(0, Verification(committed, 0, ()))
 
 
 def test_the_source_that_promises_more_tokens_drafts() -> None:
@@ -229,7 +229,7 @@ def test_a_round_without_a_proposal_says_nothing_of_the_edge() -> None:
     made = DraftSources(chain(), None, average)
     offered(made, (8, 9), (8,))
     rate = average.rate
-    made.learn(0, Verdict((5,), 0, ()))
+    made.learn(0, Verification((5,), 0, ()))
     assert average.rate == rate, "what was offered before it was not for this place"
 
 

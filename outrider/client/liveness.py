@@ -1,0 +1,99 @@
+"""Whether the edge can still be heard, and what to do when it cannot (pure).
+
+    HEARD --silence--> ASKED --silence--> MOVED --silence--> DEAD
+
+A ping first; then another way to the same edge (QUIC migration from a new socket, RFC 9000, section
+9): the address of a client changes without notice when its network or a NAT in between does. If
+that is silent too, the connection is given up, and another one is to take its place. Whatever is
+heard leads back to HEARD. A client that was late itself (stopped, or its loop held) did not listen:
+before it judges the edge it reads what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class LinkState(Enum):
+    """How long the edge has been silent; names of the steps above."""
+
+    HEARD = auto()
+    ASKED = auto()
+    MOVED = auto()
+    DEAD = auto()
+
+
+class LinkAction(Enum):
+    """What to do now."""
+
+    WAIT = auto()
+    PING = auto()
+    MIGRATE = auto()
+    GIVE_UP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessLimits:
+    """How long silence is tolerated, in seconds."""
+
+    busy_s: float = 1.0
+    """While chats wait for something. Above the pause between the tokens of a busy region."""
+    idle_s: float = 10.0
+    """Otherwise. Edges close connections from which nothing comes for half a minute."""
+    answer_s: float = 1.5
+    """For a ping; the transport repeats what is lost within this time. Whoever answers later is
+    left without harm: chats go on where they were."""
+    late_s: float = 0.25
+    """A check that runs later than this after it was due was delayed by this process: it decides
+    nothing."""
+    settle_s: float = 0.5
+    """A check that decided nothing is made again so much later."""
+
+
+_TRANSITIONS = {
+    LinkState.HEARD: (LinkState.ASKED, LinkAction.PING),
+    LinkState.ASKED: (LinkState.MOVED, LinkAction.MIGRATE),
+    LinkState.MOVED: (LinkState.DEAD, LinkAction.GIVE_UP),
+    LinkState.DEAD: (LinkState.DEAD, LinkAction.WAIT),
+}
+
+
+class Liveness:
+    """Life signs of one connection. Times in seconds on the clock of `now`."""
+
+    def __init__(self, limits: LivenessLimits, now: float) -> None:
+        self._limits = limits
+        self._since = now
+        self.state = LinkState.HEARD
+
+    def heard(self, now: float) -> None:
+        """The edge sent something that nobody else could have."""
+        if self.state is not LinkState.DEAD:
+            self.state, self._since = LinkState.HEARD, now
+
+    def moved(self, now: float) -> None:
+        """Another way was taken, for another reason."""
+        if self.state is not LinkState.DEAD:
+            self.state, self._since = LinkState.MOVED, now
+
+    def next_check(self, busy: bool) -> float | None:
+        """When to call `check`; None when nothing can be done any more."""
+        if self.state is LinkState.DEAD:
+            return None
+        if self.state is not LinkState.HEARD:
+            return self._since + self._limits.answer_s
+        return self._since + (self._limits.busy_s if busy else self._limits.idle_s)
+
+    def check(self, now: float, busy: bool, late_s: float = 0.0) -> LinkAction:
+        """What to do, which then counts as done. `late_s`: how much later than it was meant to this
+        process got round to checking."""
+        due = self.next_check(busy)
+        if due is None or now < due:
+            return LinkAction.WAIT
+        if late_s > self._limits.late_s:
+            self._since += now - due + self._limits.settle_s
+            return LinkAction.WAIT
+        self.state, action = _TRANSITIONS[self.state]
+        self._since = now
+        return action

@@ -1,1 +1,0 @@
-"""How much memory the KV pool gets."""

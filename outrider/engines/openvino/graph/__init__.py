@@ -1,1 +1,0 @@
-"""From a GGUF file to compiled models: conversion, rewrites of the graph, compilation."""

@@ -1,0 +1,136 @@
+"""How a converted model stores its weight matrices.
+
+A layout says what becomes of a matrix of the model file: into how many bits its values are rounded,
+and how many of a row share a scale. The values come from the file, not from the converter, whose
+reader rounds what some formats store exactly (decision 0013).
+
+`python -m bench.fidelity` measures what each layout costs in time and in fidelity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import openvino.opset13 as ops
+
+from outrider.engines.openvino.repacking import RepackedModel
+from outrider.engines.openvino.weights import CompressedWeights, read_weights, write_weights
+from outrider.errors import ConfigError
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_CENTRE: Final = 128
+_MAX_I8: Final = 127
+_ROW: Final = 0
+"""In place of a group size: one scale for a whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to store matrices."""
+
+    name: str
+    pack: Callable[[Floats], CompressedWeights] | None
+    """From [rows, columns] as the file has it; None: as the converter read it."""
+    dynamic_group: int
+    """Inputs of a product that share a scale where the CPU rounds them to eight bits on the fly."""
+
+
+def _signed(group: int) -> Callable[[Floats], CompressedWeights]:
+    """i8 with one f16 scale for `group` values of a row, without zero points."""
+
+    def pack(matrix: Floats) -> CompressedWeights:
+        rows, columns = matrix.shape
+        size = _fitting(columns, group)
+        blocks = matrix.reshape(rows, columns // size, size)
+        scales = (np.abs(blocks).max(-1, keepdims=True) / _MAX_I8).astype(np.float16)
+        divisors = np.where(scales > 0, scales, 1).astype(np.float32)
+        values = np.clip(np.rint(blocks / divisors), -_MAX_I8, _MAX_I8).astype(np.int8)
+        return CompressedWeights(ops.constant(values), None, ops.constant(scales))
+
+    return pack
+
+
+def _shifted(matrix: Floats) -> CompressedWeights:
+    """u8 with a zero point and one f16 scale for 32 values of a row: half the rounding error of i8
+    where a group's values lie on one side of zero."""
+    rows, columns = matrix.shape
+    blocks = matrix.reshape(rows, columns // 32, 32)
+    least = np.minimum(blocks.min(-1, keepdims=True), 0)
+    most = np.maximum(blocks.max(-1, keepdims=True), 0)
+    # 254 steps, not 255: rounding the scale and the zero point takes up to one more.
+    scales = ((most - least) / 254).astype(np.float16)
+    divisors = np.where(scales > 0, scales, 1).astype(np.float32)
+    zeros = np.clip(np.rint(-least / divisors), 0, 255)
+    values = np.clip(np.rint(blocks / divisors) + zeros, 0, 255).astype(np.uint8)
+    return CompressedWeights(
+        ops.constant(values), ops.constant(zeros.astype(np.uint8)), ops.constant(scales)
+    )
+
+
+_LAYOUTS: Final = {
+    layout.name: layout
+    for layout in (
+        Layout("i8-groups-32", _signed(32), 32),
+        Layout("i8-groups-64", _signed(64), 64),
+        Layout("i8-groups-96", _signed(96), 96),
+        Layout("i8-rows", _signed(_ROW), 64),
+        Layout("u8-groups-32", _shifted, 32),
+        Layout("as-converted", None, 32),
+    )
+}
+LAYOUTS: Final = tuple(_LAYOUTS)
+DEFAULT_LAYOUT: Final = "i8-groups-32"
+AS_CONVERTED: Final = "as-converted"
+"""For files whose every matrix the converter reads without loss, as drafts of ours."""
+
+
+def layout_of(name: str) -> Layout:
+    """The layout of a name. Raises ConfigError for another one."""
+    if name not in _LAYOUTS:
+        raise ConfigError(f"there is no layout {name!r}; use one of {', '.join(LAYOUTS)}")
+    return _LAYOUTS[name]
+
+
+def lay_out_weights(model: Any, layout: Layout, repacked: RepackedModel | None) -> None:
+    """Store the matrices of a graph, made from `repacked`'s copy, as the layout says; without it as
+    the converter read them, but for what computes faster unchanged (make_symmetric).
+
+    Raises UnsupportedModelError if the graph has a matrix that the model file lacks.
+    """
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        weights = read_weights(node)
+        if weights is None:
+            continue
+        if layout.pack is None or repacked is None:
+            make_symmetric(node, weights)
+        else:
+            values = weights.values.get_data().reshape(weights.shape)
+            matrix = repacked.matrix_of(values, weights.scales.get_data())
+            write_weights(node, layout.pack(matrix))
+    model.validate_nodes_and_infer_types()
+
+
+def make_symmetric(product: Any, weights: CompressedWeights) -> None:
+    """Write u8 weights whose zero points are all 128 (Q8_0 as the converter reads it) as i8 without
+    zero points: the same values, computed with faster."""
+    if weights.values.get_element_type() != ov.Type.u8 or weights.zero_points is None:
+        return
+    if np.any(weights.zero_points.get_data() != _CENTRE):
+        return
+    values = weights.values.get_data().reshape(weights.shape)
+    signed = ops.constant((values ^ _CENTRE).view(np.int8))
+    write_weights(product, CompressedWeights(signed, None, weights.scales))
+
+
+def _fitting(columns: int, group: int) -> int:
+    """The group size, or the largest below it that divides it and the row."""
+    return columns if group == _ROW else gcd(columns, group)

@@ -1,0 +1,115 @@
+"""N-gram statistics of replies, kept apart per cache salt, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from outrider.speculation.calibration import (
+    MEMORY_BINS,
+    PRIOR_BINS,
+    ChainCalibration,
+    HitRates,
+    new_average,
+)
+from outrider.speculation.ngrams import NgramMemory, NgramPrior
+
+MAX_ENTRIES: Final = 1 << 20
+"""Contexts remembered for all salts of a process together, some 150 bytes each; one salt alone has
+at most an eighth of that."""
+MAX_SALTS: Final = 4096
+"""Statistics without an entry take 4 KB."""
+
+
+class NgramStatistics:
+    """What the replies of one salt have in common: which token follows which, and how often drafts
+    are right. Every reply of the salt learns into it and drafts from it."""
+
+    def __init__(self, prior: NgramPrior | None = None) -> None:
+        self._memory = NgramMemory()
+        self._prior = prior
+        self._num_counted = 0
+        self.on_growth: Callable[[int], None] | None = None
+        """Called by `count` with the number of entries added since the last call."""
+        self._averages = (new_average(sampled=False), new_average(sampled=True))
+        self._calibrations = (ChainCalibration(), ChainCalibration())
+
+    @property
+    def num_counted(self) -> int:
+        """Contexts remembered, as last passed to `on_growth`."""
+        return self._num_counted
+
+    def average(self, *, sampled: bool) -> HitRates:
+        """Hit rates over the replies so far, greedy or sampled."""
+        return self._averages[sampled]
+
+    def calibration(self, *, sampled: bool) -> ChainCalibration:
+        """Of the chains of greedy replies, or of sampled ones."""
+        return self._calibrations[sampled]
+
+    def successors(self, contexts: Sequence[int]) -> list[tuple[int, int]]:
+        """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`)."""
+        found = []
+        if (known := self._memory.find(contexts)) is not None:
+            found.append((known[0], known[1] + MEMORY_BINS))
+        if self._prior is not None and (known := self._prior.find(contexts)) is not None:
+            found.append((known[0], known[1] + PRIOR_BINS))
+        return found
+
+    def learn(self, contexts: Sequence[int], token: int) -> None:
+        """A reply went on with `token`."""
+        self._memory.learn(contexts, token)
+
+    def count(self) -> None:
+        """Report growth to the store, which bounds the memory of all salts."""
+        if self.on_growth is not None:
+            before, self._num_counted = self._num_counted, self._memory.num_entries
+            self.on_growth(self._num_counted - before)
+
+
+class NgramStore:
+    """NgramStatistics by salt. Nothing passes from one salt to another, not even a hit rate: what
+    a session drafts, and so its pace, would disclose something of the other's text."""
+
+    def __init__(
+        self,
+        prior: NgramPrior | None = None,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        max_salts: int = MAX_SALTS,
+    ) -> None:
+        """`prior`: what the statistics of every salt begin with. Beyond either limit the least
+        recently used statistics are dropped."""
+        self._prior = prior
+        self._max_entries = max_entries
+        self._max_salts = max_salts
+        self._by_salt: OrderedDict[bytes, NgramStatistics] = OrderedDict()
+        self.num_entries = 0
+        """Contexts of all salts."""
+
+    def __len__(self) -> int:
+        return len(self._by_salt)
+
+    def of(self, salt: bytes) -> NgramStatistics:
+        """The salt's own. An empty salt shares with no other session: its statistics are new each
+        time, not kept and not counted."""
+        if not salt:
+            return NgramStatistics(self._prior)
+        statistics = self._by_salt.get(salt)
+        if statistics is None:
+            statistics = self._by_salt[salt] = NgramStatistics(self._prior)
+            statistics.on_growth = self._grew
+        self._by_salt.move_to_end(salt)
+        self._evict()
+        return statistics
+
+    def _grew(self, num_entries: int) -> None:
+        self.num_entries += num_entries
+        self._evict()
+
+    def _evict(self) -> None:
+        while self.num_entries > self._max_entries or len(self._by_salt) > self._max_salts:
+            _, oldest = self._by_salt.popitem(last=False)
+            oldest.on_growth = None  # replies under way may still use it
+            self.num_entries -= oldest.num_counted

@@ -1,0 +1,197 @@
+"""Drafts copied from what followed the longest repeated suffix (SuffixDecoding, arXiv 2411.04975),
+and from what followed the last few tokens in other replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from outrider.errors import ConfigError
+from outrider.speculation.calibration import HitRates, Outcome, copy_bin
+from outrider.speculation.ngram_store import NgramStatistics
+from outrider.speculation.ngrams import MAX_ORDER, extended, keys
+from outrider.speculation.suffix_automaton import SuffixAutomaton
+
+_SURE = 0.9
+"""A copy with at least this hit rate is not compared with n-grams."""
+LEAST_SURVIVAL = 0.01
+"""A chain ends where it is less likely than this to be right so far."""
+
+
+class DraftTokens(NamedTuple):
+    """A chain of drafts; empty when nothing is known."""
+
+    ids: tuple[int, ...] = ()
+    survival: tuple[float, ...] = ()
+    """Per draft, the estimated chance that it and all before it are right; never rising."""
+
+
+class SuffixDrafter:
+    """Drafts for one sequence: extend it by every token of prompt and reply, in order.
+
+    At each position the copy competes with the successors in `statistics` by hit rate, measured on
+    this reply and on those before it; without `statistics` all drafts are copies. Memory is
+    bounded: at least the last half of `max_context` tokens is known, at most all of it. A second
+    automaton starts at the half and takes over at the end, so no single token pays for a rebuild.
+    Deterministic.
+    """
+
+    def __init__(
+        self,
+        max_context: int = 8192,
+        statistics: NgramStatistics | None = None,
+        *,
+        num_prompt: int = 0,
+        sampled: bool = False,
+    ) -> None:
+        """The first num_prompt tokens are the prompt: they are copied from, and not learned into
+        `statistics`. `sampled`: whether the reply is sampled rather than greedy."""
+        if max_context < 2:
+            raise ConfigError(f"max_context must be at least 2 tokens, not {max_context}")
+        self._max_context = max_context
+        self._automaton = SuffixAutomaton()
+        self._successor: SuffixAutomaton | None = None
+        self._statistics = statistics
+        learned = statistics or NgramStatistics()
+        self._average = learned.average(sampled=sampled)
+        self._calibration = learned.calibration(sampled=sampled)
+        self._rates = HitRates(self._average.rates)
+        self._num_prompt_left = num_prompt
+        self._promised: list[float] = []
+        self._contexts: list[int] = []
+        """Keys of the sequence's last tokens; empty without `statistics`."""
+        self._first: list[int] = []
+        """Contexts of the last chain's first token."""
+        self._first_successors: list[tuple[int, int]] | None = None
+        """Their successors in `statistics`; None: not looked up yet."""
+        self._pending: list[tuple[list[int], int, bool]] = []
+        """Of the last extend(): contexts, the token that followed, whether the successors of these
+        contexts were looked up (their outcome is then counted already)."""
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Append committed tokens and count which of the drafts for them were right."""
+        self.update_statistics()
+        num_prompt = min(self._num_prompt_left, len(ids))
+        self._num_prompt_left -= num_prompt
+        for token in ids[:num_prompt]:
+            self._append(token)
+        if num_prompt and self._statistics is not None:
+            self._contexts = keys(self._automaton.text[-MAX_ORDER:])
+        outcomes: list[Outcome] = []
+        for token in ids[num_prompt:]:
+            outcomes += self._outcomes(token)
+            self._append(token)
+        self._observe(outcomes)
+
+    def update_statistics(self) -> None:
+        """Learn the tokens of the last extend() into `statistics`. It changes later drafts only, so
+        it can overlap with an engine call; the next extend() does it otherwise."""
+        if self._statistics is None:
+            return
+        pending, self._pending = self._pending, []
+        outcomes: list[Outcome] = []
+        for contexts, token, was_looked_up in pending:
+            if not was_looked_up:
+                outcomes += _hits(self._statistics.successors(contexts), token)
+            self._statistics.learn(contexts, token)
+        if pending:
+            self._statistics.count()
+        self._observe(outcomes)
+
+    def draft_after(
+        self, tentative_ids: Sequence[int], max_tokens: int, least: float = LEAST_SURVIVAL
+    ) -> DraftTokens:
+        """Up to `max_tokens` drafts after the sequence and `tentative_ids`, which are not kept. The
+        chain ends where its survival falls below `least`."""
+        chain = list(tentative_ids)
+        end, length = self._match(chain)
+        contexts = self._contexts_after(chain)
+        self._first, self._first_successors = contexts, None
+        promised, chance = list[float](), 1.0
+        while len(promised) < max_tokens:
+            copied = self._copied(chain, end) if length else -1
+            token, rate = self._best(copied, length, contexts)
+            chance *= rate
+            if chance < least:
+                break
+            chain.append(token)
+            promised.append(chance)
+            contexts = extended(contexts, token)
+            end, length = (end + 1, length + 1) if token == copied else self._match(chain)
+        self._promised = promised
+        return DraftTokens(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
+
+    def observe(self, num_verified: int, num_accepted: int) -> None:
+        """Of the last chain the first num_verified drafts were verified, and the first num_accepted
+        of them were right."""
+        self._calibration.observe(self._promised[:num_verified], num_accepted)
+
+    def _copied(self, chain: Sequence[int], end: int) -> int:
+        """What follows index `end`; past the text the copy runs on into the chain."""
+        text = self._automaton.text
+        return text[end + 1] if end + 1 < len(text) else chain[end + 1 - len(text)]
+
+    def _best(self, copied: int, length: int, contexts: list[int]) -> tuple[int, float]:
+        """The likeliest next token and its hit rate; rate 0 if there is none."""
+        rates = self._rates.rates
+        token, rate = copied, rates[copy_bin(length)] if length else 0.0
+        if self._statistics is not None and rate < _SURE:
+            for other, which in self._successors_of(contexts):
+                if rates[which] > rate:
+                    token, rate = other, rates[which]
+        return token, rate
+
+    def _successors_of(self, contexts: list[int]) -> list[tuple[int, int]]:
+        """From `statistics`; those of a chain's first token are looked up once."""
+        assert self._statistics is not None
+        if contexts is not self._first:
+            return self._statistics.successors(contexts)
+        if self._first_successors is None:
+            self._first_successors = self._statistics.successors(contexts)
+        return self._first_successors
+
+    def _contexts_after(self, chain: Sequence[int]) -> list[int]:
+        contexts = self._contexts
+        for token in chain:
+            contexts = extended(contexts, token)
+        return contexts
+
+    def _match(self, chain: Sequence[int]) -> tuple[int, int]:
+        """Where the longest suffix of the sequence and `chain` occurred: its end and length."""
+        automaton = self._automaton
+        state, length, end = automaton.match_state, automaton.match_length, automaton.match_end
+        for token in chain:
+            state, length = automaton.step(state, length, token)
+            end = automaton.end_of(state)
+        return end, length
+
+    def _outcomes(self, token: int) -> list[Outcome]:
+        """Outcomes of the drafts for the token that is about to be appended."""
+        automaton, outcomes = self._automaton, list[Outcome]()
+        if automaton.match_length:
+            hit = automaton.text[automaton.match_end + 1] == token
+            outcomes.append((copy_bin(automaton.match_length), hit))
+        if self._statistics is not None:
+            successors = self._first_successors if self._contexts == self._first else None
+            self._pending.append((self._contexts, token, successors is not None))
+            outcomes += _hits(successors or (), token)
+            self._contexts = extended(self._contexts, token)
+        return outcomes
+
+    def _observe(self, outcomes: Sequence[Outcome]) -> None:
+        self._rates.observe(outcomes)
+        self._average.observe(outcomes)
+
+    def _append(self, token: int) -> None:
+        self._automaton.append(token)
+        if self._successor is not None:
+            self._successor.append(token)
+            if len(self._automaton.text) >= self._max_context:
+                self._automaton, self._successor = self._successor, None
+        if self._successor is None and 2 * len(self._automaton.text) >= self._max_context:
+            self._successor = SuffixAutomaton()
+
+
+def _hits(successors: Iterable[tuple[int, int]], token: int) -> list[Outcome]:
+    return [(which, successor == token) for successor, which in successors]

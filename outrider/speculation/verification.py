@@ -1,0 +1,85 @@
+"""The acceptance rule: a draft is accepted if it is the token that the sampler chooses there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.errors import EngineError
+from outrider.sampling.sampler import Sampler
+
+
+class Verification(NamedTuple):
+    """What verifying the drafts of one call commits."""
+
+    ids: tuple[int, ...]
+    """Committed tokens in order: the accepted drafts, then at most one more."""
+    accepted: int
+    """How many of `ids`, from the first on, are drafts."""
+    lossy: tuple[int, ...]
+    """Indices into `ids` of drafts let through though the sampler chose another."""
+
+
+def verify(
+    sampler: Sampler,
+    logits_rows: npt.NDArray[np.float32],
+    ids_rows: npt.NDArray[np.int32] | None,
+    drafts: Sequence[int],
+    position: int,
+    reply_push: Callable[[int], bool],
+) -> Verification:
+    """Go down the rows [r, c]; row i is for absolute position `position + i`.
+
+    At each row the sampler chooses. A draft equal to the choice is accepted and the next row
+    counts; otherwise the choice is committed and the rest is void. The row after the last
+    draft gives one token more. There are len(drafts) + 1 rows, or only the first of them: the
+    drafts without a row are void. Every committed id is observed and pushed; `reply_push` returns
+    whether the reply is over, which ends the round. With shared noise (arXiv 2408.07978) this
+    keeps the committed text that of the model alone for any drafts whatsoever, at any
+    temperature.
+
+    Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
+    another was chosen. Raises EngineError when rows are missing or not valid.
+    """
+    _check_rows(len(logits_rows), len(drafts))
+    ids: list[int] = []
+    lossy: list[int] = []
+    accepted = 0
+    for index, (row, draft) in enumerate(zip(logits_rows, (*drafts, None), strict=False)):
+        columns = None if ids_rows is None else ids_rows[index]
+        chosen = sampler.choose(row, position + index, columns)
+        if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):
+            lossy.append(index)
+            chosen = draft
+        ids.append(chosen)
+        accepted += chosen == draft
+        sampler.observe(chosen)
+        if reply_push(chosen) or chosen != draft:
+            break
+    return Verification(tuple(ids), accepted, tuple(lossy))
+
+
+def _check_rows(num_rows: int, num_drafts: int) -> None:
+    if not 1 <= num_rows <= num_drafts + 1:
+        raise EngineError(f"{num_drafts} drafts have 1 to {num_drafts + 1} rows, not {num_rows}")
+
+
+def _tolerable(
+    sampler: Sampler,
+    row: npt.NDArray[np.float32],
+    draft: int,
+    columns: npt.NDArray[np.int32] | None,
+) -> bool:
+    threshold = sampler.params.acceptance_threshold
+    return threshold > 0.0 and sampler.probability(row, draft, columns) >= threshold
+
+
+def common_prefix_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """Number of leading items (ids or characters) that are equal."""
+    for at, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return at
+    return min(len(left), len(right))

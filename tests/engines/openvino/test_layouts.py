@@ -1,0 +1,176 @@
+"""Layouts keep the file's values, each as closely as it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import openvino.opset13 as ops
+import pytest
+from gguf import GGMLQuantizationType, dequantize, quantize
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.convert import (
+    ConvertedModel,
+    ModelFacts,
+    run_converter,
+    save_graph,
+)
+from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.engines.openvino.layouts import (
+    AS_CONVERTED,
+    DEFAULT_LAYOUT,
+    LAYOUTS,
+    Layout,
+    lay_out_weights,
+    layout_of,
+)
+from outrider.engines.openvino.repacking import RepackedModel
+from outrider.engines.openvino.weights import CompressedWeights, read_weights
+from outrider.errors import ConfigError
+from outrider.fidelity.comparing import Expected, compare, expected
+from outrider.fidelity.reference import Reference
+from outrider.fidelity.texts import shipped
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.loading import load_vocabulary
+from outrider.models.store import ModelStore
+
+PACKING = [name for name in LAYOUTS if name != AS_CONVERTED]
+Floats = npt.NDArray[np.float32]
+
+
+def _values(weights: CompressedWeights) -> Floats:
+    """[rows, columns] what a product computes with."""
+    values = weights.values.get_data().reshape(weights.shape).astype(np.float32)
+    if weights.zero_points is not None:
+        values -= weights.zero_points.get_data().astype(np.float32)
+    scaled = values * weights.scales.get_data().astype(np.float32)
+    return np.asarray(scaled.reshape(len(scaled), -1), np.float32)
+
+
+def _packed(layout: Layout, matrix: Floats) -> CompressedWeights:
+    assert layout.pack is not None
+    return layout.pack(matrix)
+
+
+@given(
+    st.sampled_from(PACKING),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([64, 96, 576]),
+    st.floats(-2, 2),
+)
+@example("u8-groups-32", 45252062, 64, -1.6328125)
+def test_no_value_moves_by_more_than_its_group_allows(
+    name: str, seed: int, columns: int, offset: float
+) -> None:
+    noise = np.random.default_rng(seed).standard_normal((3, columns))
+    matrix = np.asarray(noise + offset, np.float32)
+    weights = _packed(layout_of(name), matrix)
+    steps = np.repeat(weights.scales.get_data().astype(np.float32), weights.shape[2], 2)
+    # Half a step, and what the scale itself is rounded by, 2^-11 of the value.
+    allowed = 0.51 * steps.reshape(3, -1) + np.abs(matrix) * 2**-10
+    assert (np.abs(_values(weights) - matrix) <= allowed).all()
+
+
+def test_the_default_layout_keeps_q8_0_bit_for_bit() -> None:
+    noise = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
+    stored = dequantize(quantize(noise, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(_values(_packed(layout_of(DEFAULT_LAYOUT), stored)), stored)
+
+
+@pytest.mark.parametrize("name", PACKING)
+def test_zeros_stay_zeros(name: str) -> None:
+    assert not _values(_packed(layout_of(name), np.zeros((2, 64), np.float32))).any()
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no layout 'i3'; use one of i8-groups-32"):
+        layout_of("i3")
+
+
+def _model(kind: Any, zero: int) -> Any:
+    """A product as the converter writes it, of 64 rows of two groups."""
+    rng = np.random.default_rng(4)
+    values = rng.integers(0, 256, (64, 2, 32)).astype(np.uint8)
+    if kind == ov.Type.u4:
+        tensor = ov.Tensor(kind, ov.Shape([64, 2, 32]))
+        tensor.data.reshape(-1)[...] = values.reshape(-1)[0::2]
+        values = tensor
+    zeros = ops.constant(np.full((64, 2, 1), zero, np.uint8))
+    shifted = ops.subtract(ops.convert(ops.constant(values), "f16"), ops.convert(zeros, "f16"))
+    scaled = ops.multiply(shifted, ops.constant(np.full((64, 2, 1), 0.01, np.float16)))
+    flat = ops.reshape(scaled, ops.constant(np.array([64, 64], np.int64)), False)
+    data = ops.parameter(ov.PartialShape([-1, 64]), np.float32)
+    return ov.Model([ops.matmul(data, ops.convert(flat, "f32"), False, True)], [data])
+
+
+def _weights(model: Any) -> CompressedWeights:
+    weights = read_weights(model.get_results()[0].input_value(0).get_node())
+    assert weights is not None
+    return weights
+
+
+def test_as_converted_centred_weights_become_signed_and_nothing_else() -> None:
+    model = _model(ov.Type.u8, 128)
+    before = _values(_weights(model))
+    lay_out_weights(model, layout_of(AS_CONVERTED), None)
+    after = _weights(model)
+    assert after.zero_points is None
+    assert after.values.get_element_type() == ov.Type.i8
+    np.testing.assert_array_equal(_values(after), before)
+
+
+def test_as_converted_other_zero_points_stay() -> None:
+    model = _model(ov.Type.u8, 7)
+    before = _values(_weights(model))
+    lay_out_weights(model, layout_of(AS_CONVERTED), None)
+    assert _weights(model).zero_points is not None
+    np.testing.assert_array_equal(_values(_weights(model)), before)
+
+
+class _Converted(NamedTuple):
+    """What the layouts of the real model have in common."""
+
+    work: Path
+    repacked: RepackedModel | None
+    reference: Reference
+    documents: list[Expected]
+
+
+@pytest.fixture(scope="module")
+def real_model(model_store: ModelStore) -> Iterator[_Converted]:
+    source = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+    vocabulary = load_vocabulary(DEFAULT_MODEL, model_store)
+    reference = Reference(source)
+    texts = [text.encode(vocabulary)[:80] for text in shipped()[:3]]
+    with TemporaryDirectory() as folder:
+        work = Path(folder)
+        repacked = run_converter(source, work, repack=True)
+        yield _Converted(work, repacked, reference, expected(reference, texts, lambda _: None))
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PACKING)
+def test_every_layout_says_what_the_file_says(
+    name: str, real_model: _Converted, tmp_path: Path
+) -> None:
+    save_graph(real_model.work, tmp_path, layout_of(name), real_model.repacked)
+    config = EngineConfig(
+        num_blocks=8, max_fixed_rows=0, precision="f32", dynamic_quantization=False
+    )
+    model = ConvertedModel(tmp_path, ModelFacts(49152, 8192, name))
+    engine = OpenVinoEngine(model, config)
+    found = compare(engine, real_model.reference, real_model.documents)
+    engine.close()
+    # Of weights alone, without what rounding inputs adds.
+    assert found.kl <= 0.01
+    assert found.argmax_agreement >= 0.9
+    assert 0.97 <= found.ppl_ratio <= 1.03

@@ -1,0 +1,129 @@
+"""Draft models: composed with their target, checked, or refused with a reason."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.engines.base import Engine, Round
+from outrider.engines.config import EngineConfig
+from outrider.engines.draft_calibration import DraftCalibration
+from outrider.engines.draft_loading import load_draft
+from outrider.errors import (
+    ArtifactMissingError,
+    ConfigError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.disk.files import file_sha256
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
+from tests.engines.draft_making import make_draft
+from tests.engines.test_draft_file import write
+
+CONFIG = EngineConfig(num_blocks=32, max_fixed_rows=0, pin_threads=False)
+IDS = np.arange(100, 140, dtype=np.int32)
+
+
+def last_rows(engine: Engine, num_rows: int) -> tuple[np.ndarray, np.ndarray | None]:
+    engine.open(1, IDS)
+    blocks = np.arange(3, dtype=np.int32)
+    (rows,) = engine.step([Round(1, IDS, 0, blocks, num_rows)])
+    engine.close_sequence(1)
+    return rows.logits.copy(), rows.ids
+
+
+@pytest.fixture
+def target_file(model_store: ModelStore) -> Path:
+    return model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+
+
+@pytest.fixture
+def whole_draft(
+    tmp_path: Path, target_file: Path, model_store: ModelStore, vocabulary: Vocabulary
+) -> Iterator[Path]:
+    """All of the target's layers, and a few rows of its head in no order."""
+    ids = random.Random(1).sample(range(vocabulary.size), 500)
+    path = tmp_path / "whole.draft.gguf"
+    make_draft(target_file, path, ids, digest=vocabulary.digest.hex(), layers=range(30))
+    yield path
+    for folder in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(
+        f"draft-*-{file_sha256(path)[:16]}-*"
+    ):
+        shutil.rmtree(folder)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_a_draft_of_all_layers_says_what_its_target_does(
+    whole_draft: Path, model_store: ModelStore, openvino_engine: Engine
+) -> None:
+    draft = load_draft(str(whole_draft), DEFAULT_MODEL, model_store, CONFIG)
+    with closing(draft.engine):
+        logits, ids = last_rows(draft.engine, 8)
+        wanted, _ = last_rows(openvino_engine, 8)
+        assert ids is not None and ids.shape == logits.shape == (8, 500)
+        assert (np.diff(ids[0]) > 0).all()
+        among = wanted[:, ids[0]]
+        # Rounded to Q8_0 once more on the way; steps of bf16 are 0.125 at these scores.
+        distance = np.abs(logits - among)
+        assert distance.max() < (1.5 if draft.engine.info.precision == "bf16" else 1.0)
+        assert distance.mean() < 0.3
+        assert (logits.argmax(axis=1) == among.argmax(axis=1)).mean() > 0.8
+        # The grid of calibration.
+        assert draft.calibration.greedy[0] == pytest.approx((0.0, 0.3, 0.9))
+        assert draft.name == "whole.draft.gguf"
+
+
+@pytest.mark.model
+def test_any_file_of_the_same_vocabulary_may_draft(
+    target_file: Path, model_store: ModelStore
+) -> None:
+    draft = load_draft(str(target_file), DEFAULT_MODEL, model_store, CONFIG)
+    model_store.remove(f"file:{target_file}")
+    with closing(draft.engine):
+        logits, ids = last_rows(draft.engine, 1)
+        assert ids is None and logits.shape == (1, 49_152)
+        assert draft.name == target_file.name and draft.calibration == DraftCalibration()
+
+
+@pytest.mark.model
+def test_another_vocabulary_is_refused_by_both_digests(
+    tmp_path: Path, model_store: ModelStore, vocabulary: Vocabulary
+) -> None:
+    other = write(tmp_path / "other.gguf")
+    with pytest.raises(VocabularyMismatchError) as caught:
+        load_draft(str(other), DEFAULT_MODEL, model_store, CONFIG)
+    assert vocabulary.digest.hex() in caught.value.message
+    assert "ab" * 32 in caught.value.message
+
+
+def test_a_file_that_is_not_there(model_store: ModelStore) -> None:
+    with pytest.raises(ArtifactMissingError, match=r"nowhere\.gguf is not there"):
+        load_draft("nowhere.gguf", DEFAULT_MODEL, model_store, CONFIG)
+
+
+def test_a_name_that_nobody_knows(model_store: ModelStore) -> None:
+    with pytest.raises(UnknownModelError, match="what-model"):
+        load_draft("what-model", DEFAULT_MODEL, model_store, CONFIG)
+
+
+def test_a_target_for_which_nothing_is_shipped(model_store: ModelStore) -> None:
+    target = ModelSpec("another", "file:/nowhere", "00" * 32)
+    with pytest.raises(ArtifactMissingError, match="no draft model is shipped for another"):
+        load_draft("", target, model_store, CONFIG)
+
+
+def test_without_the_packages_it_says_which_to_install(
+    monkeypatch: pytest.MonkeyPatch, model_store: ModelStore
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"openvino.*outrider\[draft\]"):
+        load_draft("", DEFAULT_MODEL, model_store, CONFIG)

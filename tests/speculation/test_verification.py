@@ -1,0 +1,197 @@
+"""Verification: any drafts, the same text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import EngineError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Sampler
+from outrider.speculation.verification import Verification, common_prefix_length, verify
+
+VOCABULARY = 9
+PROMPT = [1, 2, 3]
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 1.5]),
+    top_p=st.sampled_from([0.7, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.4]),
+    frequency_penalty=st.sampled_from([0.0, 0.8]),
+    seed=st.integers(0, 50),
+)
+
+
+def model(sequence: list[int]) -> Any:
+    """A row that depends on the whole sequence."""
+    rng = np.random.default_rng([7, *(token + 1 for token in sequence)])
+    return (rng.standard_normal(VOCABULARY) * 2).astype(np.float32)
+
+
+def rows_for(sequence: list[int], drafts: list[int]) -> Any:
+    return np.stack([model(sequence + drafts[:at]) for at in range(len(drafts) + 1)])
+
+
+def plain(params: SamplingParams, length: int) -> list[int]:
+    """The reply token by token, with no drafts at all."""
+    sampler, reply = Sampler(params, VOCABULARY, PROMPT), list[int]()
+    for _ in range(length):
+        chosen = sampler.choose(model(PROMPT + reply), len(PROMPT) + len(reply))
+        sampler.observe(chosen)
+        reply.append(chosen)
+    return reply
+
+
+@settings(max_examples=150, deadline=None)
+@given(params=PARAMS, data=st.data())
+def test_the_text_is_the_model_s_whatever_the_drafts(
+    params: SamplingParams, data: st.DataObject
+) -> None:
+    expected = plain(params, 24)
+    sampler, reply = Sampler(params, VOCABULARY, PROMPT), list[int]()
+
+    while len(reply) < len(expected):
+        right = data.draw(st.integers(0, 5))
+        garbage = data.draw(st.lists(st.integers(-1, VOCABULARY), max_size=3))
+        drafts = expected[len(reply) : len(reply) + right] + garbage
+
+        def push(token: int) -> bool:
+            reply.append(token)
+            return len(reply) == len(expected)
+
+        start = len(reply)
+        position = len(PROMPT) + start
+        verdict = verify(sampler, rows_for(PROMPT + reply, drafts), None, drafts, position, push)
+        assert verdict.ids == tuple(reply[start:])
+        assert verdict.lossy == ()
+        assert verdict.ids[: verdict.accepted] == tuple(drafts[: verdict.accepted])
+        assert len(verdict.ids) - verdict.accepted in (0, 1)
+        if len(verdict.ids) == verdict.accepted:
+            assert len(reply) == len(expected)
+    assert reply == expected
+
+
+def never(token: int) -> bool:
+    return False
+
+
+def one_hot(*winners: int) -> Any:
+    rows = np.zeros((len(winners), VOCABULARY), dtype=np.float32)
+    rows[range(len(winners)), winners] = 10.0
+    return rows
+
+
+def greedy(**extra: Any) -> Sampler:
+    return Sampler(SamplingParams(**extra), VOCABULARY, PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "winners", "expected"),
+    [
+        ([], [4], Verification((4,), 0, ())),
+        ([4], [4, 5], Verification((4, 5), 1, ())),
+        ([4], [5, 6], Verification((5,), 0, ())),
+        ([4, 5, 6], [4, 5, 6, 7], Verification((4, 5, 6, 7), 3, ())),
+        ([4, 5, 6], [4, 8, 6, 7], Verification((4, 8), 1, ())),
+        ([4, 5, 99], [4, 5, 6, 7], Verification((4, 5, 6), 2, ())),
+    ],
+)
+def test_equality_down_the_rows(
+    drafts: list[int], winners: list[int], expected: Verification
+) -> None:
+    assert verify(greedy(), one_hot(*winners), None, drafts, 3, never) == expected
+
+
+@pytest.mark.parametrize("ending", [0, 1, 2, 3])
+def test_a_reply_that_ends_inside_the_drafts(ending: int) -> None:
+    pushed: list[int] = []
+
+    def push(token: int) -> bool:
+        pushed.append(token)
+        return len(pushed) == ending + 1
+
+    verdict = verify(greedy(), one_hot(4, 5, 6, 7), None, [4, 5, 6], 3, push)
+    assert verdict.ids == (4, 5, 6, 7)[: ending + 1] == tuple(pushed)
+    assert verdict.accepted == min(ending + 1, 3)
+
+
+def test_candidate_lists_name_the_columns() -> None:
+    ids = np.array([[8, 2], [5, 1]], dtype=np.int32)
+    rows = np.array([[1.0, 3.0], [4.0, 0.0]], dtype=np.float32)
+    assert verify(greedy(), rows, ids, [2], 3, never) == Verification((2, 5), 1, ())
+
+
+def test_penalties_see_the_drafts_before_them() -> None:
+    """The second 4 is penalised because the first was committed in the same round."""
+    rows = np.zeros((3, VOCABULARY), dtype=np.float32)
+    rows[:, 4], rows[:, 5] = 1.0, 0.5
+    sampler = greedy(frequency_penalty=0.8)
+    assert verify(sampler, rows, None, [4, 4], 3, never) == Verification((4, 5), 1, ())
+
+
+def test_lossy_mode_lets_likely_drafts_through_and_marks_them() -> None:
+    rows = np.zeros((3, VOCABULARY), dtype=np.float32)
+    rows[:, 4], rows[:, 5] = 10.0, 9.9
+    verdict = verify(greedy(acceptance_threshold=0.4), rows, None, [5, 4], 3, never)
+    assert verdict == Verification((5, 4, 4), 2, (0,))
+    exact = verify(greedy(), rows, None, [5, 4], 3, never)
+    assert exact == Verification((4,), 0, ())
+    strict = verify(greedy(acceptance_threshold=0.6), rows, None, [5, 4], 3, never)
+    assert strict == Verification((4,), 0, ())
+
+
+def test_lossy_mode_takes_a_draft_exactly_as_likely_as_the_threshold() -> None:
+    rows = np.full((2, VOCABULARY), -np.inf, dtype=np.float32)
+    rows[:, 4] = rows[:, 5] = 1.0  # one half each, exactly
+    verdict = verify(greedy(acceptance_threshold=0.5), rows, None, [5], 3, never)
+    assert verdict == Verification((5, 4), 1, (0,))
+    above = np.nextafter(0.5, 1.0)
+    strict = verify(greedy(acceptance_threshold=float(above)), rows, None, [5], 3, never)
+    assert strict == Verification((4,), 0, ())
+
+
+def test_lossy_mode_refuses_what_the_filters_drop() -> None:
+    rows = np.zeros((2, VOCABULARY), dtype=np.float32)
+    rows[:, 4], rows[:, 5] = 10.0, 9.9
+    sampler = greedy(acceptance_threshold=0.1, top_k=1)
+    assert verify(sampler, rows, None, [5], 3, never) == Verification((4,), 0, ())
+    assert verify(greedy(acceptance_threshold=0.1), rows, None, [99], 3, never).accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("winners", "expected"),
+    [
+        ([1], Verification((1,), 1, ())),
+        ([3], Verification((3,), 0, ())),
+        ([1, 2], Verification((1, 2), 2, ())),
+        ([1, 2, 3], Verification((1, 2, 3), 3, ())),
+    ],
+)
+def test_the_first_rows_alone_void_the_drafts_behind(
+    winners: list[int], expected: Verification
+) -> None:
+    assert verify(greedy(), one_hot(*winners), None, [1, 2, 3], 3, never) == expected
+
+
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_rows_must_match_the_drafts(num_rows: int) -> None:
+    with pytest.raises(EngineError, match="1 to 2 rows"):
+        verify(greedy(), one_hot(*[1] * num_rows), None, [1], 3, never)
+
+
+IDS = st.lists(st.integers(0, 2), max_size=6)
+
+
+@given(IDS, IDS)
+def test_the_common_beginning_is_as_long_as_can_be(left: list[int], right: list[int]) -> None:
+    count = common_prefix_length(left, right)
+    assert left[:count] == right[:count]
+    assert left[: count + 1] != right[: count + 1] or count == min(len(left), len(right))
+
+
+def test_characters_agree_like_ids() -> None:
+    assert common_prefix_length("the cat", "the cap") == 6
