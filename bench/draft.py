@@ -49,7 +49,7 @@ Variant = Callable[[], float]
 def steps(engine: Engine, count: int) -> Variant:
     """One row for each of `count` sequences."""
     ready = Sessions(engine, BLOCKS_EACH)
-    return lambda: cpu_ms(engine, ready.rounds(count, 1))
+    return lambda: cpu_ms(engine, ready.slices(count, 1))
 
 
 class Drafting:

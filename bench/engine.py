@@ -1,7 +1,7 @@
 """Milliseconds of one engine call, by sessions and rows (docs/decisions/0002 and 0004).
 
-Everything goes through the engine seam (`create_engine`, `Round`). Every variant is called once
-unmeasured, then all are measured in random order within a round; process CPU time, which on a
+Everything goes through the engine seam (`create_engine`, `SequenceSlice`). Every variant is called
+once unmeasured, then all are measured in random order within a round; process CPU time, which on a
 shared machine says nearly the same every time. Sequences have 100 tokens of context.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.harness import Run, median, parser, start
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 
@@ -47,17 +47,17 @@ class Sessions:
     engine: Engine
     blocks_each: int
 
-    def rounds(self, count: int, rows: int) -> list[Round]:
+    def slices(self, count: int, rows: int) -> list[SequenceSlice]:
         """The next `rows` tokens of `count` sequences, all rows wanted."""
         tokens = np.arange(500, 500 + rows, dtype=np.int32)
-        return [Round(s, tokens, CONTEXT, self._blocks(s), rows) for s in range(count)]
+        return [SequenceSlice(s, tokens, CONTEXT, self._blocks(s), rows) for s in range(count)]
 
     def prefill(self, count: int) -> None:
         """Open `count` sequences and compute their contexts."""
         for sequence in range(count):
             ids = np.random.default_rng(sequence).integers(1000, 40_000, CONTEXT, dtype=np.int32)
             self.engine.open(sequence, ids)
-            self.engine.step([Round(sequence, ids, 0, self._blocks(sequence), 1)])
+            self.engine.step([SequenceSlice(sequence, ids, 0, self._blocks(sequence), 1)])
 
     def _blocks(self, sequence: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         first = sequence * self.blocks_each
@@ -77,10 +77,10 @@ def sessions(*, exact: bool, threads: int, count: int) -> Iterator[Sessions]:
         engine.close()
 
 
-def cpu_ms(engine: Engine, rounds: Sequence[Round]) -> float:
+def cpu_ms(engine: Engine, slices: Sequence[SequenceSlice]) -> float:
     """Of all threads of this process."""
     begin = time.process_time()
-    engine.step(rounds)
+    engine.step(slices)
     return (time.process_time() - begin) * 1000
 
 
@@ -91,9 +91,9 @@ def by_shape(run: Run, exact: Sessions, fast: Sessions, repeats: int) -> None:
     rng = random.Random(1)
     for _ in range(repeats):
         for shape, ready in rng.sample(variants, len(variants)):
-            rounds = ready.rounds(*shape)
-            ready.engine.step(rounds)
-            ms = cpu_ms(ready.engine, rounds)
+            slices = ready.slices(*shape)
+            ready.engine.step(slices)
+            ms = cpu_ms(ready.engine, slices)
             samples.setdefault((shape, ready is exact), []).append(ms)
     columns = ("sessions x rows", "n", "exact", "lowest", "exact = false", "lowest ", "ratio")
     title = "CPU time of one engine call by sessions and rows of each, ms: median and lowest"
@@ -119,8 +119,8 @@ def by_order(run: Run, ready: Sessions, repeats: int) -> None:
     for name, sizes in ORDERS.items():
         samples: list[float] = []
         for turn in range((repeats + 1) * 8):
-            rounds = ready.rounds(1, sizes[turn % len(sizes)])
-            ms = cpu_ms(ready.engine, rounds)
+            slices = ready.slices(1, sizes[turn % len(sizes)])
+            ms = cpu_ms(ready.engine, slices)
             samples += [ms] if turn >= 8 else []
         figures[name] = round(median(samples), 2)
         table.add(name, len(samples), table.median(samples))

@@ -31,8 +31,8 @@ from outrider.fidelity.measure import Fidelity
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import shipped
 from outrider.models.catalog import DEFAULT_MODEL, lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.telemetry.logs import configure_logging
 
 SHAPES: Final = {
@@ -156,7 +156,7 @@ def timed(engines: Mapping[str, Engine], repeats: int) -> dict[str, Times]:
     rng = random.Random(1)
     for _ in range(repeats):
         for name, shape in rng.sample(turns, len(turns)):
-            rounds = ready[name].rounds(*SHAPES[shape])
+            rounds = ready[name].slices(*SHAPES[shape])
             engines[name].step(rounds)
             samples[name][shape].append(cpu_ms(engines[name], rounds))
     return {name: dict(by_shape) for name, by_shape in samples.items()}

@@ -52,9 +52,8 @@ from bench.systems.lineup import (
 from bench.systems.replica import Replica
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 TEMPERATURES = (0.0, 0.8)

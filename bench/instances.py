@@ -19,9 +19,8 @@ from bench.systems.lineup import rotated
 from bench.systems.replica import Replica
 from bench.systems.replica import replica as start_replica
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 SESSIONS = (1, 4, 16, 32)
 WARM_UP = Cell("chat", 0.0, 16)

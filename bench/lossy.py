@@ -23,15 +23,14 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.shipped import shipped_prior
-from services.inference.scheduling.events import Committed, Event, Failed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Failed, OpenRequest
 
 THRESHOLDS = (0.0, 0.95, 0.9, 0.7, 0.5)
 """0 is exact."""
@@ -161,9 +160,9 @@ class Bench:
                 acceptance_threshold=threshold,
             )
             scheduler.open(OpenRequest(number, tuple(ids), sampling), time.perf_counter())
-        while (plan := scheduler.decide(time.perf_counter())) is not None:
-            rows = plan.run(self._engine, scheduler.study)
-            for event in scheduler.apply(plan, rows, time.perf_counter()):
+        while (batch := scheduler.schedule(time.perf_counter())) is not None:
+            rows = batch.run(self._engine, scheduler.overlapped_work)
+            for event in scheduler.postprocess(batch, rows, time.perf_counter()):
                 _enter(outcome, event)
         outcome.seconds = time.perf_counter() - begin
         return outcome
@@ -177,7 +176,7 @@ def _enter(outcome: ThresholdResult, event: Event) -> None:
     if isinstance(event, Failed):
         raise event.error
     if isinstance(event, Committed):
-        outcome.replies[event.session].extend(event.ids)
+        outcome.replies[event.session_id].extend(event.ids)
         outcome.num_lossy += len(event.lossy)
         outcome.num_commits += 1
 

@@ -25,22 +25,21 @@ import numpy as np
 
 from bench.harness import Cell, Run, Table, median, parser, quantile, start
 from bench.harness.prompts import PromptSupply
-from outrider.engines.base import Engine, EngineInfo, Round, Rows
+from outrider.engines.base import Engine, EngineInfo, LogitsRows, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd, ReplyText
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.shipped import shipped_prior
-from services.inference.scheduling.events import Committed, Event, Finished, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Finished, OpenRequest
 
 MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120
@@ -69,20 +68,20 @@ def measure_durations(engine: Engine) -> dict[int, list[float]]:
     samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
     for _ in range(NUM_CALLS):
         for size, times in samples.items():
-            rounds = _rounds(size, blocks_each)
+            slices = _slices(size, blocks_each)
             begin = time.perf_counter()
-            engine.step(rounds)
+            engine.step(slices)
             times.append((time.perf_counter() - begin) * 1e3)
     for sequence in range(_SESSIONS):
         engine.close_sequence(sequence)
     return samples
 
 
-def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
+def _slices(num_rows: int, blocks_each: int) -> list[SequenceSlice]:
     count = min(num_rows, _SESSIONS)
     shares = [num_rows // count + (index < num_rows % count) for index in range(count)]
     return [
-        Round(
+        SequenceSlice(
             index,
             np.arange(500, 500 + rows, dtype=np.int32),
             _CONTEXT,
@@ -111,11 +110,11 @@ def record_chats(
         sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS[kind])
         request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
-    while (plan := scheduler.decide(time.monotonic())) is not None:
-        rows = plan.run(engine, scheduler.study)
-        for event in scheduler.apply(plan, rows, time.monotonic()):
+    while (batch := scheduler.schedule(time.monotonic())) is not None:
+        rows = batch.run(engine, scheduler.overlapped_work)
+        for event in scheduler.postprocess(batch, rows, time.monotonic()):
             if isinstance(event, Committed):
-                replies[event.session].extend(event.ids)
+                replies[event.session_id].extend(event.ids)
     print(f"{count} {kind} prompts answered", file=sys.stderr)
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]
 
@@ -124,8 +123,8 @@ CALL_MS = 0.2
 CHAT_MS = 0.04
 """Time of Python for each engine call, and for each chat in it. Fixed, so that runs differ by the
 scheduling rules alone."""
-LOOK_MS = 0.08
-NO_LOOK_MS = 0.01
+ATTEMPT_MS = 0.08
+NO_ATTEMPT_MS = 0.01
 """Time of Python for each chat with drafts on: where drafts are looked for, and where its n-grams
 are only updated."""
 CHOICE_MS = {False: 0.01, True: 0.06}
@@ -205,16 +204,16 @@ class VirtualReplica:
         self._scheduler.open(request, self._now)
 
     def _tick(self) -> bool:
-        plan = self._scheduler.decide(self._now)
-        if plan is None:
+        batch = self._scheduler.schedule(self._now)
+        if batch is None:
             return False
-        rows = self._answer(plan)
-        if plan.rounds:
-            ms = self._duration_ms(plan)
+        rows = self._answer(batch)
+        if batch.slices:
+            ms = self._duration_ms(batch)
             self._now += ms / 1e3
             self._served.call_ms.append(ms)
-        self._scheduler.study()
-        events = self._scheduler.apply(plan, rows, self._now)
+        self._scheduler.overlapped_work()
+        events = self._scheduler.postprocess(batch, rows, self._now)
         self._now += sum(map(self._choice_ms, events)) / 1e3
         for event in events:
             self._take(event)
@@ -224,33 +223,35 @@ class VirtualReplica:
         """What choosing its tokens took."""
         if not isinstance(event, Committed):
             return 0.0
-        sampled = self._readers[event.session].chat.temperature > 0.0
+        sampled = self._readers[event.session_id].chat.temperature > 0.0
         return CHOICE_MS[sampled] * len(event.ids)
 
-    def _duration_ms(self, plan: Plan) -> float:
-        rows = self._info.sizing.padded(plan.num_tokens)
+    def _duration_ms(self, batch: Batch) -> float:
+        rows = self._info.sizing.padded(batch.num_tokens)
         beyond = max(0, rows - self._sizes[-1])
         slope = (self._ms[-1] - self._ms[-2]) / (self._sizes[-1] - self._sizes[-2])
         ms = float(np.interp(rows, self._sizes, self._ms)) + beyond * slope
-        looks = sum(NO_LOOK_MS if part.look is None else LOOK_MS for part in plan.parts)
-        return ms + CALL_MS + CHAT_MS * len(plan.parts) + looks * self._drafts
+        drafting_ms = sum(
+            ATTEMPT_MS if one.attempt is not None else NO_ATTEMPT_MS for one in batch.scheduled
+        )
+        return ms + CALL_MS + CHAT_MS * len(batch.scheduled) + drafting_ms * self._drafts
 
-    def _answer(self, plan: Plan) -> list[Rows]:
+    def _answer(self, batch: Batch) -> list[LogitsRows]:
         """Rows in which the recorded token is the best; behind wrong drafts any will do."""
         answers, used = [], 0
-        for part, round_ in zip(plan.parts, plan.rounds, strict=True):
-            chat = self._readers[part.session.number].chat
-            first = round_.past + len(round_.tokens) - round_.num_rows + 1 - len(chat.prompt)
-            rows = self._rows[used : used + round_.num_rows]
-            used += round_.num_rows
+        for one, part in zip(batch.scheduled, batch.slices, strict=True):
+            chat = self._readers[one.session.session_id].chat
+            first = part.past + len(part.tokens) - part.num_rows + 1 - len(chat.prompt)
+            rows = self._rows[used : used + part.num_rows]
+            used += part.num_rows
             rows[:] = 0.0
             for index, row in enumerate(rows, first):
                 row[chat.reply[min(index, len(chat.reply) - 1)]] = _SURE
-            answers.append(Rows(rows))
+            answers.append(LogitsRows(rows))
         return answers
 
     def _take(self, event: Event) -> None:
-        reader = self._readers.get(event.session)
+        reader = self._readers.get(event.session_id)
         if reader is not None and isinstance(event, Committed):
             gaps = self._served.gaps_ms if reader.got else self._served.ttft_ms
             gaps.append((self._now - reader.last) * 1e3)
@@ -259,7 +260,7 @@ class VirtualReplica:
             self._served.num_tokens += len(event.ids)
         elif reader is not None and isinstance(event, Finished):
             self._served.wrong += tuple(reader.got) != reader.chat.reply
-            del self._readers[event.session]
+            del self._readers[event.session_id]
 
 
 TEMPERATURES = (0.0, 0.8)

@@ -24,33 +24,32 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, ReplyEnd, reply_end
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.shipped import shipped_prior
 from services.inference.kv.pool import KvPool
-from services.inference.scheduling.drafting.sources import DraftSources
-from services.inference.scheduling.events import OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Planner
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import BatchBuilder
+from services.inference.scheduler.draft_sources import DraftSources
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import OpenRequest
 
 SESSIONS = 16
 MAX_TOKENS = 96
 PARTS: dict[str, tuple[type, str]] = {
-    "decide, all of it": (Scheduler, "decide"),
-    "- show drafters what was committed": (DraftSources, "keeps_up"),
+    "schedule, all of it": (Scheduler, "schedule"),
+    "- show drafters what was committed": (DraftSources, "is_ready"),
     "- draft": (DraftSources, "propose"),
-    "- lay out the rounds": (Planner, "_round"),
-    "apply, all of it": (Scheduler, "apply"),
+    "- lay out the slices": (BatchBuilder, "_slice"),
+    "postprocess, all of it": (Scheduler, "postprocess"),
     "- choose tokens": (Sampler, "choose"),
     "- ends of replies": (ReplyEnd, "push"),
     "- publish KV blocks": (KvPool, "commit"),
-    "while the engine computes: learn": (Scheduler, "study"),
-    "- costs of calls": (Scheduler, "_learn_cost"),
+    "while the engine computes: learn": (Scheduler, "overlapped_work"),
+    "- costs of calls": (Scheduler, "_update_cost"),
 }
 
 
@@ -112,10 +111,10 @@ class Workload:
             ids = tuple(self._vocabulary.encode_chat([Message("user", text)]))
             request = OpenRequest(number, ids, sampling, region_drafts=drafts)
             scheduler.open(request, time.monotonic())
-        while (plan := scheduler.decide(time.monotonic())) is not None:
-            rows = plan.run(self._engine, scheduler.study)
-            scheduler.apply(plan, rows, time.monotonic())
-            timer.tick(counts=plan.is_decode and 4 * len(plan.rounds) > 3 * SESSIONS)
+        while (batch := scheduler.schedule(time.monotonic())) is not None:
+            rows = batch.run(self._engine, scheduler.overlapped_work)
+            scheduler.postprocess(batch, rows, time.monotonic())
+            timer.tick(counts=batch.is_decode and 4 * len(batch.slices) > 3 * SESSIONS)
 
     def _reply(self, params: SamplingParams) -> Reply:
         return reply_end(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer)
@@ -136,7 +135,7 @@ def main() -> int:
 def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     workload = Workload(vocabulary, engine)
-    wholes = ["decide, all of it", "apply, all of it"]
+    wholes = ["schedule, all of it", "postprocess, all of it"]
     timers = {(kind, on): PartTimer() for kind in ("whole", "parts") for on in (False, True)}
     for _ in range(1 if arguments.quick else 4):
         for (kind, on), timer in timers.items():

@@ -33,9 +33,8 @@ from bench.systems.lineup import (
     started,
 )
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 CHUNKS = (64, 128, 256, 512, WHOLE_TOKENS)
 THREADS = (1, 2)

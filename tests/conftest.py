@@ -13,9 +13,8 @@ from structlog.types import EventDict
 from xdist.scheduler import LoadScopeScheduling
 
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -24,7 +23,7 @@ _TOGETHER = {
     "openvino_engine": (
         "tests/engines/test_draft_loading.py",
         "tests/engines/test_openvino.py",
-        "tests/inference/real/",
+        "tests/inference/integration/",
     ),
     "mesh": ("tests/e2e/",),
 }

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.ngrams import MAX_ORDER, Table, keys, pack
 from outrider.speculation.shipped import NUM_ORDERS, prior_to_bytes
 from tools.train_draft.replies import Reply, load

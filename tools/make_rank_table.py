@@ -19,9 +19,8 @@ from outrider.codec.ranks import RankTable
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from tools.train_draft.replies import load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "codec" / "data"

@@ -19,8 +19,8 @@ import numpy as np
 from outrider.fidelity.measure import log_softmax
 from outrider.fidelity.reference import Reference
 from outrider.models.catalog import DEFAULT_MODEL, lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,9 +22,8 @@ from bench.systems.lineup import (
     start_all,
 )
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 FULL = (OURS, OURS_DRAFTS, OPENVINO, OPENVINO_LOOKUP, LLAMACPP_Q4_0)
 QUICK = (OURS_DRAFTS, OPENVINO, LLAMACPP_Q4_0)

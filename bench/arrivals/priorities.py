@@ -18,9 +18,8 @@ from bench.systems.base import HIGH, LOW, Answer, Request, Setup, System, Work
 from bench.systems.lineup import OURS_DRAFTS, record_settings, start_all
 from bench.systems.replica import reference
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 LOW_SHARE = 0.95
 """Of the replica's capacity; the HIGH requests come on top."""

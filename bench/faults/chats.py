@@ -13,8 +13,8 @@ from outrider.engines.factory import create_engine
 from outrider.errors import OutriderError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from services.inference.config import InferenceConfig

@@ -11,8 +11,8 @@ from bench.harness.local_mesh import local_mesh
 from bench.router import decisions, hop, loop_lag
 from bench.router.decisions import DecisionTimings, Size
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 
 SIZES = (Size(64, 10_000), Size(1000, 100_000))
 QUICK = (Size(8, 200), Size(64, 2000))

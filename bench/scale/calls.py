@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import RESULTS, median, parser, quantile, start
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 
@@ -84,13 +84,13 @@ def measure(engine: Engine, repeats: int) -> dict[int, list[float]]:
     for sequence in range(_SEQUENCES):
         ids = np.arange(1000, 1000 + _CONTEXT, dtype=np.int32) + sequence
         engine.open(sequence, ids)
-        engine.step([Round(sequence, ids, 0, _blocks(sequence, blocks_each), 1)])
+        engine.step([SequenceSlice(sequence, ids, 0, _blocks(sequence, blocks_each), 1)])
     samples: dict[int, list[float]] = {size: [] for size in SIZES}
     for turn in range(repeats + 1):
         for size, times in samples.items():
-            rounds = _rounds(size, blocks_each)
+            slices = _slices(size, blocks_each)
             begin = time.process_time()
-            engine.step(rounds)
+            engine.step(slices)
             times += [(time.process_time() - begin) * 1e3] if turn else []
     return samples
 
@@ -99,12 +99,12 @@ def _blocks(sequence: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int
     return np.arange(sequence * count, (sequence + 1) * count, dtype=np.int32)
 
 
-def _rounds(num_rows: int, blocks_each: int) -> list[Round]:
+def _slices(num_rows: int, blocks_each: int) -> list[SequenceSlice]:
     """Replies in small calls; in large ones one of the sequences is a prompt."""
     count = min(num_rows // 2, _SEQUENCES)
     first = num_rows - 2 * (count - 1)
     return [
-        Round(
+        SequenceSlice(
             sequence,
             np.arange(500, 500 + (2 if sequence else first), dtype=np.int32),
             _CONTEXT,

@@ -12,23 +12,16 @@ import numpy as np
 from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
 from bench.scale.demand import BLOCK_TOKENS, VOCABULARY_SIZE, Ask
-from outrider.engines.base import EngineInfo, Rows
+from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
 from outrider.session_types import Priority
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.events import (
-    Committed,
-    Event,
-    Failed,
-    Finished,
-    Load,
-    OpenRequest,
-)
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Event, Failed, Finished, Load, OpenRequest
 
 NUM_BLOCKS = 640
 """KV blocks of a replica: 20,480 tokens, 450 MiB with the default model. Some twenty shared
@@ -96,7 +89,7 @@ class FullReplica:
 
     def open(self, ask: Ask) -> None:
         request = OpenRequest(
-            session=ask.number,
+            session_id=ask.number,
             prompt=ask.prompt,
             sampling=SamplingParams(max_tokens=ask.reply_tokens, ignore_eos=True),
             resume=(_TOKEN,) * ask.committed,
@@ -123,35 +116,35 @@ class FullReplica:
         self._dead = True
 
     def _tick(self) -> None:
-        plan = self._scheduler.decide(self._clock.now)
-        self._busy = plan is not None
-        if plan is None:
+        batch = self._scheduler.schedule(self._clock.now)
+        self._busy = batch is not None
+        if batch is None:
             return
-        if not plan.rounds:
-            self._land(plan, ())
+        if not batch.slices:
+            self._land(batch, ())
             return
-        ms = self._times.ms(plan.num_tokens, len(plan.rounds), self._random.random())
+        ms = self._times.ms(batch.num_tokens, len(batch.slices), self._random.random())
         rows = [
-            Rows(self._logits[: round_.num_rows], self._ids[: round_.num_rows])
-            for round_ in plan.rounds
+            LogitsRows(self._logits[: part.num_rows], self._ids[: part.num_rows])
+            for part in batch.slices
         ]
-        self._clock.after(ms / 1e3, self._land, plan, rows)
+        self._clock.after(ms / 1e3, self._land, batch, rows)
 
-    def _land(self, plan: Plan, rows: Sequence[Rows]) -> None:
+    def _land(self, batch: Batch, rows: Sequence[LogitsRows]) -> None:
         if self._dead:
             return
-        self._take(self._scheduler.apply(plan, rows, self._clock.now))
+        self._take(self._scheduler.postprocess(batch, rows, self._clock.now))
         self._tick()
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
-            ask = self._asks[event.session]
+            ask = self._asks[event.session_id]
             if isinstance(event, Committed):
                 self._hooks.committed(ask, len(event.ids))
             elif isinstance(event, Finished):
-                del self._asks[event.session]
+                del self._asks[event.session_id]
                 ask.cached_tokens = ask.cached_tokens or event.usage.cached_tokens
                 self._hooks.finished(ask)
             elif isinstance(event, Failed):
-                del self._asks[event.session]
+                del self._asks[event.session_id]
                 self._hooks.refused(ask, event.error.reason)

@@ -15,7 +15,7 @@ from bench.scale.regions import Region
 from outrider.errors import NoReplicaError, OutriderError
 from outrider.session_types import Priority
 from services.inference.kv import events as replicas
-from services.inference.scheduling import events as scheduling
+from services.inference.scheduler import types as scheduling
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants.accounts import TenantPolicy

@@ -18,8 +18,8 @@ from bench.soak.streams import (
 )
 from bench.soak.virtual import VirtualReplica
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 
 
 def main() -> int:

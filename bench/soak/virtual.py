@@ -15,7 +15,9 @@ from outrider.sampling.reply import ReplyText
 from outrider.session_types import FinishReason, Priority
 from services.inference.kv.events import BlockLedger
 from services.inference.reference import generate
-from services.inference.scheduling.events import (
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -23,8 +25,6 @@ from services.inference.scheduling.events import (
     Finished,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
 
 OPTIONS = FakeOptions(num_blocks=128, max_context_tokens=512, min_rows=2, fixed_ms=40.0, row_ms=4.0)
 LIMITS = SchedulerLimits(max_sessions=12, max_queue=40, prefill_chunk_tokens=64)
@@ -115,15 +115,15 @@ class VirtualReplica:
 
     def _tick(self) -> bool:
         self._take(self.scheduler.expire(self.now))
-        plan = self.scheduler.decide(self.now)
+        batch = self.scheduler.schedule(self.now)
         self.scheduler.check_invariants()
-        if plan is None:
+        if batch is None:
             return False
-        rows = plan.run(self.engine, self.scheduler.study)
-        self.now += self.engine.step_ms / 1e3 if plan.rounds else 0.0
+        rows = batch.run(self.engine, self.scheduler.overlapped_work)
+        self.now += self.engine.step_ms / 1e3 if batch.slices else 0.0
         self.totals.num_ticks += 1
-        self.totals.num_copies += len(plan.copies)
-        self._take(self.scheduler.apply(plan, rows, self.now))
+        self.totals.num_copies += len(batch.copies)
+        self._take(self.scheduler.postprocess(batch, rows, self.now))
         self.scheduler.check_invariants()
         self.ledger.add(self.scheduler.take_block_events())
         return True
@@ -150,7 +150,7 @@ class VirtualReplica:
             temperature=chance.choice((0.0, 0.8)), seed=number, max_tokens=chance.randint(1, 50)
         )
         return OpenRequest(
-            session=number,
+            session_id=number,
             prompt=prompt,
             sampling=sampling,
             priority=chance.choice(tuple(Priority)),
@@ -170,13 +170,13 @@ class VirtualReplica:
 
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
-            watched = self._live[event.session]
+            watched = self._live[event.session_id]
             if isinstance(event, Committed):
                 self._committed(watched, event)
             elif isinstance(event, Finished):
                 self._finished(watched, event)
             elif isinstance(event, Failed):
-                del self._live[event.session]
+                del self._live[event.session_id]
                 self.totals.ends[f"failed: {event.error.reason}"] += 1
 
     def _committed(self, watched: Watched, event: Committed) -> None:
@@ -192,10 +192,10 @@ class VirtualReplica:
             ids = tuple(self._random.choices(range(64), k=4))
         epoch = len(watched.chains) + 1
         watched.chains[epoch], watched.bases[epoch] = ids, done
-        self.scheduler.draft(event.session, Drafts(epoch, done, ids), self.now)
+        self.scheduler.draft(event.session_id, Drafts(epoch, done, ids), self.now)
 
     def _finished(self, watched: Watched, event: Finished) -> None:
-        del self._live[event.session]
+        del self._live[event.session_id]
         whole = event.reason in _OVER
         reply, expected = tuple(watched.reply), watched.expected
         totals = self.totals

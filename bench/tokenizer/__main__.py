@@ -9,10 +9,10 @@ import sys
 from bench.harness import parser, start
 from bench.tokenizer import bulk, caches, equality, latency, loop_lag, process_lag, ttft
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import AUTO, load_backend
+from outrider.tokenization.backends.selection import AUTO, load_backend
 
 BULK_MB = 192
 CORE_BULK_MB = 96

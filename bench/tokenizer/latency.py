@@ -11,9 +11,9 @@ from bench.harness import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
-from outrider.tokenization.backends.choice import choose
-from outrider.tokenization.backends.packages import PACKAGES, installed_version, make
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.backends.packages import PACKAGES, installed_version, make_backend
+from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.encoder import CachingEncoder
 
 T = TypeVar("T")
 SIZES = {"100 B": 100, "2 KB": 2048, "16 KB": 16_384, "64 KB": 65_000, "1 MB": 1 << 20}
@@ -24,7 +24,7 @@ def measure(run: Run, vocabulary: Vocabulary) -> int:
     texts in the same order, and is timed when it sees them for the first time; the cache, when it
     sees them for the second time."""
     reference = Reference(vocabulary)
-    fast = [make(name, vocabulary) for name in PACKAGES if installed_version(name)]
+    fast = [make_backend(name, vocabulary) for name in PACKAGES if installed_version(name)]
     table = run.table(
         "Time to tokenize a text that was not seen before, and one that is cached, us: medians",
         "text",
@@ -60,7 +60,7 @@ def measure(run: Run, vocabulary: Vocabulary) -> int:
 
 def _cached(vocabulary: Vocabulary, texts: list[str]) -> list[float]:
     """The second time; texts above 64 KB are not kept."""
-    encoder = CachingEncoder(vocabulary, choose(vocabulary, REFERENCE))
+    encoder = CachingEncoder(vocabulary, select_backend(vocabulary, REFERENCE))
     for text in texts:
         encoder.encode(text, scope=b"bench")
     copies = [text[:1] + text[1:] for text in texts]  # another object: its hash is not known

@@ -14,10 +14,9 @@ from bench.harness import Run, quantile
 from bench.tokenizer.texts import text_of
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.front.encoder import CachingEncoder
-from outrider.tokenization.front.front import Front, FrontPolicy
-from outrider.tokenization.front.job import Outcome
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool, TokenizationResult
 
 LONG_BYTES = 318_000
 """About 100,000 tokens of SmolLM2's vocabulary."""
@@ -39,7 +38,7 @@ class Seen:
 class Phase:
     """A ticker, short chats, and long prompts if asked for, on one front."""
 
-    def __init__(self, front: Front, longs: list[list[Message]], seconds: float) -> None:
+    def __init__(self, front: TokenizationPool, longs: list[list[Message]], seconds: float) -> None:
         self._front = front
         self._longs = longs
         self._loop = asyncio.get_running_loop()
@@ -66,7 +65,7 @@ class Phase:
             self._loop.call_at(now + TICK_S, self._tick, now + TICK_S)
 
     def _send_long(self, number: int) -> None:
-        def answered(outcome: Outcome) -> None:
+        def answered(outcome: TokenizationResult) -> None:
             assert isinstance(outcome, tuple)
             self.seen.num_long += 1
             self.seen.num_tokens += len(outcome)
@@ -78,7 +77,7 @@ class Phase:
     def _send_short(self, number: int) -> None:
         begin = time.perf_counter()
 
-        def answered(outcome: Outcome) -> None:
+        def answered(outcome: TokenizationResult) -> None:
             assert isinstance(outcome, tuple)
             self.seen.chat_ms.append((time.perf_counter() - begin) * 1e3)
 
@@ -86,7 +85,7 @@ class Phase:
         self._front.submit([Message("user", ask)], answered, scope=b"bench")
 
 
-def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> None:
+def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> None:
     """Adds the table and the figures of the backend in use."""
     table = run.table(
         "Event loop lag and time to tokenize a chat of 20 tokens, ms: idle, and while prompts of "
@@ -120,8 +119,10 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[Guarded]) -> No
         )
 
 
-async def _both(vocabulary: Vocabulary, backend: Guarded, seconds: float) -> tuple[Seen, Seen]:
-    front = Front(CachingEncoder(vocabulary, backend), FrontPolicy())
+async def _both(
+    vocabulary: Vocabulary, backend: FallbackBackend, seconds: float
+) -> tuple[Seen, Seen]:
+    front = TokenizationPool(CachingEncoder(vocabulary, backend), PoolPolicy())
     longs = [[Message("user", text_of(LONG_BYTES, seed))] for seed in range(8)]
     try:
         unloaded = await Phase(front, longs, seconds).run(is_loaded=False)

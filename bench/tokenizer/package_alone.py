@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.packages import Fastokens, Splintr, make
+from outrider.tokenization.backends.packages import Fastokens, Splintr, make_backend
 
 Encode = Callable[[list[str]], object]
 
@@ -57,7 +57,7 @@ def _encoder(package: str) -> Encode:
 
         tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
         return lambda texts: tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    backend: Any = make(package, vocabulary)
+    backend: Any = make_backend(package, vocabulary)
     native = backend._tokenizer  # without our look at the bytes: its raw speed
     return lambda texts: native.encode_batch_flat(texts)
 

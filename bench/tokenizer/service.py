@@ -22,19 +22,18 @@ from time import perf_counter
 from bench.harness import Run, median, parser, start
 from bench.tokenizer.watched_process import client
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import AUTO, adopt, load_backend
-from outrider.tokenization.backends.guarded import Guarded
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import AUTO, adopt_backend, load_backend
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 ROOT = Path(__file__).parents[2]
 TEXT_BYTES = 50_000_000
@@ -63,7 +62,7 @@ PLANS = [
 """Backend, worker processes, whether they are killed."""
 
 
-def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -> int:
+def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocabulary) -> int:
     """Adds the table and figures; returns how many runs differed from the reference."""
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
@@ -82,7 +81,7 @@ def measure(run: Run, backends: Mapping[str, Guarded], vocabulary: Vocabulary) -
     seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
     for name, workers, deaths in PLANS:
-        served = Served.of(DEFAULT_MODEL.name, vocabulary, backends[name])
+        served = ServedVocabulary.of(DEFAULT_MODEL.name, vocabulary, backends[name])
         made = asyncio.run(_one(served, text, workers, deaths=deaths))
         num_wrong += made.ids != expected
         num_left += made.num_left
@@ -114,7 +113,7 @@ def ceiling(backend: str) -> float:
 
 async def _encoding(pipe: Connection, backend: str) -> None:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    encoder = adopt(vocabulary, backend, "it passed the gate")
+    encoder = adopt_backend(vocabulary, backend, "it passed the gate")
     text = long_text(QUICK_BYTES)
     parts = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
     with suppress(EOFError):
@@ -148,7 +147,7 @@ def reference(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
-async def _one(served: Served, text: str, workers: int, *, deaths: bool) -> TextResult:
+async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: bool) -> TextResult:
     coder = served.coder
     killed: list[int] = []
     async with _service(served, workers) as stub:
@@ -179,7 +178,7 @@ def _workers() -> list[int]:
     found = []
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split():
         with suppress(OSError):
-            if b"services.tokenizer.parts" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"services.tokenizer.long_texts" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
     return found
 
@@ -191,7 +190,7 @@ async def _pieces(text: str) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
 
 @asynccontextmanager
 async def _service(
-    served: Served, workers: int
+    served: ServedVocabulary, workers: int
 ) -> AsyncIterator[tokenizer_pb2_grpc.TokenizerServiceAsyncStub]:
     config = TokenizerConfig(worker_processes=workers, log_level="critical")
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()

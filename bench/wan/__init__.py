@@ -29,14 +29,14 @@ give it to the model, with a second thread. The schemes:
 
 The first word is the first run of letters and digits with all that stands before it
 (`outrider.word_boundaries`), and is on screen when its last letter is
-(`outrider.client.first_word`). Of Outrider three times are measured: when the first word that was ever completed on screen was, right
-or wrong (`visible_word_ms`); since when the reply's own first word has stood there without being
-taken back, provisional or committed (`staying_word_ms`); when it was committed
-(`committed_word_ms`). In plain streaming all three are one. `first_word_early` is the share of
-chats whose first word was shown before its commit, `first_word_right` how many of those words were
-the reply's, `taken_back` the share of provisional characters that were retracted, `ahead_ms` for
-how long characters stood on screen before their commit. Visible and committed TTFT are the times
-to the first text on screen and to the first committed token.
+(`outrider.client.first_word`). Of Outrider three times are measured: when the first word that was
+ever completed on screen was, right or wrong (`visible_word_ms`); since when the reply's own first
+word has stood there without being taken back, provisional or committed (`staying_word_ms`); when it
+was committed (`committed_word_ms`). In plain streaming all three are one. `first_word_early` is the
+share of chats whose first word was shown before its commit, `first_word_right` how many of those
+words were the reply's, `taken_back` the share of provisional characters that were retracted,
+`ahead_ms` for how long characters stood on screen before their commit. Visible and committed TTFT
+are the times to the first text on screen and to the first committed token.
 
 Pace is (n - 1) / (t_last - t_first) over committed tokens as the client sees them, divided by (a)'s
 on the same prompt and seed in the same round, sessions and RTT; of chats alone the schemes take

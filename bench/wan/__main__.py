@@ -24,9 +24,8 @@ from bench.wan.tables import add_tables, keep_samples, keep_settings
 from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.config import load
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.telemetry.logs import configure_logging
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import DrafterSettings

@@ -31,14 +31,13 @@ from bench.wan.waiting_verifier import (
 )
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.engines.base import Engine, Rows
+from outrider.engines.base import Engine, LogitsRows
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeOptions
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
@@ -46,7 +45,7 @@ from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import tokens as token_wire
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 _WARM_UP_ROWS = 272
@@ -82,7 +81,9 @@ class VerifierLoop:
                 for verdict in self.verifier.apply(parts, rows):
                     self._tell(verdict)
 
-    def _compute(self, jobs: list[Callable[[], None]], parts: list[ScheduledSession]) -> list[Rows]:
+    def _compute(
+        self, jobs: list[Callable[[], None]], parts: list[ScheduledSession]
+    ) -> list[LogitsRows]:
         for job in jobs:
             job()
         began = time.perf_counter()

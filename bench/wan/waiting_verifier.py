@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Round, Rows
+from outrider.engines.base import EngineInfo, Ids, LogitsRows, SequenceSlice
 from outrider.errors import OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.speculation.verification import verify
-from services.inference.scheduling.drafting.sources import EdgeChain
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.draft_sources import EdgeChain
+from services.inference.scheduler.types import Drafts
 
 MAX_DRAFTS = 8
 """Drafts of one session in one call; the same as a replica verifies."""
@@ -89,7 +89,7 @@ class ScheduledSession:
     num_tokens: int
     """Committed tokens to compute; drafts and padding follow them."""
     drafts: tuple[int, ...]
-    round: Round
+    round: SequenceSlice
 
 
 class Verifier:
@@ -170,10 +170,12 @@ class Verifier:
         round_ = self._round(session, tokens, 1 + len(drafts) + padding)
         return ScheduledSession(session, len(own), drafts, round_)
 
-    def _round(self, session: VerifierSession, tokens: Sequence[int], num_rows: int) -> Round:
+    def _round(
+        self, session: VerifierSession, tokens: Sequence[int], num_rows: int
+    ) -> SequenceSlice:
         end = session.computed + len(tokens) + self._info.scratch_tokens
         blocks = session.blocks[: -(-end // self._info.block_tokens)]
-        return Round(
+        return SequenceSlice(
             session.number,
             np.array(tokens, np.int32),
             session.computed,
@@ -181,7 +183,7 @@ class Verifier:
             num_rows,
         )
 
-    def apply(self, parts: Sequence[ScheduledSession], rows: Sequence[Rows]) -> list[Verdict]:
+    def apply(self, parts: Sequence[ScheduledSession], rows: Sequence[LogitsRows]) -> list[Verdict]:
         """What the call decided. Sessions closed meanwhile are passed over."""
         answered = zip(parts, rows, strict=True)
         return [
@@ -191,7 +193,7 @@ class Verifier:
             and (verdict := self._take(part, row)) is not None
         ]
 
-    def _take(self, part: ScheduledSession, rows: Rows) -> Verdict | None:
+    def _take(self, part: ScheduledSession, rows: LogitsRows) -> Verdict | None:
         session, chain = part.session, part.session.chain
         if not part.round.num_rows:
             session.computed += part.num_tokens

@@ -1,18 +1,22 @@
-"""The folder a run writes to: its lock, its journal, its manifest."""
+"""The folder a run writes to: its lock, journal, manifest, and the lengths of its documents."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from outrider.bulk.plan import journal
-from outrider.bulk.plan.results import ShardResult
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.work.writing import PART
+from outrider.bulk.plan.results import ShardResult, ShardRows, document_lengths, percentiles
+from outrider.bulk.plan.shards import BulkSettings
+from outrider.bulk.writing import PARTIAL_SUFFIX
 from outrider.errors import InvalidRequestError
 from outrider.models.disk.files import sync_directory, sync_file, write_atomic
 
@@ -20,8 +24,8 @@ JOURNAL: Final = "journal.jsonl"
 MANIFEST: Final = "manifest.json"
 
 
-class Folder:
-    """Open, and no other run's, from `opened` until its block ends."""
+class OutputFolder:
+    """Locked against other runs while the block of `opened` lasts."""
 
     def __init__(self, path: Path, run: str, log: IO[str]) -> None:
         self._path = path
@@ -33,7 +37,7 @@ class Folder:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path: Path, run: str, *, resume: bool) -> Iterator[Folder]:
+    def opened(cls, path: Path, run: str, *, resume: bool) -> Iterator[OutputFolder]:
         """The folder for the run of that fingerprint; it is made if need be. Raises OSError, and
         InvalidRequestError for one that holds another run, or this one without `resume`."""
         path.mkdir(parents=True, exist_ok=True)
@@ -50,8 +54,8 @@ class Folder:
                 folder._leave()
 
     def add(self, result: ShardResult) -> None:
-        """A shard is finished: note it, and have it written to the disk, for which nobody waits.
-        Raises InvalidRequestError if it is not in the folder."""
+        """A shard is finished: add it to the journal, and sync its file in the background. Raises
+        InvalidRequestError if it is not in the folder."""
         if not self._is_there(result):
             raise InvalidRequestError(
                 f"a worker wrote {result.name}, but it is not in {self._path}: the folder has to "
@@ -61,9 +65,8 @@ class Folder:
         self.finished[result.number] = result
         self._synced.append(self._disk.submit(sync_file, self._path / result.name))
 
-    def complete(self, settings: Settings, facts: dict[str, object]) -> list[ShardResult]:
-        """Every shard is finished: write the manifest, which takes the journal's place. Raises
-        OSError."""
+    def complete(self, settings: BulkSettings, facts: dict[str, object]) -> list[ShardResult]:
+        """Every shard is finished: replace the journal by the manifest. Raises OSError."""
         for synced in self._synced:
             synced.result()
         results = [self.finished[number] for number in sorted(self.finished)]
@@ -73,8 +76,8 @@ class Folder:
         (self._path / JOURNAL).unlink()
         return results
 
-    def forget(self) -> None:
-        """Nothing that was written counts any more."""
+    def discard(self) -> None:
+        """Delete everything that was written."""
         (self._path / JOURNAL).unlink()
         (self._path / MANIFEST).unlink(missing_ok=True)
         for path in self._path.glob("shard-*"):
@@ -111,8 +114,8 @@ class Folder:
         self._log.flush()
 
     def _remove_parts(self) -> None:
-        """What workers that were ended had begun."""
-        for path in self._path.glob(f"shard-*{PART}"):
+        """Delete unfinished files of workers that were killed."""
+        for path in self._path.glob(f"shard-*{PARTIAL_SUFFIX}"):
             path.unlink(missing_ok=True)
 
     def _leave(self) -> None:
@@ -121,3 +124,24 @@ class Folder:
         path = self._path / JOURNAL
         if path.exists() and not path.stat().st_size:
             path.unlink()
+
+
+_COLUMNS = ["part", "num_tokens"]
+
+
+def length_percentiles(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Tokens per document: p50, p90, p99, max; empty without documents. Raises OSError."""
+    return percentiles(document_lengths(_parts(folder, names)))
+
+
+def _parts(folder: Path, names: Iterable[str]) -> Iterator[ShardRows]:
+    for name in names:
+        part, tokens = (column.to_numpy() for column in _table(folder / name).columns)
+        yield ShardRows(part.astype(np.int64), tokens.astype(np.int64))
+
+
+def _table(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        return pq.read_table(path, columns=_COLUMNS)
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all().select(_COLUMNS)

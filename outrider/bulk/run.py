@@ -1,27 +1,32 @@
-"""A bulk run from names of files to a folder of shards and what is to be said about it."""
+"""A bulk run: from names of files to a folder of shards and a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from outrider.bulk import scan
-from outrider.bulk.engines.base import Engine, GivenUp
-from outrider.bulk.folder import Folder
+from outrider.bulk.folder import OutputFolder
 from outrider.bulk.plan.journal import fingerprint
-from outrider.bulk.plan.results import Counts, Problem, ShardResult, total
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.shards import Shard
-from outrider.bulk.plan.sources import Source
-from outrider.bulk.work.worker import Job
-from outrider.bulk.work.writing import WRITER
+from outrider.bulk.plan.results import (
+    FailedShard,
+    ShardOutcome,
+    ShardResult,
+    TextCounts,
+    TextProblem,
+    total,
+)
+from outrider.bulk.plan.shards import BulkSettings, Shard, SourceFile
+from outrider.bulk.worker import BulkJob
+from outrider.bulk.writing import WRITER
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.cuts import CutRule, UnprovenError, prove
+from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cuts import CutRule
 
 _BACKEND_OFF: Final = (
     "the tokenizer backend gave other ids than the reference, so what it wrote was discarded "
@@ -30,55 +35,63 @@ _BACKEND_OFF: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is."""
+class RunProgress:
+    """Progress of a run."""
 
     num_shards: int
     total_shards: int
     num_bytes: int
-    """Text of the finished shards, by the plan's reckoning."""
+    """Bytes of text in the finished shards, by the plan's estimate."""
     total_bytes: int
-    counts: Counts
+    counts: TextCounts
     """Of the finished shards, earlier runs' included."""
     num_earlier_bytes: int
-    """Of `num_bytes`, what an earlier run did."""
+    """The part of `num_bytes` that an earlier run did."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to do."""
+class RunRequest:
+    """What a run is asked for."""
 
     paths: Sequence[str]
     folder: Path
-    settings: Settings
+    settings: BulkSettings
     vocabulary: Vocabulary
     backend: str
-    """Name of the package that passed the gate; REFERENCE for none."""
+    """Name of the package that passed the equivalence test; REFERENCE for none."""
     resume: bool = False
 
 
 @dataclass(slots=True)
-class Report:
-    """What came of a run."""
+class RunReport:
+    """The result of a run."""
 
-    counts: Counts
+    counts: TextCounts
     total_shards: int
-    problems: list[Problem]
+    problems: list[TextProblem]
     num_problems: int
-    given_up: list[GivenUp]
+    failed: list[FailedShard]
     num_new_tokens: int
-    """Of this run, earlier ones' not included."""
+    """Tokens of this run alone."""
     names: list[str] = field(default_factory=list)
-    """The shards, in order; empty unless all are there."""
+    """File names of the shards, in order; empty unless all are finished."""
 
     @property
     def is_whole(self) -> bool:
         """Whether every text of every file is in the output."""
-        return not self.num_problems and not self.given_up
+        return not self.num_problems and not self.failed
+
+
+class Executor(Protocol):
+    """Runs shards on several workers: local_executor.py, ray_executor.py."""
+
+    def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
+        """The outcome of each, in any order. Raises OutriderError where no worker could go on.
+        Closing the iterator ends the workers."""
 
 
 def rule_of(vocabulary: Vocabulary) -> CutRule | None:
-    """Where texts of this vocabulary may be cut; None: nowhere that is proven."""
+    """The rule for cutting texts of this vocabulary; None if none is proven."""
     try:
         return prove(vocabulary.tokenizer_json)
     except UnprovenError:
@@ -86,10 +99,10 @@ def rule_of(vocabulary: Vocabulary) -> CutRule | None:
 
 
 def run(
-    request: Request,
-    make_engine: Callable[[Job], Engine],
-    on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Report:
+    request: RunRequest,
+    make_executor: Callable[[BulkJob], Executor],
+    on_progress: Callable[[RunProgress], None] = lambda _: None,
+) -> RunReport:
     """Write every shard that is not written yet. Raises OutriderError, OSError, and
     KeyboardInterrupt; what is finished by then is kept."""
     vocabulary, settings = request.vocabulary, request.settings
@@ -97,71 +110,73 @@ def run(
     sources, unreadable = scan.find(request.paths, settings)
     shards = scan.plan(sources, settings, cuts_texts=rule is not None)
     identity = fingerprint(sources, settings, vocabulary.digest, WRITER)
-    job = Job(str(request.folder), settings, vocabulary, request.backend, rule)
-    with Folder.opened(request.folder, identity, resume=request.resume) as folder:
+    job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
+    with OutputFolder.opened(request.folder, identity, resume=request.resume) as folder:
         num_earlier_tokens = total(folder.finished.values()).tokens
-        given_up = _work(folder, shards, job, make_engine, on_progress)
-        report = _report(folder, len(shards), unreadable, given_up, num_earlier_tokens)
-        if not given_up:
+        failed = _work(folder, shards, job, make_executor, on_progress)
+        report = _report(folder, len(shards), unreadable, failed, num_earlier_tokens)
+        if not failed:
             facts = _facts(sources, vocabulary, unreadable)
             report.names = [result.name for result in folder.complete(settings, facts)]
         return report
 
 
 def _report(
-    folder: Folder,
+    folder: OutputFolder,
     num_shards: int,
-    unreadable: list[Problem],
-    given_up: list[GivenUp],
+    unreadable: list[TextProblem],
+    failed: list[FailedShard],
     num_earlier_tokens: int,
-) -> Report:
+) -> RunReport:
     finished = [result for _, result in sorted(folder.finished.items())]
     problems = [*unreadable, *(p for result in finished for p in result.problems)]
     count = len(unreadable) + sum(result.num_problems for result in finished)
     counts = total(finished)
     num_new = counts.tokens - num_earlier_tokens
-    return Report(counts, num_shards, problems, count, given_up, num_new)
+    return RunReport(counts, num_shards, problems, count, failed, num_new)
 
 
 def _work(
-    folder: Folder,
+    folder: OutputFolder,
     shards: list[Shard],
-    job: Job,
-    make_engine: Callable[[Job], Engine],
-    on_progress: Callable[[Progress], None],
-) -> list[GivenUp]:
+    job: BulkJob,
+    make_executor: Callable[[BulkJob], Executor],
+    on_progress: Callable[[RunProgress], None],
+) -> list[FailedShard]:
     left = [shard for shard in shards if shard.number not in folder.finished]
-    tally = _Tally(shards, folder.finished.values())
-    on_progress(tally.progress)
-    given_up: list[GivenUp] = []
+    progress_counter = _ProgressCounter(shards, folder.finished.values())
+    on_progress(progress_counter.progress)
+    failed: list[FailedShard] = []
     if not left:
-        return given_up
-    with closing(make_engine(job).run(left)) as outcomes:
+        return failed
+    with closing(make_executor(job).run(left)) as outcomes:
         for outcome in outcomes:
-            if isinstance(outcome, GivenUp):
-                given_up.append(outcome)
+            if isinstance(outcome, FailedShard):
+                failed.append(outcome)
                 continue
             if outcome.backend_problem:
                 break
             folder.add(outcome)
-            on_progress(tally.add(outcome))
+            on_progress(progress_counter.add(outcome))
         else:
-            return given_up
-    folder.forget()
+            return failed
+    folder.discard()
     raise OutriderError(_BACKEND_OFF.format(why=outcome.backend_problem, reference=REFERENCE))
 
 
-class _Tally:
-    """Adds up what is finished."""
+class _ProgressCounter:
+    """Adds up finished shards."""
 
     def __init__(self, shards: Iterable[Shard], finished: Iterable[ShardResult]) -> None:
         self._bytes = {shard.number: shard.num_bytes for shard in shards}
-        self.progress = Progress(0, len(self._bytes), 0, sum(self._bytes.values()), Counts(), 0)
+        self.progress = RunProgress(
+            0, len(self._bytes), 0, sum(self._bytes.values()), TextCounts(), 0
+        )
         for result in finished:
             self.add(result)
         self.progress = replace(self.progress, num_earlier_bytes=self.progress.num_bytes)
 
-    def add(self, result: ShardResult) -> Progress:
+    def add(self, result: ShardResult) -> RunProgress:
         """One more shard is finished."""
         before = self.progress
         self.progress = replace(
@@ -174,7 +189,7 @@ class _Tally:
 
 
 def _facts(
-    sources: Sequence[Source], vocabulary: Vocabulary, unreadable: Sequence[Problem]
+    sources: Sequence[SourceFile], vocabulary: Vocabulary, unreadable: Sequence[TextProblem]
 ) -> dict[str, object]:
     return {
         "vocabulary": vocabulary.digest.hex(),

@@ -11,11 +11,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from outrider.bulk.plan.results import Problem
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.shards import Shard, make_shards
-from outrider.bulk.plan.sources import Kind, RowGroup, Slice, Source, kind_of
-from outrider.bulk.work.records import count_lines
+from outrider.bulk.plan.results import TextProblem
+from outrider.bulk.plan.shards import (
+    BulkSettings,
+    FileKind,
+    RowGroup,
+    Shard,
+    Slice,
+    SourceFile,
+    kind_of,
+    make_shards,
+)
+from outrider.bulk.reading import count_lines
 from outrider.errors import InvalidRequestError
 
 
@@ -35,7 +42,9 @@ def _matching(pattern: str) -> list[str]:
     return sorted(path for path in glob.iglob(pattern, recursive=True) if Path(path).is_file())
 
 
-def find(paths: Iterable[str], settings: Settings) -> tuple[list[Source], list[Problem]]:
+def find(
+    paths: Iterable[str], settings: BulkSettings
+) -> tuple[list[SourceFile], list[TextProblem]]:
     """The sources, and what cannot be one. Raises InvalidRequestError for a name that does not
     say what the file holds."""
     sources, problems = [], []
@@ -43,15 +52,15 @@ def find(paths: Iterable[str], settings: Settings) -> tuple[list[Source], list[P
         kind, is_gzip = kind_of(path)
         try:
             stat = Path(path).stat()
-            groups = _row_groups(path, settings.field) if kind is Kind.PARQUET else ()
+            groups = _row_groups(path, settings.field) if kind is FileKind.PARQUET else ()
         except (OSError, pa.ArrowException, InvalidRequestError) as error:
-            problems.append(Problem(path, f"cannot be read: {error}"))
+            problems.append(TextProblem(path, f"cannot be read: {error}"))
             continue
-        sources.append(Source(path, kind, is_gzip, stat.st_size, stat.st_mtime_ns, groups))
+        sources.append(SourceFile(path, kind, is_gzip, stat.st_size, stat.st_mtime_ns, groups))
     return sources, problems
 
 
-def plan(sources: Sequence[Source], settings: Settings, *, cuts_texts: bool) -> list[Shard]:
+def plan(sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: bool) -> list[Shard]:
     """The shards, whose slices know the numbers of their records. Raises OSError."""
     shards = make_shards(sources, settings.shard_bytes, cuts_texts=cuts_texts)
     numbered = _numbered([one for shard in shards for one in shard.slices])
@@ -61,7 +70,7 @@ def plan(sources: Sequence[Source], settings: Settings, *, cuts_texts: bool) -> 
 def _numbered(slices: Sequence[Slice]) -> Iterator[Slice]:
     for source, group in groupby(slices, key=lambda one: one.source):
         of_source = list(group)
-        if source.kind is Kind.LINES and len(of_source) > 1:
+        if source.kind is FileKind.LINES and len(of_source) > 1:
             counts = count_lines(source.path, [one.begin for one in of_source])
             yield from map(_with_first, of_source, counts)
         else:

@@ -134,8 +134,8 @@ def _model() -> Finding:
 
 def _tokenizer() -> Finding:
     # Imported here: the libraries take a while. The gate's seconds are spent once per version.
-    from outrider.models.loading import load_vocabulary
-    from outrider.tokenization.backends.choice import load_backend
+    from outrider.models.vocabulary import load_vocabulary
+    from outrider.tokenization.backends.selection import load_backend
 
     store = ModelStore(default_root())
     try:
@@ -143,7 +143,7 @@ def _tokenizer() -> Finding:
         backend = load_backend(DEFAULT_MODEL, store, load_vocabulary(DEFAULT_MODEL, store))
     except OutriderError as error:
         return Finding(False, f"tokenizer: {error.message}", "outrider models verify")
-    return Finding(True, f"tokenizer for {DEFAULT_MODEL.name}: {backend.name} ({backend.why})")
+    return Finding(True, f"tokenizer for {DEFAULT_MODEL.name}: {backend.name} ({backend.reason})")
 
 
 def _draft() -> Finding:

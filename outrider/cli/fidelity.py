@@ -74,7 +74,7 @@ def _measure(
     from outrider.fidelity.comparing import compare, expected
     from outrider.fidelity.reference import Reference
     from outrider.fidelity.texts import shipped
-    from outrider.models.loading import load_vocabulary
+    from outrider.models.vocabulary import load_vocabulary
     from outrider.telemetry.logs import configure_logging
 
     # To standard error: standard output is the figures'.

@@ -7,13 +7,13 @@ import sys
 import typer
 
 from outrider.cli import models, serve
-from outrider.cli.bulk.tokenize import tokenize
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import up
 from outrider.cli.local.status import status
 from outrider.cli.prompting.chat import chat
 from outrider.cli.prompting.reference import reference
+from outrider.cli.tokenize import tokenize
 from outrider.errors import OutriderError
 
 app = typer.Typer(

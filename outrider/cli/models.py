@@ -21,7 +21,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, lookup
-from outrider.models.progress import Progress, Report, silent
+from outrider.models.disk.fetch import PullProgress, ReportProgress, ignore_progress
 from outrider.models.store import Artifact, ModelStore, default_root
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _failures(as_json: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(model: str, as_json: bool) -> Iterator[Report]:
+def _progress(model: str, as_json: bool) -> Iterator[ReportProgress]:
     """A bar on stderr if that is a terminal; silence otherwise."""
     from rich.console import Console
     from rich.progress import (
@@ -237,7 +237,7 @@ def _progress(model: str, as_json: bool) -> Iterator[Report]:
 
     console = Console(stderr=True)
     if as_json or not console.is_terminal:
-        yield silent
+        yield ignore_progress
         return
     columns = (
         TextColumn("{task.description}"),
@@ -256,7 +256,7 @@ class _Bar:
         self._model = model if len(model) <= _MAX_LABEL else f"…{model[-_MAX_LABEL:]}"
         self._task = bars.add_task(self._model, total=None)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PullProgress) -> None:
         label = {"waiting": "waiting for another pull of"}.get(progress.stage, progress.stage)
         self._bars.update(
             self._task,

@@ -7,7 +7,7 @@ caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.
   else is in the call, however the ids were split over calls, and whichever blocks hold them;
 - ids behind a row (drafts) never change it; KV at positions past a sequence's kept length may
   hold anything and is rewritten before it is read;
-- a round spoils what lies behind its last token, up to the end of the block of its last scratch
+- a slice spoils what lies behind its last token, up to the end of the block of its last scratch
   token: a block shared between sequences is never written behind its shared tokens.
 """
 
@@ -40,9 +40,9 @@ class EngineInfo:
     """KV bytes of one block over all layers."""
     max_context_tokens: int
     min_rows: int = 1
-    """Fewest tokens a round may have; the scheduler pads with a guess (decision 0002)."""
+    """Fewest tokens a slice may have; the scheduler pads with a guess (decision 0002)."""
     scratch_tokens: int = 0
-    """KV slots past a round's last token that the engine may write garbage to; the round's
+    """KV slots past a slice's last token that the engine may write garbage to; the slice's
     blocks must cover them."""
     sizing: SizingRule = NO_SIZING
     """How the number of rows of a call is rounded; rows up to there are nearly free."""
@@ -58,15 +58,15 @@ class EngineInfo:
     """Whether requests whose choice may lie outside the candidates are served from these all the
     same; otherwise they are refused. Not exact."""
     partial_rows: bool = False
-    """Whether a round may be answered with fewer rows than asked, see Rows."""
+    """Whether a slice may be answered with fewer rows than asked, see LogitsRows."""
     keeps_kv: bool = False
     """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
     nothing, exports and imports are refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A sequence to be announced."""
+class NewSequence:
+    """A sequence that the engine is told of before its first slice."""
 
     sequence: int
     """The caller's number, not open."""
@@ -79,8 +79,8 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One sequence's part of an engine call."""
+class SequenceSlice:
+    """The tokens of one sequence that an engine call computes."""
 
     sequence: int
     """The caller's number of the sequence; must be open."""
@@ -95,7 +95,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LogitsRows:
     """Candidates for the token after each asked position.
 
     Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
@@ -109,12 +109,12 @@ class Rows:
     """[r, c] the ids the columns stand for; None: column j is id j."""
 
 
-Meanwhile: TypeAlias = Callable[[], None]
-"""Work for the time in which the engine computes."""
+OverlappedWork: TypeAlias = Callable[[], None]
+"""CPU work to do while the engine computes a batch."""
 
 
-def nothing() -> None:
-    """No such work."""
+def no_work() -> None:
+    """For callers that have nothing to do meanwhile."""
 
 
 class Engine(Protocol):
@@ -124,14 +124,17 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
-        """Announce a sequence; the fields of Opening. Raises EngineError."""
+        """Announce a sequence; the fields of NewSequence. Raises EngineError."""
         ...
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        """Compute one batch; one Rows per round, in order. Raises EngineError.
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        """Compute one batch; one LogitsRows per slice, in order. Raises EngineError.
 
-        `meanwhile` is called once a batch that is not empty is under way, in the caller's thread:
-        work that would hold up the next one. An engine that is refused its batch may leave it out.
+        `overlapped_work` is called in the caller's thread while a batch that is not empty is
+        computed: work that would otherwise delay the next one. An engine may leave it out for a
+        batch that it refuses.
         """
         ...
 

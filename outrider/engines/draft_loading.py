@@ -15,8 +15,8 @@ from outrider.engines.draft_file import read_card
 from outrider.errors import ArtifactMissingError, ConfigError, VocabularyMismatchError
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.disk.files import file_sha256
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
+from outrider.models.vocabulary import load_vocabulary
 
 SHIPPED: Final = ""
 """The draft in this package that was made for the target."""

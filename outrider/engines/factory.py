@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
 from outrider.engines.sizing import NO_SIZING, SizingRule
@@ -50,7 +50,7 @@ def warm_up(engine: Engine, max_rows: int) -> None:
         for num_rows in _sizes(info.sizing, info.min_rows, most):
             num_blocks = -(-(num_rows + info.scratch_tokens) // info.block_tokens)
             blocks = np.arange(num_blocks, dtype=np.int32)
-            engine.step([Round(_SEQUENCE, tokens[:num_rows], 0, blocks, num_rows)])
+            engine.step([SequenceSlice(_SEQUENCE, tokens[:num_rows], 0, blocks, num_rows)])
     finally:
         engine.close_sequence(_SEQUENCE)
 

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    EngineInfo,
+    Ids,
+    Logits,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.engines.sizing import NO_SIZING, SizingRule
-from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import EngineError
 
 Words = npt.NDArray[np.uint64]
@@ -47,7 +55,7 @@ class FakeOptions:
     num_candidates: int = 0
     """Columns of a row; 0: one per id."""
     cuts_rows: bool = False
-    """Whether rounds are answered with their first rows only, as many as chance has it."""
+    """Whether slices are answered with their first rows only, as many as chance has it."""
     repetition: float = 0.75
     """Share of rows whose greedy token follows from the last id alone: greedy text then runs in
     short cycles, which a suffix drafter guesses."""
@@ -62,7 +70,7 @@ class FakeOptions:
 
 
 class FakeEngine:
-    """Implements base.Engine. Spoils every slot a round may spoil, whatever its number of rows."""
+    """Implements base.Engine. Spoils every slot a slice may spoil, whatever its number of rows."""
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -93,21 +101,23 @@ class FakeEngine:
         self._check_not_closed()
         self._opened.discard(sequence)
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._check_not_closed()
-        check_rounds(self._info, self._opened, rounds)
-        self._count(rounds)
-        slots = [self._slots(part) for part in rounds]
-        # All writes come before all reads: rounds that share a slot by mistake spoil each other.
-        for part, table in zip(rounds, slots, strict=True):
+        check_slices(self._info, self._opened, slices)
+        self._count(slices)
+        slots = [self._slots(part) for part in slices]
+        # All writes come before all reads: slices that share a slot by mistake spoil each other.
+        for part, table in zip(slices, slots, strict=True):
             self._write_keys(part, table)
-        if rounds:
-            meanwhile()
-        for part, table in zip(rounds, slots, strict=True):
+        if slices:
+            overlapped_work()
+        for part, table in zip(slices, slots, strict=True):
             self._write_garbage(part, table)
-        for part, table in zip(rounds, slots, strict=True):
+        for part, table in zip(slices, slots, strict=True):
             self._write_values(part, table)
-        return [self._rows(part, table) for part, table in zip(rounds, slots, strict=True)]
+        return [self._rows(part, table) for part, table in zip(slices, slots, strict=True)]
 
     def copy_block(self, source: int, target: int) -> None:
         self._check_not_closed()
@@ -142,10 +152,10 @@ class FakeEngine:
         if self._closed:
             raise EngineError("the engine is closed; create a new one")
 
-    def _count(self, rounds: Sequence[Round]) -> None:
+    def _count(self, slices: Sequence[SequenceSlice]) -> None:
         self.num_steps += 1
         self.step_ms = self.options.fixed_ms + self.options.row_ms * sum(
-            len(part.tokens) for part in rounds
+            len(part.tokens) for part in slices
         )
         self.total_ms += self.step_ms
         if self.num_steps == self.options.fail_on_step:
@@ -154,7 +164,7 @@ class FakeEngine:
     def _paged(self, words: Words) -> Words:
         return words.reshape(self._info.num_blocks, self._info.block_tokens)
 
-    def _slots(self, part: Round) -> npt.NDArray[np.int64]:
+    def _slots(self, part: SequenceSlice) -> npt.NDArray[np.int64]:
         """Pool slots of all positions up to the end of the block of the last scratch token."""
         size = self._info.block_tokens
         inside = np.arange(size, dtype=np.int64)
@@ -162,32 +172,32 @@ class FakeEngine:
         blocks = part.blocks[: -(-touched // size)].astype(np.int64)
         return (blocks[:, None] * size + inside).reshape(-1)
 
-    def _write_keys(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+    def _write_keys(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> None:
         end = part.past + len(part.tokens)
         positions = np.arange(part.past, end, dtype=np.uint64) << np.uint64(32)
         self._keys[slots[part.past : end]] = _mix(positions + part.tokens.astype(np.uint64))
 
-    def _write_garbage(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+    def _write_garbage(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> None:
         scratch = slots[part.past + len(part.tokens) :]
         self._keys[scratch] = _noise(_words(len(scratch)), self.num_steps)
         self._values[scratch] = _noise(_words(len(scratch)), -self.num_steps)
 
-    def _write_values(self, part: Round, slots: npt.NDArray[np.int64]) -> None:
+    def _write_values(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> None:
         end = part.past + len(part.tokens)
         keys = np.cumsum(self._keys[slots[:end]] * self._weights[:end], dtype=np.uint64)
         self._values[slots[part.past : end]] = _mix(keys[part.past :])
 
-    def _rows(self, part: Round, slots: npt.NDArray[np.int64]) -> Rows:
+    def _rows(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> LogitsRows:
         logits = self._logits(part, slots)
         if self.options.cuts_rows and len(logits):
             draw = _noise(_words(1), part.sequence * 1009 + self.num_steps)
             logits = logits[: 1 + int(draw[0] % np.uint64(len(logits)))]
         if not self.options.num_candidates:
-            return Rows(logits)
+            return LogitsRows(logits)
         best = np.argsort(-logits, axis=1, kind="stable")[:, : self.options.num_candidates]
-        return Rows(np.take_along_axis(logits, best, axis=1), best.astype(np.int32))
+        return LogitsRows(np.take_along_axis(logits, best, axis=1), best.astype(np.int32))
 
-    def _logits(self, part: Round, slots: npt.NDArray[np.int64]) -> Logits:
+    def _logits(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> Logits:
         if part.num_rows == 0:
             return np.empty((0, self._info.vocabulary_size), np.float32)
         end = part.past + len(part.tokens)

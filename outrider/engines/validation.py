@@ -6,18 +6,20 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Round
+from outrider.engines.base import EngineInfo, Ids, SequenceSlice
 from outrider.errors import EngineError
 
 
-def check_rounds(info: EngineInfo, opened: Collection[int], rounds: Sequence[Round]) -> None:
+def check_slices(
+    info: EngineInfo, opened: Collection[int], slices: Sequence[SequenceSlice]
+) -> None:
     """Check a call before anything is written. Raises EngineError."""
     seen: set[int] = set()
-    for part in rounds:
+    for part in slices:
         if part.sequence not in opened:
-            raise EngineError(f"sequence {part.sequence} is not open; open it before its rounds")
+            raise EngineError(f"sequence {part.sequence} is not open; open it before its slices")
         if part.sequence in seen:
-            raise EngineError(f"sequence {part.sequence} is twice in one call; give it one round")
+            raise EngineError(f"sequence {part.sequence} is twice in one call; give it one slice")
         seen.add(part.sequence)
         _check_tokens(info, part)
         _check_blocks(info, part)
@@ -45,10 +47,10 @@ def check_block_ids(info: EngineInfo, blocks: Sequence[int] | Ids) -> None:
         raise EngineError(f"block {bad} is outside the pool of {info.num_blocks} blocks")
 
 
-def _check_tokens(info: EngineInfo, part: Round) -> None:
+def _check_tokens(info: EngineInfo, part: SequenceSlice) -> None:
     count = len(part.tokens)
     if count < info.min_rows or count < 1:
-        raise EngineError(f"a round has {count} tokens; give it at least {max(1, info.min_rows)}")
+        raise EngineError(f"a slice has {count} tokens; give it at least {max(1, info.min_rows)}")
     if not 0 <= part.num_rows <= count:
         raise EngineError(f"{part.num_rows} rows asked of {count} tokens; ask for 0..{count}")
     if part.past < 0 or part.past + count > info.max_context_tokens:
@@ -59,7 +61,7 @@ def _check_tokens(info: EngineInfo, part: Round) -> None:
     check_ids(info, part.tokens)
 
 
-def _check_blocks(info: EngineInfo, part: Round) -> None:
+def _check_blocks(info: EngineInfo, part: SequenceSlice) -> None:
     needed = part.past + len(part.tokens) + info.scratch_tokens
     if len(part.blocks) * info.block_tokens < needed:
         raise EngineError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.engines.base import Engine, Ids, Logits, Round
+from outrider.engines.base import Engine, Ids, Logits, SequenceSlice
 from outrider.errors import ConfigError
 from outrider.fidelity.measure import Fidelity, Tally
 from outrider.fidelity.reference import Floats, Reference
@@ -68,7 +68,7 @@ def engine_rows(
     try:
         for past in range(0, len(ids), chunk_tokens):
             tokens = ids[past : past + chunk_tokens]
-            (rows,) = engine.step([Round(_SEQUENCE, tokens, past, blocks, len(tokens))])
+            (rows,) = engine.step([SequenceSlice(_SEQUENCE, tokens, past, blocks, len(tokens))])
             if rows.ids is not None:
                 raise ConfigError(
                     "the model's head is trimmed; fidelity needs the whole vocabulary"

@@ -1,10 +1,10 @@
-"""Opens GGUF files, which may be anybody's: checked before the library reads them.
+"""Opens GGUF files of unknown origin: their headers are checked before the library reads them.
 
 The library (`gguf`) trusts what a file says of itself: an array of 2^60 numbers in a file of a
 hundred bytes keeps it busy until the memory is full, text that is no UTF-8 ends in
 UnicodeDecodeError. Here the header is walked first (ggml's docs/gguf.md, "File Structure"), in one
 pass over the bytes that are there: every count, length and offset is inside the file, names are
-told once, arrays are flat.
+unique, arrays are flat.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_gguf(path: Path) -> GGUFReader:
         return GGUFReader(path)
     except _BROKEN as error:
         raise ArtifactCorruptError(
-            f"{path.name} is not a whole GGUF file ({_told(error)}); fetch it again"
+            f"{path.name} is not a whole GGUF file ({_described(error)}); fetch it again"
         ) from error
 
 
@@ -78,11 +78,11 @@ def content_of(reader: GGUFReader, name: str) -> Any:
         return field.contents()
     except _BROKEN as error:
         raise ArtifactCorruptError(
-            f"the field {name} of a GGUF file cannot be read ({_told(error)}); fetch it again"
+            f"the field {name} of a GGUF file cannot be read ({_described(error)}); fetch it again"
         ) from error
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 

@@ -6,8 +6,8 @@
     partial/  tmp/  locks/  work in progress
 
 Bytes are hashed on every load and no "verified" stamp is kept: a stamp could only say that size
-and times did not change, which a bad disk sector or a torn write after power loss leaves as they
-were. Hashing costs about as much as reading the file once, which the loader does anyway.
+and times did not change, and neither a bad disk sector nor a torn write after power loss changes
+those. Hashing costs about as much as reading the file once, which the loader does anyway.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ from outrider.errors import (
     ModelStoreError,
 )
 from outrider.models.disk.derived import build_once, check_name
-from outrider.models.disk.files import empty_directory, file_sha256, sync_directory
-from outrider.models.disk.index import Entry, SourceIndex, source_key
-from outrider.models.disk.locks import exclusive
-from outrider.models.disk.partial import Partial
-from outrider.models.progress import Progress, Report, silent
-from outrider.models.sources import Source, parse_source
+from outrider.models.disk.fetch import PartialFetch, PullProgress, ReportProgress, ignore_progress
+from outrider.models.disk.files import empty_directory, exclusive, file_sha256, sync_directory
+from outrider.models.disk.index import IndexEntry, SourceIndex, source_key
+from outrider.models.sources import ArtifactSource, parse_source
 
 MAX_ARTIFACT_BYTES = 256 << 30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -99,7 +97,7 @@ class ModelStore:
             return self._load(parse_source(source).text, _checked_pin(sha256))
 
     def ensure(
-        self, source: str, *, progress: Report | None = None, sha256: str | None = None
+        self, source: str, *, progress: ReportProgress | None = None, sha256: str | None = None
     ) -> Artifact:
         """The verified artifact of a source, pulled if it is missing or corrupt.
 
@@ -112,7 +110,7 @@ class ModelStore:
             return self.pull(source, progress=progress, sha256=sha256 or self._known(source))
 
     def pull(
-        self, source: str, *, progress: Report | None = None, sha256: str | None = None
+        self, source: str, *, progress: ReportProgress | None = None, sha256: str | None = None
     ) -> Artifact:
         """Fetch a source now, whether or not it is there; blocking.
 
@@ -121,10 +119,14 @@ class ModelStore:
         other bytes are refused: ArtifactCorruptError. SourceError if the source cannot be read,
         ModelStoreError if the disk is full.
         """
-        parsed, pin, report = parse_source(source), _checked_pin(sha256), progress or silent
+        parsed, pin, report = (
+            parse_source(source),
+            _checked_pin(sha256),
+            progress or ignore_progress,
+        )
         key = source_key(parsed.text)
         lock = self._root / "locks" / f"{key}.lock"
-        waiting = Progress("waiting", 0, None)
+        waiting = PullProgress("waiting", 0, None)
         with self._disk(), exclusive(lock, lambda: report(waiting)) as waited:
             present = self._present(parsed.text, pin, waited)
             return present or self._fetch(parsed, key, pin, report)
@@ -221,16 +223,18 @@ class ModelStore:
             try:
                 return self._load(text, pin)
             except (ArtifactMissingError, ArtifactCorruptError):
-                return None  # the other pull failed: it is our turn
+                return None  # the other pull failed: fetch it ourselves
         if pin is not None and self._blob(pin).is_file():
             artifact = Artifact(text, pin, self._blob(pin), self._blob(pin).stat().st_size)
             if not self._problem(artifact):
                 return self._register(artifact)
         return None
 
-    def _fetch(self, source: Source, key: str, pin: str | None, report: Report) -> Artifact:
+    def _fetch(
+        self, source: ArtifactSource, key: str, pin: str | None, report: ReportProgress
+    ) -> Artifact:
         scratch = empty_directory(self._root / "tmp" / key)
-        partial = Partial(
+        partial = PartialFetch(
             self._root / "partial" / f"{key}.part", max_bytes=self._max_bytes, report=report
         )
         try:
@@ -242,27 +246,28 @@ class ModelStore:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _publish(self, text: str, partial: Partial, sha256: str, num_bytes: int) -> Artifact:
+    def _publish(self, text: str, partial: PartialFetch, sha256: str, num_bytes: int) -> Artifact:
         blob = self._blob(sha256)
         partial.path.chmod(0o444)
         with self._publishing():
             blob.parent.mkdir(parents=True, exist_ok=True)
             partial.path.replace(blob)
             sync_directory(blob.parent)
-            self._index.write(Entry(text, sha256, num_bytes))
+            self._index.write(IndexEntry(text, sha256, num_bytes))
         partial.discard()
         return Artifact(text, sha256, blob, num_bytes)
 
     def _register(self, artifact: Artifact) -> Artifact:
         with self._publishing():
-            self._index.write(Entry(artifact.source, artifact.sha256, artifact.num_bytes))
+            self._index.write(IndexEntry(artifact.source, artifact.sha256, artifact.num_bytes))
         return artifact
 
     def _publishing(self) -> AbstractContextManager[bool]:
-        """Held while blobs and index change together, so that `remove` frees no newborn."""
+        """The lock held while blobs and index change together, so that `remove` never frees an
+        artifact that is being published."""
         return exclusive(self._root / "locks" / "publish.lock")
 
-    def _artifact(self, entry: Entry) -> Artifact:
+    def _artifact(self, entry: IndexEntry) -> Artifact:
         return Artifact(entry.source, entry.sha256, self._blob(entry.sha256), entry.num_bytes)
 
     def _blob(self, sha256: str) -> Path:
@@ -274,7 +279,7 @@ def _missing(text: str) -> ArtifactMissingError:
 
 
 def _check_digest(
-    partial: Partial, text: str, sha256: str, *, origin: str | None, pin: str | None
+    partial: PartialFetch, text: str, sha256: str, *, origin: str | None, pin: str | None
 ) -> None:
     for wanted, by in ((origin, "its origin"), (pin, "the pin")):
         if wanted is not None and wanted != sha256:

@@ -1,12 +1,12 @@
 """Jinja in bounds: a chat template comes with a model file, and the file may be anybody's.
 
-The sandbox of Jinja keeps a template from the process it runs in, not from its time and memory.
-Here every turn of a loop and every call costs a step, and what is made of long texts costs by its
-length; results have a greatest size, which is known before they are made. Lists and the like are
-measured with all that is in them, as often as it is: a few lists that hold one another stand for a
-text without end. What a well-meant template does is far below the bounds.
+Jinja's sandbox protects the process that a template runs in, not its time and memory. Here every
+iteration of a loop and every call costs a step, and an operation on long texts costs steps by
+their length. The size of a result is computed and checked before the result is made. A container
+counts with everything inside it, once per occurrence: a few lists that hold one another can stand
+for a text without end. Real templates stay far below the bounds.
 
-Left out are filters that are random, or whose time is not linear.
+Filters that are random, or take more than linear time, are removed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_STEPS: Final = 1 << 19
 MAX_CHARS: Final = 1 << 23
 """Of what is rendered, and of every text on the way there; also the most items of a list."""
 MAX_RENDER_S: Final = 2.0
-"""Computing time of the thread that renders, however slow the steps are."""
+"""Limit of one rendering's computing time in its thread, whatever its number of steps."""
 _STEP_CHARS: Final = 1 << 10
-"""So many characters made cost as much as a step."""
+"""Characters produced that cost one step."""
 _MAX_WORK: Final = 1 << 26
 """Greatest product of the two greatest sizes that one call works on."""
 _MAX_BITS: Final = 1 << 12
@@ -40,8 +40,8 @@ _MAX_BITS: Final = 1 << 12
 _MAX_FORMAT_CHARS: Final = 1 << 12
 _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
-_LOOKS_S: Final = 256
-"""Steps between two looks at the time."""
+_CLOCK_CHECK_STEPS: Final = 256
+"""Steps between two readings of the clock."""
 _MULTIPLYING: Final = frozenset({"replace", "join", "expandtabs", "translate", "center", "indent"})
 """Filters, and methods of texts, that may make a product of their arguments."""
 _TEXTUAL: Final = frozenset(
@@ -67,8 +67,8 @@ BROKEN: Final = (
 
 
 @dataclass(slots=True)
-class Budget:
-    """What one rendering may still do."""
+class RenderBudget:
+    """Steps and time that one rendering has left."""
 
     clock: Callable[[], float]
     ends_at: float
@@ -80,12 +80,13 @@ class Budget:
         self.steps = before - steps
         if self.steps < 0:
             raise TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
-        if before // _LOOKS_S != self.steps // _LOOKS_S and self.clock() > self.ends_at:
+        is_check_due = before // _CLOCK_CHECK_STEPS != self.steps // _CLOCK_CHECK_STEPS
+        if is_check_due and self.clock() > self.ends_at:
             raise TemplateRuntimeError(f"it takes more than {MAX_RENDER_S:g} s of computing")
 
 
-_RUNNING: Final[ContextVar[Budget]] = ContextVar("running")
-"""Of the rendering under way in this thread."""
+_RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
+"""The budget of the rendering under way in this thread."""
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -137,7 +138,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     # What compiled templates call, by way of Jinja.
 
     def tick(self) -> str:
-        """A turn of a loop."""
+        """Called in every iteration of a loop."""
         self._budget.spend()
         return ""
 
@@ -188,14 +189,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check_format(value.__self__)
         return wrapped
 
-    # How.
+    # Accounting.
 
     @property
-    def _budget(self) -> Budget:
+    def _budget(self) -> RenderBudget:
         return _RUNNING.get()
 
-    def _begin(self) -> Budget:
-        budget = Budget(self._clock, self._clock() + MAX_RENDER_S)
+    def _begin(self) -> RenderBudget:
+        budget = RenderBudget(self._clock, self._clock() + MAX_RENDER_S)
         _RUNNING.set(budget)
         return budget
 
@@ -271,7 +272,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Bounds(NodeTransformer):
-    """Puts a tick into every loop, measures what is written as a list, and has `~` done here."""
+    """Adds a tick to every loop, and routes list literals and `~` through the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)

@@ -8,16 +8,18 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, InvalidRequestError
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
 from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
-from outrider.models.tokenization.definition import VocabularyDefinition
-from outrider.models.tokenization.digest import vocabulary_digest
-from outrider.models.tokenization.pipeline import build_tokenizer
+
+if TYPE_CHECKING:
+    from outrider.models.catalog import ModelSpec
+    from outrider.models.store import ModelStore
 
 # One call tokenizes on its caller's thread: callers bring their own threads, and a hidden pool
 # would compete with the model's and warn after a fork.
@@ -25,11 +27,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
+_DERIVED_NAME: Final = "vocabulary-v1"
+"""Of the derived folder with both; its number rises whenever the files or their meaning change."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFacts:
-    """What a vocabulary is besides its tokenizer; JSON on disk."""
+    """A vocabulary's properties besides its tokenizer; JSON on disk."""
 
     digest_hex: str
     size: int
@@ -117,7 +121,7 @@ class Vocabulary:
         Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly.
         """
         # Imported here: a process that loads a kept vocabulary needs no GGUF reader (0.1 s).
-        from outrider.models.tokenization.gguf import read_definition
+        from outrider.models.gguf_vocabulary import read_definition
 
         return cls.from_definition(read_definition(path))
 
@@ -142,7 +146,7 @@ class Vocabulary:
 
     @property
     def facts(self) -> VocabularyFacts:
-        """What it is besides its tokenizer."""
+        """Its properties besides the tokenizer."""
         return self._facts
 
     @property
@@ -223,3 +227,18 @@ class Vocabulary:
     def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of `ids`. Raises InvalidRequestError for an id outside the vocabulary."""
         return decode(self._all_bytes if keep_special else self._text_bytes, ids)
+
+
+def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
+    """The vocabulary of `spec`; the model is fetched if the store lacks it.
+
+    Parsing the model file takes seconds, so its result is kept in the store beside the model,
+    verified on every load. Blocks: call it before an event loop runs, or in a thread. Raises
+    what ModelStore.ensure, ModelStore.derived and Vocabulary.from_gguf raise.
+    """
+    artifact = store.ensure(spec.source, sha256=spec.sha256)
+
+    def build(folder: Path) -> None:
+        Vocabulary.from_gguf(artifact.path).save(folder)
+
+    return Vocabulary.load(store.derived(artifact, _DERIVED_NAME, build))

@@ -1,1 +1,1 @@
-"""Tokenization at any size: where a long text may be cut, and what stands before a tokenizer."""
+"""Text to ids: backends, caches, the pool of threads and processes, rewriting, safe cuts."""

@@ -91,7 +91,7 @@ class TokenizerServiceServicer:
 
     def Tokenize(self, request_iterator, context):
         """One text of any size, in pieces cut anywhere between characters. Its ids come in order, while
-        later text still arrives. Whoever does not read them is not read from.
+        later text still arrives. A caller that does not read them is not read from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,7 +319,7 @@ class TokenizerService:
 
 
 class TokenizerWorkServiceStub:
-    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """For worker processes, on this node and others. Callers are trusted: their ids are passed on.
     """
 
     def __init__(self, channel):
@@ -336,11 +336,11 @@ class TokenizerWorkServiceStub:
 
 
 class TokenizerWorkServiceServicer:
-    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """For worker processes, on this node and others. Callers are trusted: their ids are passed on.
     """
 
     def Work(self, request_iterator, context):
-        """The worker says hello, then gets a part for each free place, and frees it by a result.
+        """The worker says hello, then gets a part for each free slot, and frees the slot by a result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -363,7 +363,7 @@ def add_TokenizerWorkServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenizerWorkService:
-    """For worker processes, on this node and others. Whoever may call it decides on ids.
+    """For worker processes, on this node and others. Callers are trusted: their ids are passed on.
     """
 
     @staticmethod

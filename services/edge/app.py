@@ -14,9 +14,8 @@ import structlog
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
@@ -28,14 +27,14 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import choose, load_backend
-from outrider.tokenization.backends.guarded import Guarded
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.encoder import CachingEncoder
-from outrider.tokenization.front.front import Front, FrontPolicy
-from outrider.tokenization.front.metrics import FrontMetrics
-from outrider.tokenization.front.processes.pool import Siblings
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import load_backend, select_backend
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
+from outrider.tokenization.pool.processes import ProcessPool
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import CachePolicy
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
@@ -110,7 +109,7 @@ class Edge:
         model: str,
         vocabulary: Vocabulary,
         metrics: Metrics,
-        backend: Guarded | None = None,
+        backend: FallbackBackend | None = None,
         tls: Tls = PLAINTEXT,
     ) -> None:
         """`backend` tokenizes; None: the reference."""
@@ -124,8 +123,8 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics, model)
         encoder = _encoder(config, vocabulary, backend)
-        self._tokenizing = FrontMetrics(metrics.registry, [encoder])
-        self._tokenization = _front(config, vocabulary, encoder, self._tokenizing)
+        self._tokenizing = TokenizationMetrics(metrics.registry, [encoder])
+        self._tokenization = _tokenization_pool(config, vocabulary, encoder, self._tokenizing)
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
         )
@@ -213,36 +212,43 @@ class Edge:
         return True, "serving"
 
 
-def _encoder(config: EdgeConfig, vocabulary: Vocabulary, backend: Guarded | None) -> CachingEncoder:
+def _encoder(
+    config: EdgeConfig, vocabulary: Vocabulary, backend: FallbackBackend | None
+) -> CachingEncoder:
     return CachingEncoder(
         vocabulary,
-        backend or choose(vocabulary, REFERENCE),
+        backend or select_backend(vocabulary, REFERENCE),
         CachePolicy(max_bytes=config.tokenizer_cache_bytes),
     )
 
 
-def _front(
-    config: EdgeConfig, vocabulary: Vocabulary, encoder: CachingEncoder, counted: FrontMetrics
-) -> Front:
-    policy = FrontPolicy(
+def _tokenization_pool(
+    config: EdgeConfig,
+    vocabulary: Vocabulary,
+    encoder: CachingEncoder,
+    counted: TokenizationMetrics,
+) -> TokenizationPool:
+    policy = PoolPolicy(
         num_workers=config.tokenizer_workers,
         max_queued=config.tokenizer_queue,
         max_tokens=config.max_context_tokens - 1,
     )
-    return Front(
-        *(encoder, policy),
+    return TokenizationPool(
+        encoder,
+        policy,
         rewriter=Rewriter(config.rewriting),
         record=counted.record,
         shortened=counted.shortened,
-        spill=_siblings(config, vocabulary, encoder.backend.name),
+        overflow=_overflow_pool(config, vocabulary, encoder.backend.name),
     )
 
 
-def _siblings(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> Siblings | None:
+def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> ProcessPool | None:
     if not config.tokenizer_processes:
         return None
-    return Siblings(
-        *(vocabulary, backend),
+    return ProcessPool(
+        vocabulary,
+        backend,
         num_processes=config.tokenizer_processes,
         cache_bytes=config.tokenizer_cache_bytes,
     )

@@ -21,7 +21,7 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
-from outrider.tokenization.front.job import Job, Outcome
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.identity import NOBODY, Credential, Identity
 from services.edge.parts import EdgeParts
@@ -94,7 +94,7 @@ class Chat:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
         self._tick_waits = False
-        self._tokenizing: tuple[Job, Span] | None = None
+        self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._link: RouterLink | None = None
         self._number = 0
         self._drafting = 0
@@ -316,7 +316,7 @@ class Chat:
             span.end(error)
             self._inbox.append(PromptFailed(error))
 
-    def _tokenized(self, outcome: Outcome) -> None:
+    def _tokenized(self, outcome: TokenizationResult) -> None:
         assert self._tokenizing is not None
         _, span = self._tokenizing
         self._tokenizing = None

@@ -12,7 +12,7 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.tls.config import TlsConfig
-from outrider.tokenization.backends.choice import AUTO
+from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 from services.edge.addresses import Prefixes
 from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.codec.tokens import TokenCoder
-from outrider.tokenization.front.front import Front
+from outrider.tokenization.pool.pool import TokenizationPool
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.drafter.link import DrafterLink
 from services.edge.identity import Identities
@@ -31,7 +31,7 @@ class EdgeParts:
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
-    tokenization: Front
+    tokenization: TokenizationPool
     upstream: Upstream
     drafter: DrafterLink
     telemetry: EdgeTelemetry

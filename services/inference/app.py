@@ -1,4 +1,4 @@
-"""A replica as a whole: loads the model, runs the parts, drains them."""
+"""A replica as a whole: loads the model, wires the parts together, runs and drains them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
@@ -28,10 +28,10 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
-from services.inference.instances.fleet import Fleet
-from services.inference.runner import ModelRunner, Tick
-from services.inference.scheduling.limits import context_limit
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.instances.group import InstanceGroup
+from services.inference.runner import ModelRunner, ModelTick
+from services.inference.scheduler.limits import context_limit
+from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a replica needs of a model."""
+    """A model as a replica serves it."""
 
     name: str
     engines: tuple[Engine, ...]
@@ -78,7 +78,8 @@ def load_model(config: InferenceConfig) -> LoadedModel:
 
 
 def _load_engines(config: InferenceConfig, vocabulary_size: int) -> tuple[Engine, ...]:
-    """One after the other; pools are as large as the first one's, whatever is free later."""
+    """One after the other. All pools get the size of the first one's, however much memory is free
+    later."""
     how = config.engine_config(vocabulary_size)
     engines: list[Engine] = []
     try:
@@ -95,7 +96,7 @@ def _load_engines(config: InferenceConfig, vocabulary_size: int) -> tuple[Engine
 
 
 def _close_engines(engines: Sequence[Engine]) -> None:
-    """End engines that no replica took over: some have threads and memory outside Python."""
+    """Close engines that no replica took over: some have threads and memory outside Python."""
     for engine in engines:
         engine.close()
 
@@ -123,14 +124,14 @@ class Replica:
     ) -> None:
         """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
-        limits, contract = config.limits(), _contract(config, model)
-        self.table = SessionTable(contract, metrics, max_sessions=limits.max_sessions)
+        limits = config.limits()
+        contract = _contract(config, model)
         prior = shipped_prior(model.vocabulary_digest)
         self.schedulers = tuple(
             Scheduler(engine.info, limits, model.new_reply, prior) for engine in model.engines
         )
         self.runner = self._new_runner(model.engines, metrics)
-        self.table.attach(self.runner)
+        self.table = SessionTable(contract, self.runner, metrics, max_sessions=limits.max_sessions)
         self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
             self.table,
@@ -143,7 +144,7 @@ class Replica:
         self._health = add_health(self._server, SERVICE)
         self.port = bind(self._server, config.host, config.port, tls)
         self.broken = asyncio.Event()
-        """Set when the model cannot serve any more: only a new process can."""
+        """Set when the engine cannot serve any more: the process has to be restarted."""
 
     def readiness(self) -> tuple[bool, str]:
         """For the admin port."""
@@ -169,14 +170,16 @@ class Replica:
         await self._server.stop(grace=0.5)
         await self.runner.stop()
 
-    def _new_runner(self, engines: Sequence[Engine], metrics: Metrics) -> ModelRunner | Fleet:
-        """One instance has nothing between its thread and the table."""
+    def _new_runner(
+        self, engines: Sequence[Engine], metrics: Metrics
+    ) -> ModelRunner | InstanceGroup:
+        """With one instance there is nothing between its thread and the session table."""
         instances = list(zip(engines, self.schedulers, strict=True))
         if len(instances) == 1:
             return ModelRunner(*instances[0], self._on_tick)
-        return Fleet(instances, self._on_tick, metrics)
+        return InstanceGroup(instances, self._on_tick, metrics)
 
-    def _on_tick(self, tick: Tick) -> None:
+    def _on_tick(self, tick: ModelTick) -> None:
         self.table.on_tick(tick)
         self.blocks.take(tick.blocks)
         if tick.problem:
@@ -192,14 +195,15 @@ async def serve(
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a replica until `stop` is set; `ready` hears of the bound ports once the model is
+    """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
     loaded, unless `stop` came first: loading itself is not interrupted. The admin port answers
     from the start. Raises what `load_model` raises, ConfigError when a port is taken, and
     EngineError, after draining, when the model broke down: whoever supervises the process starts
     another."""
     configure_logging("inference", config.log_level)
     configure_tracing("inference")
-    metrics, stop = Metrics("inference"), stop or asyncio.Event()
+    metrics = Metrics("inference")
+    stop = stop or asyncio.Event()
     loaded: list[Replica] = []
     admin = _admin_server(config, loaded, metrics)
     try:
@@ -229,7 +233,7 @@ def _admin_server(
 async def _load_replica(
     config: InferenceConfig, metrics: Metrics, stop: asyncio.Event, tls: Tls
 ) -> Replica | None:
-    """None if it is not wanted any more."""
+    """None if `stop` was set while the model was loaded."""
     model = await asyncio.to_thread(load_model, config)
     replica: Replica | None = None
     try:

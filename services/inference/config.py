@@ -1,4 +1,4 @@
-"""The inference service's settings, written once, checked when built."""
+"""The inference service's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 from outrider.tls.config import TlsConfig
-from services.inference.scheduling.limits import SchedulerLimits
+from services.inference.scheduler.limits import SchedulerLimits
 
 _LIMITS = SchedulerLimits()
 _FAKE = FakeOptions()
@@ -23,7 +23,7 @@ _TRTLLM_PREFIX = "trtllm_"
 
 @dataclass(frozen=True, slots=True)
 class InferenceConfig:
-    """Everything a replica is started with."""
+    """Everything a replica is started with; checked at construction."""
 
     host: str = "127.0.0.1"
     """Address the gRPC listener binds."""
@@ -44,7 +44,7 @@ class InferenceConfig:
     model_store: Path | None = None
     """The model store's directory; unset: the machine's."""
     engine: str = "openvino"
-    """openvino; tensorrt-llm, on a GPU; or fake: deterministic nonsense at no cost, for tests of a
+    """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
     mesh."""
     instances: int = 1
     """Engines of this replica, each with threads, a scheduler, the limits below and an equal part
@@ -103,22 +103,22 @@ class InferenceConfig:
     max_sessions: int = _LIMITS.max_sessions
     """Sessions that hold KV and share engine calls."""
     max_queue: int = _LIMITS.max_queue
-    """Sessions that wait for a place; further ones are refused with a retry delay."""
+    """Sessions that wait to be admitted; further ones are refused with a retry delay."""
     max_batch_tokens: int = _LIMITS.max_batch_tokens
     """Tokens of one engine call, drafts included."""
     prefill_chunk_tokens: int = _LIMITS.prefill_chunk_tokens
     """Prompt tokens of one engine call, over all sessions."""
     max_tick_ms: float = _LIMITS.max_tick_ms
-    """The latency budget: predicted duration above which a call with decoding sessions takes no
-    more prompt tokens and no more drafts."""
+    """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
+    predicted duration."""
     prefill_stretch: float = _LIMITS.prefill_stretch
     """How many times longer than without prompt tokens a call with decoding sessions may take."""
     low_tick_ms: float = _LIMITS.low_tick_ms
-    """Predicted duration of a call with LOW sessions while others keep coming."""
+    """Latency budget of calls with LOW sessions while others keep coming."""
     max_pause_ms: float = _LIMITS.max_pause_ms
-    """Time after which a paused session gets a turn all the same."""
+    """Time after which a session that is left out of the calls gets a starvation turn."""
     ageing_s: float = _LIMITS.ageing_s
-    """Waiting time that makes up for one class of priority."""
+    """Waiting time after which a session ranks with new ones of the next higher class."""
     slo_ttft_low_ms: float = _LIMITS.slo_ttft_low_ms
     """LOW sessions whose first token would come later than this are refused; 0: none are."""
     slo_ttft_medium_ms: float = _LIMITS.slo_ttft_medium_ms

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.engines.base import Engine, Ids, Round, Rows
+from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason
-from services.inference.scheduling.limits import context_limit
+from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1
 
@@ -112,7 +112,7 @@ class _Sequence:
             self._step(self.ids[self._past : self._past + size], num_rows=0)
             self._past += size
 
-    def next_rows(self) -> Rows:
+    def next_rows(self) -> LogitsRows:
         """The row after the last id, first in the answer; rows of padding may follow it.
 
         A round shorter than the engine's min_rows is padded behind its last id, where it cannot
@@ -124,9 +124,9 @@ class _Sequence:
         self._past = len(self.ids)
         return rows
 
-    def _step(self, tokens: Sequence[int], num_rows: int) -> Rows:
+    def _step(self, tokens: Sequence[int], num_rows: int) -> LogitsRows:
         end = self._past + len(tokens) + self._engine.info.scratch_tokens
         num_blocks = -(-end // self._engine.info.block_tokens)
         blocks: Ids = np.arange(num_blocks, dtype=np.int32)
-        part = Round(_SEQUENCE, np.array(tokens, np.int32), self._past, blocks, num_rows)
+        part = SequenceSlice(_SEQUENCE, np.array(tokens, np.int32), self._past, blocks, num_rows)
         return self._engine.step([part])[0]

@@ -1,29 +1,30 @@
 """The model thread: the one place where scheduler and engine are touched.
 
-One tick: take what came in, decide, step the engine, apply, and hand the events to the event loop
-in one call, or two when sessions were opened or ended before the step. The loop never waits for
-this thread and this thread never waits for the loop.
+One tick: take the commands, schedule, run the engine, postprocess, and hand the events to the event
+loop in one call, or two when sessions were opened or ended before the engine ran. The loop never
+waits for this thread and this thread never waits for the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import structlog
 
-from outrider.engines.base import Engine, Rows
+from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
-from services.inference.cpu_time import CpuOverhead
 from services.inference.kv.events import BlockEvent
-from services.inference.scheduling.events import Drafts, Event, Failed, Load, OpenRequest
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
 
 log = structlog.get_logger()
 
@@ -32,14 +33,14 @@ MAX_COMMANDS = 4096
 MAX_FAILURES = 3
 """Engine calls that may fail in a row before the replica stops taking sessions."""
 _RETRY_S = 0.01
-"""Pause before asking again for a plan that could not be made."""
+"""Pause before scheduling again when sessions are there but no batch could be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Command: guesses for a session."""
+    """Command: an edge's drafts for a session."""
 
-    session: int
+    session_id: int
     drafts: Drafts
 
 
@@ -47,24 +48,24 @@ class Draft:
 class Cancel:
     """Command: end a session."""
 
-    session: int
+    session_id: int
 
 
 Command: TypeAlias = OpenRequest | Draft | Cancel
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """What one turn of the model thread brought."""
+class ModelTick:
+    """What one tick of the model thread brought."""
 
     events: tuple[Event, ...]
     load: Load
-    """Of the instance whose turn it was."""
-    num_rounds: int
+    """Of the engine instance that ticked."""
+    num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
-    """CPU time of the model thread outside the engine's call since the last call's tick. What is
-    learned meanwhile (Scheduler.study) counts as the call's."""
+    """CPU time of the model thread outside the engine's call since the last call's tick. Overlapped
+    work (Scheduler.overlapped_work) counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
     """What changed in the prefix cache."""
     problem: str = ""
@@ -118,32 +119,55 @@ class Inbox:
             return commands
 
 
+class CpuOverhead:
+    """CPU time of the calling thread, pauses left out. One thread uses it.
+
+    CPU time, not wall time: it hardly depends on what else the machine runs. Waiting for Python's
+    lock while the event loop holds it is no CPU time and is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0.0
+        self._paused_s = 0.0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing while the context lasts."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            self._paused_s += time.thread_time() - begin
+
+    def take_ms(self) -> float:
+        """Milliseconds since the last take; since the thread began for the first."""
+        now = time.thread_time()
+        taken_ms = (now - self._begun - self._paused_s) * 1e3
+        self._begun = now
+        self._paused_s = 0.0
+        return taken_ms
+
+
 class ModelRunner:
-    """Owns engine and scheduler from start() to stop(). Its verbs belong to the event loop."""
+    """Owns engine and scheduler from start() to stop(). Its methods are the event loop's."""
 
     def __init__(
         self,
         engine: Engine,
         scheduler: Scheduler,
-        on_tick: Callable[[Tick], None],
+        on_tick: Callable[[ModelTick], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         max_commands: int = MAX_COMMANDS,
     ) -> None:
         """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines."""
-        self._engine = engine
-        self._scheduler = scheduler
         scheduler.record_blocks()
         self._on_tick = on_tick
-        self._clock = clock
         self._inbox = Inbox(max_commands)
-        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._new_thread = partial(_ModelThread, engine, scheduler, self._inbox, clock)
+        self._thread: threading.Thread | None = None
         self._over = asyncio.Event()
         self._problem = "the model thread has not started"
-        self._num_failures = 0
-        self._starved = False
-        self._overhead = CpuOverhead()
 
     @property
     def problem(self) -> str:
@@ -152,13 +176,19 @@ class ModelRunner:
 
     def start(self) -> None:
         """Begin. The running event loop gets the ticks."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+
+        def post(tick: ModelTick) -> None:
+            loop.call_soon_threadsafe(self._deliver, tick)
+
+        model_thread = self._new_thread(post)
         self._problem = ""
+        self._thread = threading.Thread(target=model_thread.run, name="model", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
         """End the thread after its current tick and close the engine; sessions left are lost."""
-        if self._loop is None:
+        if self._thread is None:
             return
         self._inbox.stop()
         await self._over.wait()
@@ -173,83 +203,120 @@ class ModelRunner:
             raise OverloadedError("too many requests at once; come back later", retry_delay_ms=100)
 
     def draft(self, session: int, drafts: Drafts) -> bool:
-        """Hand in guesses; False if they were dropped, which costs nothing but speed."""
+        """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
         return self._inbox.put(Draft(session, drafts))
 
     def cancel(self, session: int) -> None:
         """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
-    # Everything below runs in the model thread, but for _deliver.
+    def _deliver(self, tick: ModelTick) -> None:
+        # A replica that was given up is not taken back by a call that succeeds by chance.
+        self._problem = tick.problem or self._problem
+        if tick.over:
+            self._over.set()
+        self._on_tick(tick)
 
-    def _run(self) -> None:
+
+class _ModelThread:
+    """What runs in the model thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        clock: Callable[[], float],
+        post: Callable[[ModelTick], None],
+    ) -> None:
+        """`post` hands a tick to the event loop."""
+        self._engine = engine
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._clock = clock
+        self._post = post
+        self._num_failures = 0
+        """Engine calls that failed in a row."""
+        self._is_stuck = False
+        """Whether sessions are there but the last tick could make no batch."""
+        self._overhead = CpuOverhead()
+
+    def run(self) -> None:
         problem = "the model thread has stopped"
         try:
-            self._post(Tick((), self._scheduler.load(), 0))
-            while (commands := self._inbox.take(self._patience_s())) is not None:
-                self._turn(commands)
+            self._post(ModelTick((), self._scheduler.load(), 0))
+            while (commands := self._inbox.take(self._wait_s())) is not None:
+                self._tick(commands)
         except Exception as error:
             log.exception("the model thread failed")
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
             self._close_engine()
-            self._post(Tick((), self._scheduler.load(), 0, problem=problem, over=True))
+            self._post(ModelTick((), self._scheduler.load(), 0, problem=problem, over=True))
 
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
+        """How long to wait for commands; None: until there is one."""
         if not self._scheduler.has_work:
             return None
-        return _RETRY_S if self._starved else 0.0
+        return _RETRY_S if self._is_stuck else 0.0
 
-    def _turn(self, commands: list[Command]) -> None:
+    def _tick(self, commands: list[Command]) -> None:
         now = self._clock()
         events: list[Event] = []
         for command in commands:
-            events += self._obey(command, now)
+            events += self._execute(command, now)
         events += self._scheduler.expire(now)
-        plan = self._scheduler.decide(now)
-        self._starved = plan is None
-        if plan is None:
+        batch = self._scheduler.schedule(now)
+        self._is_stuck = batch is None
+        if batch is None:
             self._report(events, 0)
             return
         if events:
             # Admissions, refusals and ends do not wait for the engine.
             self._report(events, 0)
-        self._report(self._execute(plan), len(plan.rounds))
+        self._report(self._run(batch), len(batch.slices))
 
-    def _obey(self, command: Command, now: float) -> list[Event]:
+    def _execute(self, command: Command, now: float) -> list[Event]:
         try:
             if isinstance(command, OpenRequest):
                 return self._scheduler.open(command, now)
             if isinstance(command, Draft):
-                self._scheduler.draft(command.session, command.drafts, now)
+                self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
-            return self._scheduler.cancel(command.session, now)
+            return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            self._scheduler.cancel(command.session, now)
-            return [Failed(command.session, error)]
+            self._scheduler.cancel(command.session_id, now)
+            return [Failed(command.session_id, error)]
 
-    def _execute(self, plan: Plan) -> list[Event]:
+    def _run(self, batch: Batch) -> list[Event]:
+        rows: list[LogitsRows] = []
         try:
-            rows = self._call_engine(plan)
+            batch.prepare(self._engine)
+            if batch.slices:
+                with self._overhead.paused():
+                    rows = self._engine.step(batch.slices, self._scheduler.overlapped_work)
+                self._num_failures = 0
         except EngineError as error:
             self._num_failures += 1
-            log.error("engine call failed", error=error.message, sessions=len(plan.rounds))
-            return self._scheduler.fail(plan, error)
-        if plan.rounds:
-            self._num_failures = 0
-        return self._scheduler.apply(plan, rows, self._clock())
+            log.error("engine call failed", error=error.message, sessions=len(batch.slices))
+            return self._scheduler.fail(batch, error)
+        return self._scheduler.postprocess(batch, rows, self._clock())
 
-    def _call_engine(self, plan: Plan) -> list[Rows]:
-        plan.announce(self._engine)
-        if not plan.rounds:
-            return []
-        with self._overhead.paused():
-            return self._engine.step(plan.rounds, self._scheduler.study)
-
-    def _failing(self) -> str:
-        if self._num_failures < MAX_FAILURES:
-            return ""
-        return f"the engine failed {self._num_failures} times in a row; restart the replica"
+    def _report(self, events: list[Event], num_scheduled: int) -> None:
+        overhead_ms = self._overhead.take_ms() if num_scheduled else 0.0
+        problem = ""
+        if self._num_failures >= MAX_FAILURES:
+            problem = f"the engine failed {self._num_failures} times in a row; restart the replica"
+        self._post(
+            ModelTick(
+                tuple(events),
+                self._scheduler.load(),
+                num_scheduled,
+                overhead_ms=overhead_ms,
+                blocks=self._scheduler.take_block_events(),
+                problem=problem,
+            )
+        )
 
     def _close_engine(self) -> None:
         # Whatever is wrong with it: stop() waits for the last tick, which comes after this.
@@ -257,21 +324,3 @@ class ModelRunner:
             self._engine.close()
         except Exception:
             log.exception("the engine did not close")
-
-    def _report(self, events: list[Event], num_rounds: int) -> None:
-        overhead_ms = self._overhead.take_ms() if num_rounds else 0.0
-        load = self._scheduler.load()
-        blocks = self._scheduler.take_block_events()
-        problem = self._failing()
-        self._post(Tick(tuple(events), load, num_rounds, overhead_ms, blocks, problem))
-
-    def _post(self, tick: Tick) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._deliver, tick)
-
-    def _deliver(self, tick: Tick) -> None:
-        # A replica that was given up is not taken back by a call that succeeds by chance.
-        self._problem = tick.problem or self._problem
-        if tick.over:
-            self._over.set()
-        self._on_tick(tick)

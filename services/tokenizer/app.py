@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,26 +19,39 @@ from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
-from outrider.tokenization.front.cache import CachePolicy
-from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.parts.assembly import long_texts
-from services.tokenizer.parts.detokenizing import Detokenizing
-from services.tokenizer.parts.joining import joining
-from services.tokenizer.parts.texts import LongTexts
-from services.tokenizer.requests import Answering
-from services.tokenizer.service import Counts, TokenizerService
-from services.tokenizer.vocabularies import Caches, Share, Vocabularies
-from services.tokenizer.vocabularies.sharing import shared_tokens
-from services.tokenizer.workers import Workers
+from services.tokenizer.long_texts.listener import worker_listeners
+from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
+from services.tokenizer.requests import RequestHandler
+from services.tokenizer.service import RequestMetrics, TokenizerService
+from services.tokenizer.shared_cache import shared_cache
+from services.tokenizer.threads import RequestThreads
+from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, Vocabularies
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 _LAST_ANSWERS_S: Final = 0.2
+"""For answers that are being sent when the service stops. Callers keep their streams open for good,
+so there is no point in waiting longer."""
 
 _log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a service is made of; all of it ends after the listeners."""
+
+    config: TokenizerConfig
+    tls: Tls
+    metrics: Metrics
+    threads: RequestThreads
+    vocabularies: Vocabularies
+    tokenization: TokenizationMetrics
+    long_texts: LongTexts
 
 
 async def serve(
@@ -47,107 +61,99 @@ async def serve(
     stop: asyncio.Event | None = None,
     vocabularies: Vocabularies | None = None,
 ) -> None:
-    """Run a tokenizer service until `stop` is set; `ready` hears of the bound ports.
+    """Run a tokenizer service until `stop` is set; `ready` is called with the bound ports.
 
     `vocabularies` are loaded from the model store unless given. Raises ConfigError when a port
     is taken, UnknownModelError and ModelStoreError when a vocabulary cannot be had.
     """
     configure_logging("tokenizer", config.log_level)
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
-    with _resources(config) as (metrics, workers, share):
-        if vocabularies is None:
-            vocabularies = await asyncio.to_thread(_load, config, share)
-        counted = FrontMetrics(metrics.registry, [served.encoder for served in vocabularies])
-        async with (
-            long_texts(config, vocabularies, metrics) as texts,
-            _listening(config, vocabularies, workers, texts, metrics, counted, tls) as ports,
-        ):
-            _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
-            if ready:
-                ready(ports)
-            await (stop or asyncio.Event()).wait()
+    async with _parts(config, tls, vocabularies) as parts, _listening(parts) as ports:
+        _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
+        if ready:
+            ready(ports)
+        await (stop or asyncio.Event()).wait()
 
 
-@contextmanager
-def _resources(config: TokenizerConfig) -> Iterator[tuple[Metrics, Workers, Share | None]]:
-    """What ends after everything else."""
-    with ExitStack() as last:
+@asynccontextmanager
+async def _parts(
+    config: TokenizerConfig, tls: Tls, vocabularies: Vocabularies | None
+) -> AsyncIterator[_Parts]:
+    async with AsyncExitStack() as stack:
         configure_tracing("tokenizer")
-        last.callback(shutdown_tracing)
+        stack.callback(shutdown_tracing)
         metrics = Metrics("tokenizer")
-        last.callback(metrics.close)
-        share = last.enter_context(shared_tokens(config, metrics.registry))
-        workers = Workers(config.threads, config.max_pending)
-        last.callback(workers.close)
-        yield metrics, workers, share
+        stack.callback(metrics.close)
+        make_shared = stack.enter_context(shared_cache(config, metrics.registry))
+        threads = RequestThreads(config.threads, config.max_pending)
+        stack.callback(threads.close)
+        if vocabularies is None:
+            vocabularies = await asyncio.to_thread(_load, config, make_shared)
+        encoders = [served.encoder for served in vocabularies]
+        tokenization = TokenizationMetrics(metrics.registry, encoders)
+        long_texts = await stack.enter_async_context(
+            LongTexts.opened(config, vocabularies, metrics)
+        )
+        yield _Parts(config, tls, metrics, threads, vocabularies, tokenization, long_texts)
 
 
-def _load(config: TokenizerConfig, share: Share | None) -> Vocabularies:
-    before = (entry.partition("=") for entry in config.replaced)
+def _load(config: TokenizerConfig, make_shared: MakeSharedCache | None) -> Vocabularies:
+    previous = (entry.partition("=") for entry in config.previous_vocabularies)
     return Vocabularies.load(
         config.models,
         ModelStore(config.model_store or default_root()),
         backend=config.backend,
-        caches=Caches(CachePolicy(max_bytes=config.cache_bytes), share),
-        replaced=[(model, Path(folder)) for model, _, folder in before],
+        caches=CacheSettings(CachePolicy(max_bytes=config.cache_bytes), make_shared),
+        previous=[(model, Path(folder)) for model, _, folder in previous],
     )
 
 
-def _service(
-    config: TokenizerConfig,
-    vocabularies: Vocabularies,
-    workers: Workers,
-    texts: LongTexts,
-    metrics: Metrics,
-    counted: FrontMetrics,
-) -> TokenizerService:
-    answering = Answering(
-        *(vocabularies, config.max_text_bytes, config.max_decode_ids),
+def _service(parts: _Parts) -> TokenizerService:
+    config = parts.config
+    handler = RequestHandler(
+        parts.vocabularies,
+        config.max_text_bytes,
+        config.max_decode_ids,
         rewriter=Rewriter(config.rewriting),
-        shortened=counted.shortened,
+        shortened=parts.tokenization.shortened,
     )
-    detokenizing = Detokenizing(vocabularies, workers, config.max_decode_ids)
     return TokenizerService(
-        answering,
-        workers,
-        texts,
-        detokenizing,
-        Counts(metrics, counted),
+        handler,
+        parts.threads,
+        parts.long_texts,
+        LongDetokenizer(parts.vocabularies, parts.threads, config.max_decode_ids),
+        RequestMetrics(parts.metrics, parts.tokenization),
         max_in_flight=config.max_in_flight,
     )
 
 
 @asynccontextmanager
-async def _listening(
-    config: TokenizerConfig,
-    vocabularies: Vocabularies,
-    workers: Workers,
-    texts: LongTexts,
-    metrics: Metrics,
-    counted: FrontMetrics,
-    tls: Tls,
-) -> AsyncIterator[Ports]:
-    """The ports, to be answered on until the context is left; then drains the workers."""
-    server = make_server(tls, max_message_bytes=config.max_message_bytes)
-    service = _service(config, vocabularies, workers, texts, metrics, counted)
-    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(service, server)
+async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
+    """The ports, served until the context is left; then threads and workers drain."""
+    config = parts.config
+    server = make_server(parts.tls, max_message_bytes=config.max_message_bytes)
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(_service(parts), server)
     health = add_health(server, SERVICE)
-    port = bind(server, config.host, config.port, tls)
+    port = bind(server, config.host, config.port, parts.tls)
     admin = AdminServer(
-        *(config.admin_host, config.admin_port),
+        config.admin_host,
+        config.admin_port,
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
-        registry=metrics.registry,
-        cause=counted.cause,
+        registry=parts.metrics.registry,
+        cause=parts.tokenization.cause,
     )
     admin_port = await admin.start()
     await server.start()
     health.set_serving(True)
+    workers = worker_listeners(config, parts.long_texts, parts.vocabularies, parts.tls)
     try:
-        async with tls.watched(), joining(config, texts, vocabularies, tls):
+        async with parts.tls.watched(), workers:
             yield Ports(port, admin_port)
             health.close()
-            await asyncio.gather(workers.drain(config.drain_s), texts.crew.drain(config.drain_s))
+            await asyncio.gather(
+                parts.threads.drain(config.drain_s),
+                parts.long_texts.workers.drain(config.drain_s),
+            )
     finally:
-        # Callers keep their streams open for good: there is no point in waiting for those.
         await server.stop(grace=_LAST_ANSWERS_S)
         await admin.stop()

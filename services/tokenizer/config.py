@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.tls.config import TlsConfig
-from outrider.tokenization.backends.choice import AUTO
+from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 _POSITIVE = (
@@ -21,8 +21,8 @@ _POSITIVE = (
     "part_chars",
     "max_long_texts",
     "window_parts",
-    "worker_silent_s",
-    "part_slow_s",
+    "worker_timeout_s",
+    "part_hedge_delay_s",
     "shared_cache_timeout_ms",
     "shared_cache_ttl_s",
 )
@@ -43,8 +43,8 @@ class TokenizerConfig:
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role tokenizer."""
     worker_port: int | None = None
-    """Port on which workers of other nodes join, with certificates of the role tokenizer-worker;
-    unset: none do. 0: any free one. What joins there reads parts of texts and decides on ids."""
+    """Port at which workers of other nodes join, with certificates of the role tokenizer-worker;
+    unset: none; 0: any free one. A worker reads parts of texts, and its ids are trusted."""
     models: tuple[str, ...] = ("smollm2-135m-instruct",)
     """Models whose vocabularies are served; the first is the one of requests that name none."""
     model_store: Path | None = None
@@ -52,67 +52,67 @@ class TokenizerConfig:
     backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     cache_bytes: int = 64 << 20
-    """Memory of each vocabulary's cache of texts; 0: none is kept."""
+    """Memory of each vocabulary's cache of texts' ids; 0: no cache."""
     shared_cache: str = ""
     """Redis that tokenizers share, as redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty:
     none. It may be slow, full or gone at any time. Only texts of requests with a cache salt are
     shared."""
     shared_cache_key: str = dataclasses.field(default="", repr=False)
     """A secret of 32 characters or more, the same in all of them (`openssl rand -hex 32`): without
-    it nobody can tell what is kept, or write it. Better in a file, or in the environment."""
+    it nobody can read entries or make valid ones. Better in a file, or in the environment."""
     shared_cache_key_file: Path | None = None
-    """A file that holds it."""
+    """A file that holds the secret."""
     shared_cache_user: str = ""
     """A user of that Redis (ACL); empty: its default one."""
     shared_cache_password: str = dataclasses.field(default="", repr=False)
     """That user's password. Better in a file, or in the environment."""
     shared_cache_password_file: Path | None = None
-    """A file that holds it."""
+    """A file that holds the password."""
     shared_cache_ca: Path | None = None
-    """Certificates that vouch for that Redis (rediss://), in PEM; unset: those of this machine."""
+    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
     shared_cache_timeout_ms: float = 5.0
-    """Nobody waits longer for it."""
+    """Longest wait for an answer of that Redis."""
     shared_cache_min_chars: int = 0
-    """A shorter text is encoded sooner than it is found; 0: 1,024 with `tokenizers`, 8,192 with
-    `fastokens`, and with `splintr-rs` nothing is asked for."""
+    """Shorter texts are not looked up there, for encoding them is faster; 0: 1,024 with
+    `tokenizers`, 8,192 with `fastokens`, and with `splintr-rs` nothing is looked up."""
     shared_cache_ttl_s: int = 86_400
-    """What was not written anew for so long is forgotten there."""
-    replaced: tuple[str, ...] = ()
-    """Vocabularies that models had before, as MODEL=FOLDER, served beside the current ones to those
-    who ask for their digest, while nodes are replaced one after another."""
+    """An entry expires so long after it was last written."""
+    previous_vocabularies: tuple[str, ...] = ()
+    """Vocabularies that models had before, as MODEL=FOLDER. They are served beside the current ones
+    to requests that name their digest, while nodes are replaced one after another."""
     rewriting: RewritingPolicy = AS_IT_IS
-    """What is done to conversations before they are tokenized (docs/guides/tokens.md)."""
+    """How conversations are rewritten before they are tokenized (docs/guides/tokens.md)."""
     threads: int = 2
     """Threads that tokenize; they release the GIL while they do."""
     max_text_bytes: int = 1 << 20
     """Longest text of one request, in UTF-8."""
     max_decode_ids: int = 1 << 18
-    """Most ids of one Decode request."""
+    """Largest number of ids in one Decode request."""
     max_in_flight: int = 256
-    """Requests of one stream under way at once; reading pauses there."""
+    """Requests of one stream in progress at once; then reading from it pauses."""
     max_pending: int = 2048
-    """Requests under way at once over all streams; more are refused as OVERLOADED."""
+    """Requests in progress at once over all streams; more are refused as OVERLOADED."""
     max_message_bytes: int = 16 << 20
     """Largest message read or written."""
     worker_processes: int = 2
-    """Processes of this node that tokenize long texts; started with the first of those. They join
-    over a socket in a folder that is this user's alone."""
+    """Worker processes of this node for long texts; started with the first of those. They join over
+    a socket in a folder that only this user can open."""
     part_chars: int = 1 << 16
-    """Characters from which on a long text is cut."""
+    """Length of a part of a long text: it is cut at the first safe place behind so many."""
     max_part_chars: int = 1 << 20
-    """Most characters of a text in which it cannot be cut."""
+    """Longest stretch of a text without a safe place to cut; longer ones are refused."""
     max_long_texts: int = 64
-    """Long texts under way at once; more are refused as OVERLOADED."""
+    """Long texts in progress at once; more are refused as OVERLOADED."""
     window_parts: int = 16
-    """Parts of one long text that are held at once, results not yet read among them."""
-    worker_silent_s: float = 5.0
-    """A worker not heard of for so long is given up."""
-    part_slow_s: float = 10.0
-    """A part at one worker for so long is given to another one as well."""
+    """Parts of one long text held at once, results that the caller has not read included."""
+    worker_timeout_s: float = 5.0
+    """A worker that sends no heartbeat for so long is given up."""
+    part_hedge_delay_s: float = 10.0
+    """A part that has been at a worker for so long is given to a second one too (hedging)."""
     drain_s: float = 5.0
     """Time open streams get to finish when the service stops."""
     log_level: str = "info"
-    """Least severe level that is logged."""
+    """Lowest level that is logged."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -140,9 +140,9 @@ class TokenizerConfig:
             )
 
     def _check_caches(self) -> None:
-        for entry in self.replaced:
+        for entry in self.previous_vocabularies:
             if not all(entry.partition("=")):
-                raise ConfigError(f"replaced has {entry!r}: use MODEL=FOLDER.")
+                raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
         for field in ("shared_cache_key", "shared_cache_password"):

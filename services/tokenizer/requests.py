@@ -1,4 +1,4 @@
-"""One request to one answer. Synchronous and thread-safe: the workers call these off the loop."""
+"""One request to one answer. Synchronous and thread-safe: RequestThreads calls these."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
-from outrider.tokenization.front.content import Content
-from outrider.tokenization.front.encoder import Scope
-from outrider.tokenization.front.front import Shortened
-from outrider.tokenization.front.line import LONG_CHARS, Kind
+from outrider.tokenization.encoder import CacheScope
+from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
+from outrider.tokenization.pool.pool import Shortened
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 _LONG_IDS: Final = 16_384
-"""Ids of a block that take milliseconds to become text."""
+"""Decoding a block of so many ids takes milliseconds."""
 _STEP_IDS: Final = 4096
+"""Ids decoded between two chances for other threads to take the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """What requests are answered from, and how large they may be."""
+class RequestHandler:
+    """Answers requests, within limits of size."""
 
     vocabularies: Vocabularies
     max_text_bytes: int
     max_decode_ids: int
     rewriter: Rewriter = field(default_factory=Rewriter)
-    """What is done to conversations; texts stay as they are."""
+    """Applied to conversations, not to texts."""
     shortened: Shortened = lambda before, after: None
 
     def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
@@ -58,7 +59,7 @@ class Answering:
             vocabulary_digest=served.vocabulary.digest,
         )
 
-    def _ids(self, request: tokenizer_pb2.EncodeRequest, served: Served) -> array[int]:
+    def _ids(self, request: tokenizer_pb2.EncodeRequest, served: ServedVocabulary) -> array[int]:
         # The message's size bounds its text's, and costs nothing: no second encoding to UTF-8.
         if request.ByteSize() > self.max_text_bytes:
             raise FrameTooLargeError(
@@ -70,22 +71,26 @@ class Answering:
         if kind == "conversation":
             return self._prompt(request, served, scope)
         if kind == "text":
-            return served.encoder.encode(request.text, Content.DOCUMENT, scope)
+            return served.encoder.encode(request.text, ContentClass.DOCUMENT, scope)
         raise EmptyPromptError("There is nothing to tokenize: send text or a conversation.")
 
     def _prompt(
-        self, request: tokenizer_pb2.EncodeRequest, served: Served, scope: Scope
+        self, request: tokenizer_pb2.EncodeRequest, served: ServedVocabulary, scope: CacheScope
     ) -> array[int]:
-        """A conversation's, with one prefix, its own or ours, and no longer than it may be."""
-        asked = request.conversation
-        messages: Sequence[Message] = [Message(t.role, t.content) for t in asked.messages]
-        if not asked.prefixed:
+        """The prompt ids of a conversation, with the edge's system prefix or ours, shortened to
+        `max_prompt_tokens`."""
+        conversation = request.conversation
+        messages: Sequence[Message] = [
+            Message(turn.role, turn.content) for turn in conversation.messages
+        ]
+        if not conversation.prefixed:
             messages = self.rewriter.prepare(messages)
         encode = partial(served.encoder.encode_chat, scope=scope)
-        ids, longest = encode(messages), request.max_prompt_tokens
-        if not longest or len(ids) <= longest:
+        ids = encode(messages)
+        max_tokens = request.max_prompt_tokens
+        if not max_tokens or len(ids) <= max_tokens:
             return ids
-        fitted = self.rewriter.fitted(messages, len(ids), longest, encode)
+        fitted = self.rewriter.fitted(messages, len(ids), max_tokens, encode)
         self.shortened(len(ids), len(fitted))
         return fitted
 
@@ -104,14 +109,14 @@ class Answering:
         return tokenizer_pb2.DecodeResponse(number=request.number, text=text)
 
 
-def kind_of(request: tokenizer_pb2.EncodeRequest | tokenizer_pb2.DecodeRequest) -> Kind:
-    """Whether a request takes a thread for so long that short ones should not wait for it."""
+def job_class_of(request: tokenizer_pb2.EncodeRequest | tokenizer_pb2.DecodeRequest) -> JobClass:
+    """LONG for a request that takes a thread for milliseconds, so that short ones do not wait."""
     if isinstance(request, tokenizer_pb2.DecodeRequest):
-        return Kind.LONG if request.ids.count >= _LONG_IDS else Kind.SHORT
-    return Kind.LONG if request.ByteSize() >= LONG_CHARS else Kind.SHORT
+        return JobClass.LONG if request.ids.count >= _LONG_IDS else JobClass.SHORT
+    return JobClass.LONG if request.ByteSize() >= LONG_CHARS else JobClass.SHORT
 
 
 def push_in_steps(detokenizer: Detokenizer, ids: U32) -> str:
-    """The text that `ids` complete; no step holds the GIL for long."""
+    """The text that `ids` complete, in steps that hold the GIL only briefly."""
     steps = range(0, len(ids), _STEP_IDS)
     return "".join([detokenizer.push_all(ids[at : at + _STEP_IDS].tolist()) for at in steps])

@@ -1,31 +1,30 @@
-"""TokenizerService over grpc.aio."""
+"""TokenizerService over grpc.aio, and its bidirectional streams of numbered requests."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
 import structlog
 
 from outrider.errors import OutriderError, OverloadedError
+from outrider.rpc import Outbox, incoming
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import span
-from outrider.tokenization.front.job import Layer
-from outrider.tokenization.front.metrics import FrontMetrics
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.pool import Tier
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import to_detail
-from services.tokenizer.parts.crew import Crew
-from services.tokenizer.parts.detokenizing import Detokenizing
-from services.tokenizer.parts.texts import LongTexts
-from services.tokenizer.requests import Answering, kind_of
-from services.tokenizer.streams import AnswerStream
-from services.tokenizer.vocabularies import transfer
-from services.tokenizer.workers import Workers
+from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
+from services.tokenizer.requests import RequestHandler, job_class_of
+from services.tokenizer.threads import RequestThreads
+from services.tokenizer.vocabularies import vocabulary_pieces
 
 REQUESTS: Final = "outrider.tokenizer.requests"
 TOKENS: Final = "outrider.tokenizer.tokens"
@@ -33,55 +32,42 @@ TOKENS: Final = "outrider.tokenizer.tokens"
 Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT", tokenizer_pb2.EncodeRequest, tokenizer_pb2.DecodeRequest)
 AnswerT = TypeVar("AnswerT", tokenizer_pb2.EncodeResponse, tokenizer_pb2.DecodeResponse)
+InT = TypeVar("InT")
+OutT = TypeVar("OutT")
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Where requests and what became of their texts are counted."""
+class RequestMetrics:
+    """Counts requests and tokens."""
 
     metrics: Metrics
-    tokenized: FrontMetrics
+    tokenization: TokenizationMetrics
 
     def tokens(self, operation: str, count: int) -> None:
-        """So many ids were made, or read."""
+        """`count` ids were made or read."""
         self.metrics.counter(TOKENS).add(count, {"operation": operation})
 
 
-class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
-    """Where workers get the parts of long texts."""
-
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-
-    async def Work(
-        self, request_iterator: AsyncIterator[tokenizer_pb2.WorkRequest], context: Context
-    ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
-        """One worker's stay."""
-        async with aclosing(self._crew.work(request_iterator)) as parts:
-            async for part in parts:
-                yield part
-
-
 class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """Answers every request on its own: a bad one fails alone, its stream lives on."""
+    """Answers every request on its own: a bad one fails alone, its stream goes on."""
 
     def __init__(
         self,
-        answering: Answering,
-        workers: Workers,
+        handler: RequestHandler,
+        threads: RequestThreads,
         long_texts: LongTexts,
-        detokenizing: Detokenizing,
-        counts: Counts,
+        detokenizer: LongDetokenizer,
+        metrics: RequestMetrics,
         *,
         max_in_flight: int,
     ) -> None:
-        self._answering = answering
-        self._workers = workers
+        self._handler = handler
+        self._threads = threads
         self._long_texts = long_texts
-        self._detokenizing = detokenizing
-        self._counts = counts
+        self._detokenizer = detokenizer
+        self._metrics = metrics
         self._max_in_flight = max_in_flight
 
     async def Encode(
@@ -107,17 +93,17 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
         """What an edge or a worker needs to tokenize by itself, in pieces. Failures are the
         call's status."""
-        found = self._answering.vocabularies.find(request.model, request.vocabulary_digest)
-        for piece in transfer.pieces(found):
+        found = self._handler.vocabularies.find(request.model, request.vocabulary_digest)
+        for piece in vocabulary_pieces(found):
             yield piece
 
     async def Tokenize(
         self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.TokenizeResponse]:
-        """One text of any size. Its failures are the call's status, as all below."""
+        """One text of any size. Failures are the call's status, here and in the methods below."""
         async with aclosing(self._long_texts.blocks(request_iterator)) as blocks:
             async for served, block in blocks:
-                self._counts.tokens("tokenize", block.count)
+                self._metrics.tokens("tokenize", block.count)
                 digest = served.vocabulary.digest
                 yield tokenizer_pb2.TokenizeResponse(ids=block, vocabulary_digest=digest)
 
@@ -130,33 +116,33 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
             async for served, block in blocks:
                 count += block.count
                 digest = served.vocabulary.digest
-        self._counts.tokens("count", count)
+        self._metrics.tokens("count", count)
         return tokenizer_pb2.CountResponse(count=count, vocabulary_digest=digest)
 
     async def Detokenize(
         self, request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeRequest], context: Context
     ) -> AsyncIterator[tokenizer_pb2.DetokenizeResponse]:
         """One sequence of ids of any length."""
-        async with aclosing(self._detokenizing.texts(request_iterator)) as texts:
+        async with aclosing(self._detokenizer.texts(request_iterator)) as texts:
             async for text in texts:
                 yield tokenizer_pb2.DetokenizeResponse(text=text)
 
     async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         begun_at = time.perf_counter()
         response = await self._run(
-            "encode", self._answering.encode, request, tokenizer_pb2.EncodeResponse
+            "encode", self._handler.encode, request, tokenizer_pb2.EncodeResponse
         )
         is_refused = response.error.reason == OverloadedError.reason
         ms = (time.perf_counter() - begun_at) * 1e3
-        self._counts.tokenized.record(Layer.REFUSED if is_refused else Layer.THREAD, ms)
-        self._counts.tokens("encode", response.ids.count)
+        self._metrics.tokenization.record(Tier.REFUSED if is_refused else Tier.THREAD, ms)
+        self._metrics.tokens("encode", response.ids.count)
         return response
 
     async def _decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
         response = await self._run(
-            "decode", self._answering.decode, request, tokenizer_pb2.DecodeResponse
+            "decode", self._handler.decode, request, tokenizer_pb2.DecodeResponse
         )
-        self._counts.tokens("decode", request.ids.count)
+        self._metrics.tokens("decode", request.ids.count)
         return response
 
     async def _run(
@@ -170,18 +156,18 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         labels = {"operation": operation}
         try:
             with span(names.SPAN_TOKENIZE, parent=parent):
-                return await self._workers.run(work, request, kind_of(request))
+                return await self._threads.run(work, request, job_class_of(request))
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
             return response_type(number=request.number, error=to_detail(error))
         except Exception:
-            # A defect fails this request alone; the log has the stack, the peer has no use for it.
+            # A defect fails this request alone. The stack goes to the log, not to the peer.
             labels[names.ERROR_TYPE] = OutriderError.reason
             _log.exception("request_failed", operation=operation)
             failure = OutriderError("The tokenizer failed on this request: see its log.")
             return response_type(number=request.number, error=to_detail(failure))
         finally:
-            self._counts.metrics.counter(REQUESTS).add(1, labels)
+            self._metrics.metrics.counter(REQUESTS).add(1, labels)
 
 
 async def _as_texts(
@@ -191,3 +177,61 @@ async def _as_texts(
         yield tokenizer_pb2.TokenizeRequest(
             model=request.model, text=request.text, vocabulary_digest=request.vocabulary_digest
         )
+
+
+class AnswerStream(Generic[InT, OutT]):
+    """Reads requests and yields answers in the order of completion.
+
+    At most `max_in_flight` requests are read ahead of answers taken: from a caller that does not
+    read its answers nothing more is read, and gRPC's flow control holds it back.
+    """
+
+    def __init__(
+        self,
+        requests: AsyncIterator[InT],
+        answer: Callable[[InT], Awaitable[OutT]],
+        *,
+        max_in_flight: int,
+    ) -> None:
+        """`answer` reports a request's failure in its answer and does not raise."""
+        self._requests = requests
+        self._answer = answer
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._outbox: Outbox[OutT] = Outbox(max_in_flight)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_read = False
+
+    async def answers(self) -> AsyncGenerator[OutT, None]:
+        """Answers until the requests end; closing it early cancels what is under way."""
+        reader = asyncio.create_task(self._read())
+        try:
+            async for answer in self._outbox:
+                yield answer
+                self._slots.release()
+            reader.result()
+        finally:
+            reader.cancel()
+            for task in self._tasks:
+                task.cancel()
+
+    async def _read(self) -> None:
+        try:
+            async for request in incoming(self._requests):
+                await self._slots.acquire()
+                task = asyncio.create_task(self._answer_one(request))
+                self._tasks.add(task)
+                task.add_done_callback(self._finish)
+        finally:
+            self._is_read = True
+            self._close_if_done()
+
+    async def _answer_one(self, request: InT) -> None:
+        self._outbox.put_nowait(await self._answer(request))
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._is_read and not self._tasks:
+            self._outbox.close()

@@ -8,12 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from outrider.bulk.engines.base import Engine, Outcome
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.shards import Shard
-from outrider.bulk.plan.sources import Kind, RowGroup, Source, kind_of
-from outrider.bulk.run import Progress, Report, Request, run
-from outrider.bulk.work.worker import Job, Worker
+from outrider.bulk.plan.results import ShardOutcome
+from outrider.bulk.plan.shards import BulkSettings, FileKind, RowGroup, Shard, SourceFile, kind_of
+from outrider.bulk.run import Executor, RunProgress, RunReport, RunRequest, run
+from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 
@@ -23,11 +21,11 @@ Row = dict[str, Any]
 class Inline:
     """Does the shards here, in the order that `rearranged` gives them."""
 
-    def __init__(self, job: Job, rearranged: Callable[[list[Shard]], Iterable[Shard]]) -> None:
-        self._worker = Worker(job)
+    def __init__(self, job: BulkJob, rearranged: Callable[[list[Shard]], Iterable[Shard]]) -> None:
+        self._worker = BulkWorker(job)
         self._rearranged = rearranged
 
-    def run(self, shards: list[Shard]) -> Generator[Outcome, None, None]:
+    def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
         for shard in self._rearranged(shards):
             yield self._worker.run(shard)
 
@@ -36,17 +34,17 @@ def tokenize(
     vocabulary: Vocabulary,
     paths: Iterable[Path],
     folder: Path,
-    settings: Settings | None = None,
+    settings: BulkSettings | None = None,
     *,
     resume: bool = False,
     backend: str = REFERENCE,
     rearranged: Callable[[list[Shard]], Iterable[Shard]] = list,
-    engine: Callable[[Job], Engine] | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Report:
+    engine: Callable[[BulkJob], Executor] | None = None,
+    on_progress: Callable[[RunProgress], None] = lambda _: None,
+) -> RunReport:
     """A run, with the engine above unless another is given."""
     names = [str(path) for path in paths]
-    request = Request(names, folder, settings or Settings(), vocabulary, backend, resume)
+    request = RunRequest(names, folder, settings or BulkSettings(), vocabulary, backend, resume)
     return run(request, engine or (lambda job: Inline(job, rearranged)), on_progress)
 
 
@@ -63,8 +61,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def source(path: str, num_bytes: int = 0, *, groups: Iterable[tuple[int, int]] = ()) -> Source:
+def source(path: str, num_bytes: int = 0, *, groups: Iterable[tuple[int, int]] = ()) -> SourceFile:
     """A source without a file."""
     kind, is_gzip = kind_of(path)
-    assert kind is Kind.PARQUET or not groups
-    return Source(path, kind, is_gzip, num_bytes, 0, tuple(RowGroup(*group) for group in groups))
+    assert kind is FileKind.PARQUET or not groups
+    return SourceFile(
+        path, kind, is_gzip, num_bytes, 0, tuple(RowGroup(*group) for group in groups)
+    )

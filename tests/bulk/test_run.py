@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bulk.folder import JOURNAL, MANIFEST
+from outrider.bulk import worker
+from outrider.bulk.folder import JOURNAL, MANIFEST, length_percentiles
 from outrider.bulk.plan.results import ShardResult
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.run import Progress
-from outrider.bulk.statistics import length_percentiles
-from outrider.bulk.work import worker
+from outrider.bulk.plan.shards import BulkSettings
+from outrider.bulk.run import RunProgress
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends import packages
@@ -25,7 +24,7 @@ from tests.bulk.making import contents, rows, tokenize
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
-SMALL = Settings(shard_bytes=4000)
+SMALL = BulkSettings(shard_bytes=4000)
 NUM_TEXTS = len(corpus.LANGUAGES) + len(corpus.CODE) + len(corpus.EMOJI)
 
 
@@ -93,7 +92,7 @@ def test_a_run_that_ends_anywhere_can_go_on(
     journal leave."""
     done: list[int] = []
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: RunProgress) -> None:
         if progress.num_shards > len(done):
             done.append(progress.num_shards)
             raise KeyboardInterrupt
@@ -142,7 +141,7 @@ def test_a_folder_in_use_is_left_alone(
 def test_progress_counts_to_the_end(
     files: list[Path], vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     tokenize(vocabulary, files, tmp_path, SMALL, on_progress=seen.append)
     assert [p.num_shards for p in seen] == list(range(seen[0].total_shards + 1))
     assert seen[-1].num_bytes == seen[-1].total_bytes and seen[0].num_bytes == 0

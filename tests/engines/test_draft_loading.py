@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.draft_loading import load_draft
@@ -35,7 +35,7 @@ IDS = np.arange(100, 140, dtype=np.int32)
 def last_rows(engine: Engine, num_rows: int) -> tuple[np.ndarray, np.ndarray | None]:
     engine.open(1, IDS)
     blocks = np.arange(3, dtype=np.int32)
-    (rows,) = engine.step([Round(1, IDS, 0, blocks, num_rows)])
+    (rows,) = engine.step([SequenceSlice(1, IDS, 0, blocks, num_rows)])
     engine.close_sequence(1)
     return rows.logits.copy(), rows.ids
 

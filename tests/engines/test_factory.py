@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeEngine, FakeOptions
@@ -47,9 +47,11 @@ class Recorder(FakeEngine):
         super().__init__(options)
         self.sizes: list[int] = []
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        self.sizes.append(sum(len(part.tokens) for part in rounds))
-        return super().step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        self.sizes.append(sum(len(part.tokens) for part in slices))
+        return super().step(slices, overlapped_work)
 
 
 @pytest.mark.parametrize(("max_rows", "num_blocks", "most"), [(0, 64, 0), (5, 64, 5), (999, 2, 31)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
@@ -96,7 +96,7 @@ def test_two_rounds_writing_one_block_show(engine: FakeEngine) -> None:
     with opened(engine, *prompts) as sequences:
         answers = engine.step(
             [
-                Round(sequence, ids, 0, blocks, 10)
+                SequenceSlice(sequence, ids, 0, blocks, 10)
                 for sequence, ids in zip(sequences, prompts, strict=True)
             ]
         )

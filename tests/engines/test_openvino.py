@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.engines.openvino.engine import OpenVinoEngine
@@ -195,4 +195,4 @@ def test_eight_thousand_tokens_of_context_are_the_limit(openvino_engine: OpenVin
     blocks = np.zeros(257, np.int32)
     with opened(openvino_engine, ids) as (sequence,):
         with pytest.raises(EngineError, match="context of 8192"):
-            openvino_engine.step([Round(sequence, ids, 8191, blocks, 1)])
+            openvino_engine.step([SequenceSlice(sequence, ids, 8191, blocks, 1)])

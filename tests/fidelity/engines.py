@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    EngineInfo,
+    Ids,
+    Logits,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.fidelity.reference import Reference
 
 
@@ -18,7 +26,7 @@ class ReferenceEngine:
         self._reference = Reference(path)
         self._noise = noise
         self._rows: dict[int, Logits] = {}
-        self.rounds: list[Round] = []
+        self.slices: list[SequenceSlice] = []
         self.is_closed = False
         self.info = EngineInfo(
             name="reference",
@@ -37,13 +45,15 @@ class ReferenceEngine:
         noise = np.random.default_rng(0).standard_normal(rows.shape, np.float32)
         self._rows[sequence] = rows + np.float32(self._noise) * noise
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        self.rounds += rounds
-        meanwhile()
-        ends = [part.past + len(part.tokens) for part in rounds]
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        self.slices += slices
+        overlapped_work()
+        ends = [part.past + len(part.tokens) for part in slices]
         return [
-            Rows(self._rows[part.sequence][end - part.num_rows : end])
-            for part, end in zip(rounds, ends, strict=True)
+            LogitsRows(self._rows[part.sequence][end - part.num_rows : end])
+            for part, end in zip(slices, ends, strict=True)
         ]
 
     def close_sequence(self, sequence: int) -> None:

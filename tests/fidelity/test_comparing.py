@@ -52,7 +52,7 @@ def test_a_noisy_engine_is_measured_as_its_rows_say(path: Path) -> None:
 def test_blocks_cover_every_call_with_its_scratch(path: Path) -> None:
     engine = ReferenceEngine(path)
     assert [past for past, _ in engine_rows(engine, ids(64), 24)] == [0, 24, 48]
-    for part in engine.rounds:
+    for part in engine.slices:
         assert len(part.blocks) * 32 >= 65
         assert part.num_rows == len(part.tokens)
 

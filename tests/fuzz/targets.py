@@ -19,9 +19,9 @@ from outrider.codec import varint
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.codec.tokens import Block, TokenCodec, TokenCoder
 from outrider.models.chat import Message as ChatMessage
-from outrider.models.tokenization.gguf import read_definition
+from outrider.models.gguf_vocabulary import read_definition
 from outrider.sampling.params import SamplingParams
-from outrider.tokenization.shared.entries import Entries
+from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as wire_tokens

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.rpc import make_channel
@@ -24,8 +24,8 @@ from outrider.wire import sampling as wire_sampling
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.inference.instances.totals import total_load
 from services.inference.reference import ReferenceReply, generate
+from services.inference.scheduler.types import total_load
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
@@ -42,11 +42,13 @@ class GatedEngine(FakeEngine):
         self.gate = threading.Event()
         self.waiting = threading.Event()
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self.waiting.set()
         if not self.gate.wait(timeout=30):
             raise RuntimeError("nobody opened the gate")
-        return super().step(rounds, meanwhile)
+        return super().step(slices, overlapped_work)
 
 
 def loaded(*engines: Engine) -> LoadedModel:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.base import Round
+from outrider.engines.base import SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import (
     EmptyPromptError,
@@ -29,7 +29,7 @@ def _from_scratch(prompt: list[int], sampling: SamplingParams) -> tuple[str, tup
     for number in range(10_000):
         engine.open(number, np.array(ids, np.int32))
         blocks = np.arange(len(ids) // engine.info.block_tokens + 1, dtype=np.int32)
-        rows = engine.step([Round(number, np.array(ids, np.int32), 0, blocks, 1)])[0]
+        rows = engine.step([SequenceSlice(number, np.array(ids, np.int32), 0, blocks, 1)])[0]
         chosen = sampler.choose(rows.logits[0], len(ids))
         sampler.observe(chosen)
         ids.append(chosen)

@@ -1,21 +1,32 @@
-"""The inbox, and the model thread alone: what goes in, what comes out, how it ends."""
+"""The inbox, the model thread alone, and its own CPU time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
-from outrider.engines.base import Engine, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
-from services.inference.runner import MAX_FAILURES, Cancel, Draft, Inbox, ModelRunner, Tick
-from services.inference.scheduling.events import (
+from services.inference.runner import (
+    MAX_FAILURES,
+    Cancel,
+    CpuOverhead,
+    Draft,
+    Inbox,
+    ModelRunner,
+    ModelTick,
+)
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -24,8 +35,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
 from tests.inference.harness import GatedEngine, reference
 from tests.inference.letters import new_reply
 
@@ -33,7 +42,7 @@ SAMPLING = SamplingParams(max_tokens=30, ignore_eos=True)
 
 
 def _request(session: int) -> OpenRequest:
-    return OpenRequest(session=session, prompt=(4 + session, 5), sampling=SAMPLING)
+    return OpenRequest(session_id=session, prompt=(4 + session, 5), sampling=SAMPLING)
 
 
 def test_a_full_inbox_takes_nothing_but_cancels() -> None:
@@ -68,7 +77,7 @@ class Watched:
     """A started runner and the ticks it sent."""
 
     def __init__(self, engine: Engine, max_commands: int = 4096) -> None:
-        self.ticks: list[Tick] = []
+        self.ticks: list[ModelTick] = []
         self.engine = engine
         scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply)
         self.runner = ModelRunner(engine, scheduler, self.ticks.append, max_commands=max_commands)
@@ -78,11 +87,11 @@ class Watched:
         return [event for tick in self.ticks for event in tick.events]
 
     def ids(self, session: int) -> tuple[int, ...]:
-        commits = [e for e in self.events if isinstance(e, Committed) and e.session == session]
+        commits = [e for e in self.events if isinstance(e, Committed) and e.session_id == session]
         return tuple(token for commit in commits for token in commit.ids)
 
     def last(self, session: int) -> Event | None:
-        ends = [e for e in self.events if e.session == session and not isinstance(e, Opened)]
+        ends = [e for e in self.events if e.session_id == session and not isinstance(e, Opened)]
         return ends[-1] if ends and isinstance(ends[-1], Finished | Failed) else None
 
     async def end(self, session: int) -> Event:
@@ -114,7 +123,7 @@ async def test_events_arrive_in_order_and_in_the_loop() -> None:
         for session in range(1, 9):
             assert isinstance(await it.end(session), Finished)
             assert it.ids(session) == reference((4 + session, 5), SAMPLING).ids
-        assert max(tick.num_rounds for tick in it.ticks) > 1
+        assert max(tick.num_scheduled for tick in it.ticks) > 1
         assert it.ticks[0].events == ()
         assert it.ticks[-1].load.running_sessions == 0
 
@@ -136,10 +145,10 @@ async def test_the_loop_goes_on_while_the_engine_works() -> None:
 async def test_an_admission_is_known_before_the_engine_has_answered() -> None:
     async with _running(GatedEngine()) as it:
         it.runner.open(_request(1))
-        it.runner.open(OpenRequest(session=2, prompt=(99,), sampling=SAMPLING))
+        it.runner.open(OpenRequest(session_id=2, prompt=(99,), sampling=SAMPLING))
         await eventually(lambda: any(isinstance(event, Opened) for event in it.events))
         assert it.last(1) is None
-        assert it.ticks[-1].num_rounds == 0
+        assert it.ticks[-1].num_scheduled == 0
 
 
 async def test_an_idle_thread_makes_no_ticks() -> None:
@@ -166,7 +175,7 @@ async def test_requests_that_do_not_fit_are_refused() -> None:
 
 async def test_a_bad_request_comes_back_as_failed() -> None:
     async with _running(FakeEngine()) as it:
-        bad = OpenRequest(session=1, prompt=(99,), sampling=SAMPLING)
+        bad = OpenRequest(session_id=1, prompt=(99,), sampling=SAMPLING)
         it.runner.open(bad)
         event = await it.end(1)
         assert isinstance(event, Failed)
@@ -219,8 +228,10 @@ class Failing(GatedEngine):
 
     num_calls = 0
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        rows = super().step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
         self.num_calls += 1
         if self.num_calls <= MAX_FAILURES:
             raise EngineError("out of order")
@@ -243,3 +254,34 @@ async def test_a_replica_that_was_given_up_takes_no_sessions_again() -> None:
         assert isinstance(await it.end(8), Failed)
         assert isinstance(await it.end(9), Finished)
         assert "restart the replica" in it.runner.problem
+
+
+def burn(seconds: float) -> None:
+    """Compute until this thread used so much CPU time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_pauses_and_waits_are_not_counted() -> None:
+    overhead = CpuOverhead()
+    overhead.take_ms()
+    burn(0.01)
+    with overhead.paused():
+        burn(0.05)
+    threading.Event().wait(0.05)
+    taken_ms = overhead.take_ms()
+    assert 10 <= taken_ms < 40
+    assert 0 <= overhead.take_ms() < 10
+
+
+def test_a_pause_that_fails_is_left_out_too() -> None:
+    overhead = CpuOverhead()
+    overhead.take_ms()
+    try:
+        with overhead.paused():
+            burn(0.03)
+            raise ValueError
+    except ValueError:
+        pass
+    assert overhead.take_ms() < 25

@@ -1,21 +1,27 @@
-"""Sessions over real gRPC: the text equals the reference, whatever happens around it."""
+"""The service over gRPC, and one stream without it."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider import errors
 from outrider.codec.tokens import TokenCodec
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import tokens as wire_tokens
 from services.inference.app import SERVICE
-from tests.inference.harness import CODER, GatedEngine, Peer, Running, reference, running
+from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.service import GenerateStream
+from services.inference.streaming.sessions import ModelThreads, SessionTable
+from tests.inference.harness import CODER, GatedEngine, Peer, Running, opening, reference, running
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
 
 PROMPTS = [[random.Random(n).randrange(3, 64) for _ in range(5 + 17 * n % 90)] for n in range(24)]
@@ -277,3 +283,101 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
         assert per_token is not None
         decode_s = (reply.done.timings.total_ms - reply.done.timings.ttft_ms) / 1e3
         assert per_token == pytest.approx(decode_s / 9)
+
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+class Counted:
+    """A model whose cancels are counted on their way."""
+
+    def __init__(self, model: ModelThreads) -> None:
+        self._model = model
+        self.num_cancels = 0
+
+    def open(self, request: OpenRequest) -> None:
+        self._model.open(request)
+
+    def draft(self, session: int, drafts: Drafts) -> bool:
+        return self._model.draft(session, drafts)
+
+    def cancel(self, session: int) -> None:
+        self.num_cancels += 1
+        self._model.cancel(session)
+
+
+def _stream(table: SessionTable) -> GenerateStream:
+    return GenerateStream(table, max_frames=64, max_sessions=8)
+
+
+async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        model = Counted(it.replica.runner)
+        it.replica.table._model = model
+        stream = _stream(it.replica.table)
+        stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
+        await eventually(it.engine.waiting.is_set)
+        cancel = inference_pb2.SessionUp(session=1, cancel=inference_pb2.CancelSession())
+        for _ in range(1000):
+            stream.receive(cancel)
+        assert model.num_cancels == 1
+        it.engine.gate.set()
+        await eventually(lambda: len(it.replica.table) == 0)
+
+
+class Pausing(GatedEngine):
+    """Shuts the gate behind its fourth step."""
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
+        if self.num_steps == 4:
+            self.gate.clear()
+        return rows
+
+
+async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
+    engine = Pausing()
+    engine.gate.set()
+    async with running(engine) as it:
+        stream = _stream(it.replica.table)
+        stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
+        await eventually(lambda: len(stream.outbox) > 3)
+        stream.close()
+        assert len(it.replica.table._awaiting_usage) == 1
+        engine.gate.set()
+        await eventually(lambda: not it.replica.table._awaiting_usage)
+        labels = {
+            "gen_ai_operation_name": "chat",
+            "gen_ai_provider_name": "outrider",
+            "gen_ai_request_model": "letters",
+        }
+        value = it.metrics.registry.get_sample_value
+        used = {
+            kind: value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": kind})
+            for kind in ("input", "output")
+        }
+        assert used["input"] == 1
+        assert used["output"] is not None and 3 <= used["output"] < 200
+        ended = value(
+            "gen_ai_server_request_duration_seconds_count", labels | {"error_type": "CANCELLED"}
+        )
+        assert ended == 1
+
+
+async def _broken_frames() -> AsyncIterator[inference_pb2.GenerateRequest]:
+    frame = inference_pb2.SessionUp(session=1, open=opening([5], LONG))
+    yield inference_pb2.GenerateRequest(frame=frame)
+    raise ZeroDivisionError("a defect")
+
+
+async def test_a_reader_that_breaks_ends_its_stream_and_its_sessions() -> None:
+    async with running(GatedEngine()) as it:
+        stream = _stream(it.replica.table)
+        await stream.read(_broken_frames())
+        assert len(it.replica.table) == 0
+        with pytest.raises(errors.OutriderError, match="ZeroDivisionError"):
+            async for _ in stream.outbox:
+                pass

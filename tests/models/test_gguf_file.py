@@ -20,7 +20,7 @@ from outrider.engines.openvino.convert import read_facts
 from outrider.errors import ArtifactCorruptError, OutriderError
 from outrider.fidelity.reference import Reference
 from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf
-from outrider.models.tokenization.gguf import read_definition
+from outrider.models.gguf_vocabulary import read_definition
 
 READERS = (read_definition, read_card, read_facts, Reference)
 MAX_GROWTH_BYTES = 8 << 20

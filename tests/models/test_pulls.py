@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ArtifactCorruptError, ArtifactMissingError
-from outrider.models.progress import Progress
+from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import ModelStore
 from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
@@ -81,7 +81,7 @@ def test_two_threads_pull_once(store: ModelStore, site: Site) -> None:
     stages: list[str] = []
 
     def second() -> None:
-        def report(progress: Progress) -> None:
+        def report(progress: PullProgress) -> None:
             stages.append(progress.stage)
             waiting.set()
 
@@ -152,7 +152,7 @@ def test_a_killed_pull_publishes_nothing_and_is_resumed(store: ModelStore, site:
 def test_an_interrupted_pull_is_resumed_where_it_stopped(store: ModelStore, site: Site) -> None:
     site.body = BYTES * 400
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: PullProgress) -> None:
         if progress.done_bytes:
             raise KeyboardInterrupt
 
@@ -167,9 +167,9 @@ def test_an_interrupted_pull_is_resumed_where_it_stopped(store: ModelStore, site
 def test_a_copy_is_resumed_unless_the_file_changed(store: ModelStore, tmp_path: Path) -> None:
     original = tmp_path / "weights.gguf"
     original.write_bytes(BYTES * 400)
-    reports: list[Progress] = []
+    reports: list[PullProgress] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: PullProgress) -> None:
         if progress.done_bytes:
             raise KeyboardInterrupt
 

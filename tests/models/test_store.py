@@ -17,7 +17,7 @@ from outrider.errors import (
     SourceError,
 )
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.progress import Progress
+from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import ModelStore, default_root
 from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
@@ -217,10 +217,10 @@ def test_a_pull_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path, site
 
 
 def test_progress_ends_at_the_total(store: ModelStore, site: Site) -> None:
-    reports: list[Progress] = []
+    reports: list[PullProgress] = []
     store.pull(f"{site.url}/model", progress=reports.append)
-    assert reports[0] == Progress("fetching", 0, len(BYTES))
-    assert reports[-1] == Progress("fetching", len(BYTES), len(BYTES))
+    assert reports[0] == PullProgress("fetching", 0, len(BYTES))
+    assert reports[-1] == PullProgress("fetching", len(BYTES), len(BYTES))
 
 
 def test_an_unwritable_store_is_a_store_error(tmp_path: Path, original: Path) -> None:

@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from outrider.errors import ArtifactCorruptError, InvalidRequestError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
-from outrider.models.vocabulary import Vocabulary, VocabularyFacts
+from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
@@ -44,7 +43,7 @@ def test_the_digest_is_pinned_and_the_same_in_every_process(vocabulary: Vocabula
     program = (
         "from outrider.models.catalog import DEFAULT_MODEL as m\n"
         "from outrider.models.store import ModelStore, default_root\n"
-        "from outrider.models.loading import load_vocabulary\n"
+        "from outrider.models.vocabulary import load_vocabulary\n"
         "print(load_vocabulary(m, ModelStore(default_root())).digest.hex())"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

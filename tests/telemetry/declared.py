@@ -51,7 +51,7 @@ from services.router import admitting
 from services.router.relay import journal
 from services.router.upstream import metrics as upstream
 from services.tokenizer import service as tokenizer
-from services.tokenizer.parts import crew, processes
+from services.tokenizer.long_texts import processes, worker_pool
 
 _CONSTANT: Final = re.compile(r'^[A-Z_]+: Final = "([a-z][a-z0-9_.]*[a-z0-9_])"$', re.MULTILINE)
 _OURS: Final = ("outrider.", "outrider_")
@@ -117,9 +117,9 @@ SHOWN: Final = frozenset({
 """Gauges that are there during the scripted chats, and counters that chance may leave at 0."""
 
 _DRAFTER: Final = "tests/edge/drafter/test_metrics.py"
-_CREW: Final = "tests/tokenizer/parts/test_crew.py"
-_FRONT: Final = "tests/tokenization/front/test_metrics.py"
-_SHARING: Final = "tests/tokenizer/test_sharing.py"
+_WORKER_POOL: Final = "tests/tokenizer/long_texts/test_worker_pool.py"
+_TOKENIZATION: Final = "tests/tokenization/pool/test_metrics.py"
+_SHARED_CACHE: Final = "tests/tokenizer/test_shared_cache.py"
 _MOVING: Final = "tests/router/relay/survival/test_moving.py"
 _OVERLOAD: Final = "tests/router/live/test_overload.py"
 
@@ -128,13 +128,13 @@ ELSEWHERE: Final = {
     names.LOOP_STALLS: "tests/telemetry/test_process.py",
     names.LOOP_LAG_MAX_MS: "tests/telemetry/test_process.py",
     names.LOOP_HELD_MAX_MS: "tests/telemetry/test_process.py",
-    names.SHARED_TEXTS: _SHARING,
-    names.SHARED_FAILURES: _SHARING,
-    names.SHARED_UP: _SHARING,
-    names.TOKENIZATION_SHORTENED: _FRONT,
-    names.TOKENIZATION_LEFT_OUT: _FRONT,
-    names.TOKENIZATION_CHECKED: _FRONT,
-    names.TOKENIZATION_DIFFERENCES: _FRONT,
+    names.SHARED_CACHE_TEXTS: _SHARED_CACHE,
+    names.SHARED_CACHE_FAILURES: _SHARED_CACHE,
+    names.SHARED_CACHE_UP: _SHARED_CACHE,
+    names.TOKENIZATION_SHORTENED: _TOKENIZATION,
+    names.TOKENIZATION_OMITTED: _TOKENIZATION,
+    names.TOKENIZATION_CHECKED: _TOKENIZATION,
+    names.TOKENIZATION_MISMATCHES: _TOKENIZATION,
     PROVISIONAL_TTFT: "tests/edge/live/test_telemetry.py",
     PROVISIONAL_CHATS: "tests/edge/live/test_telemetry.py",
     RESUMED_CHATS: "tests/edge/network/test_resumption.py",
@@ -164,12 +164,12 @@ ELSEWHERE: Final = {
     admitting.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
-    crew.QUEUED: _CREW,
-    crew.PLACES: _CREW,
-    crew.HELD: _CREW,
-    crew.WORKERS: _CREW,
-    crew.REASSIGNED: _CREW,
-    processes.RESTARTS: "tests/tokenizer/parts/test_processes.py",
+    worker_pool.QUEUED: _WORKER_POOL,
+    worker_pool.SLOTS: _WORKER_POOL,
+    worker_pool.SLOTS_IN_USE: _WORKER_POOL,
+    worker_pool.WORKERS: _WORKER_POOL,
+    worker_pool.REASSIGNED: _WORKER_POOL,
+    processes.RESTARTS: "tests/tokenizer/long_texts/test_processes.py",
 }
 """What a simple chat does not move, by the file of the test that asserts its value."""
 

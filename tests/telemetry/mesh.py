@@ -29,7 +29,7 @@ from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.router.admission.counting.prices import Price
 from services.router.config import ReplicaConfig
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
 
@@ -89,7 +89,7 @@ async def _page(admin_port: int) -> str:
 @asynccontextmanager
 async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeMesh]:
     """Started from the back to the front; ready for chats."""
-    vocabularies = Vocabularies([Served.of(MODEL, words)])
+    vocabularies = Vocabularies([ServedVocabulary.of(MODEL, words)])
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
     async with (

@@ -20,7 +20,7 @@ from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import PREFILLED_TOKENS
-from services.tokenizer.parts import crew, processes
+from services.tokenizer.long_texts import processes, worker_pool
 from tests.edge.live.region import small_vocabulary
 from tests.telemetry import declared as table
 from tests.telemetry.mesh import WholeMesh, whole_mesh
@@ -53,7 +53,7 @@ def test_names_that_a_chat_does_not_record_are_asserted_elsewhere(name: str) -> 
 
 
 def _is_told(name: str, text: str) -> bool:
-    modules = (drafter, crew, processes)
+    modules = (drafter, worker_pool, processes)
     constants = {
         (module.__name__, constant)
         for module in modules

@@ -17,7 +17,7 @@ from outrider.tls import PLAINTEXT, Role
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 MODEL = "smollm2-135m-instruct"
 
@@ -69,7 +69,7 @@ async def running_tokenizer(
     quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
     config = TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):
-        vocabulary = Vocabularies([Served.of(MODEL, vocabulary)])
+        vocabulary = Vocabularies([ServedVocabulary.of(MODEL, vocabulary)])
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     serving = asyncio.create_task(

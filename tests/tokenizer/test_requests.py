@@ -10,8 +10,8 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
-from services.tokenizer.requests import Answering
-from services.tokenizer.vocabularies import Served, Vocabularies
+from services.tokenizer.requests import RequestHandler
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.edge.live.region import small_vocabulary
 
 RULES = "House rules."
@@ -24,8 +24,8 @@ class Bench:
     def __init__(self, **policy: object) -> None:
         self.vocabulary: Vocabulary = small_vocabulary()
         self.shortened: list[tuple[int, int]] = []
-        self._answering = Answering(
-            Vocabularies([Served.of("small", self.vocabulary)]),
+        self._answering = RequestHandler(
+            Vocabularies([ServedVocabulary.of("small", self.vocabulary)]),
             *(1 << 20, 1000),
             rewriter=Rewriter(RewritingPolicy(**policy)),  # type: ignore[arg-type]
             shortened=lambda before, after: self.shortened.append((before, after)),

@@ -18,12 +18,16 @@ from outrider.errors import (
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.choice import adopt
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
+from outrider.tokenization.backends.selection import adopt_backend
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
-from services.tokenizer.vocabularies import Served, Vocabularies
-from services.tokenizer.vocabularies.transfer import pieces, received
+from services.tokenizer.vocabularies import (
+    ServedVocabulary,
+    Vocabularies,
+    received_vocabulary,
+    vocabulary_pieces,
+)
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer, successor
 
 TEXT = "naïve café — 東京 🚄 مرحبا"
@@ -46,7 +50,7 @@ async def test_get_vocabulary_is_enough_to_tokenize_alike(
     request = tokenizer_pb2.GetVocabularyRequest()
     sent = [piece async for piece in service.stub.GetVocabulary(request)]
     assert len(sent) > 1 and not any(piece.digest for piece in sent[1:])
-    theirs = received(sent)
+    theirs = received_vocabulary(sent)
     assert theirs.model == MODEL
     assert theirs.vocabulary.facts == vocabulary.facts
     assert theirs.vocabulary.tokenizer_json == vocabulary.tokenizer_json
@@ -83,7 +87,7 @@ async def test_texts_are_found_again_by_requests_of_the_same_salt_alone(
 
 async def test_while_a_vocabulary_is_replaced_both_are_served(vocabulary: Vocabulary) -> None:
     new = successor(vocabulary)
-    served = Vocabularies([Served.of(MODEL, new), Served.of(MODEL, vocabulary)])
+    served = Vocabularies([ServedVocabulary.of(MODEL, new), ServedVocabulary.of(MODEL, vocabulary)])
     async with running_tokenizer(served, worker_processes=1) as service:
         requests = [
             tokenizer_pb2.EncodeRequest(number=n, text=TEXT, vocabulary_digest=digest)
@@ -104,16 +108,20 @@ def test_a_receiver_uses_the_senders_backend_in_the_same_versions(vocabulary: Vo
     package = next(filter(installed_version, PACKAGES), None)
     if package is None:
         pytest.skip("no fast backend is installed: pip install 'outrider[fast-tokenizers]'")
-    sent = list(pieces(Served.of(MODEL, vocabulary, adopt(vocabulary, package, "test"))))
-    theirs = received(sent).encoder
+    sent = list(
+        vocabulary_pieces(
+            ServedVocabulary.of(MODEL, vocabulary, adopt_backend(vocabulary, package, "test"))
+        )
+    )
+    theirs = received_vocabulary(sent).encoder
     assert theirs.backend.name == package
     assert theirs.encode(TEXT).tolist() == vocabulary.encode(TEXT)
     sent[0].backend.version = "0"
-    assert received(sent).encoder.backend.name == REFERENCE
+    assert received_vocabulary(sent).encoder.backend.name == REFERENCE
 
 
 def test_a_vocabulary_that_is_cut_short_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(MalformedFrameError):
-        received([])
+        received_vocabulary([])
     with pytest.raises(ArtifactCorruptError):
-        received(list(pieces(Served.of(MODEL, vocabulary)))[:1])
+        received_vocabulary(list(vocabulary_pieces(ServedVocabulary.of(MODEL, vocabulary)))[:1])

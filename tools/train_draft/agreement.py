@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engines.base import Engine, Ids, Round, Rows
+from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.engines.draft_calibration import sampled_confidence
 from outrider.sampling.gumbel import Noise, group_size_of, scaled
 from tools.train_draft.replies import Reply
@@ -117,18 +117,18 @@ def replies_with_room(engine: Engine, replies: Iterable[Reply]) -> Iterator[Repl
             yield reply
 
 
-def read(engine: Engine, reply: Reply) -> Rows:
+def read(engine: Engine, reply: Reply) -> LogitsRows:
     """The draft's rows before each of the reply's tokens."""
     tokens = np.concatenate((reply.prompt, reply.ids[:-1])).astype(np.int32)
     engine.open(_SEQUENCE, tokens)
     num_blocks = -(-(len(tokens) + engine.info.scratch_tokens) // engine.info.block_tokens)
     blocks = np.arange(num_blocks, dtype=np.int32)
-    (rows,) = engine.step([Round(_SEQUENCE, tokens, 0, blocks, len(reply.ids))])
+    (rows,) = engine.step([SequenceSlice(_SEQUENCE, tokens, 0, blocks, len(reply.ids))])
     engine.close_sequence(_SEQUENCE)
     return rows
 
 
-def _trace(reply: Reply, rows: Rows, members: int) -> Trace:
+def _trace(reply: Reply, rows: LogitsRows, members: int) -> Trace:
     logits = rows.logits
     ids = _columns(rows)
     choices = [
@@ -146,7 +146,7 @@ def _trace(reply: Reply, rows: Rows, members: int) -> Trace:
     )
 
 
-def _columns(rows: Rows) -> Ids:
+def _columns(rows: LogitsRows) -> Ids:
     """[1 or r, c] what the columns stand for."""
     if rows.ids is None:
         return np.arange(rows.logits.shape[1], dtype=np.int32)[None]

@@ -12,8 +12,8 @@ import numpy as np
 
 from outrider.engines.draft_file import read_card
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import (
     calibrations_from_json,
     calibrations_to_json,

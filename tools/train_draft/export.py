@@ -12,8 +12,8 @@ from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_loading import load_draft
 from outrider.models.catalog import ModelSpec
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.calibration import POSITION_BEGINS
 from tools.train_draft.agreement import Trace, positions_of, traces
 from tools.train_draft.calibration import GRID, fit_by_position

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.engines.base import Engine, Round, Rows
+from outrider.engines.base import Engine, LogitsRows, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.chat import Message
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from tools.train_draft.prompts import Chat, ReplyPlan, Split, draw_chat
@@ -95,7 +94,7 @@ class Generator:
         tokens = np.array(self._begin, np.int32)
         blocks = self._begin_block + np.arange(2, dtype=np.int32)
         self._engine.open(_BEGIN, tokens)
-        self._engine.step([Round(_BEGIN, tokens, 0, blocks, 1)])
+        self._engine.step([SequenceSlice(_BEGIN, tokens, 0, blocks, 1)])
         self._engine.close_sequence(_BEGIN)
 
     def _admit(self, slot: int, chats: Iterator[tuple[int, Chat]]) -> bool:
@@ -133,7 +132,7 @@ class Generator:
             self._follow(slot, run)
             yield run.reply()
 
-    def _round(self, slot: int) -> Round:
+    def _round(self, slot: int) -> SequenceSlice:
         run = self._runs[slot]
         tokens = run.pending()
         past = len(run.prompt) + len(run.ids) - len(tokens)
@@ -142,9 +141,9 @@ class Generator:
         row_of = np.array([*tokens, *tokens[-1:] * padding], np.int32)
         size, scratch = self._engine.info.block_tokens, self._engine.info.scratch_tokens
         num_blocks = -(-(past + len(row_of) + scratch) // size)
-        return Round(slot, row_of, past, self._blocks[slot][:num_blocks], 1 + padding)
+        return SequenceSlice(slot, row_of, past, self._blocks[slot][:num_blocks], 1 + padding)
 
-    def _take(self, slot: int, rows: Rows) -> bool:
+    def _take(self, slot: int, rows: LogitsRows) -> bool:
         """Choose the next token; whether it ends the reply."""
         run = self._runs[slot]
         row = rows.logits[0]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from tools.train_draft.batches import Batch, epoch, make_batch, rows_of_ids
 from tools.train_draft.draft_file import read_draft
 from tools.train_draft.losses import loss

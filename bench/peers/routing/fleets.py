@@ -19,8 +19,8 @@ from bench.peers import dynamo, smg
 from bench.peers.routing import replica
 from bench.peers.routing.clients import Client, Direct, Http, Routed
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2, router_pb2_grpc

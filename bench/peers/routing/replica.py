@@ -23,7 +23,7 @@ from bench.harness.region_client import RegionClient, opening_frame
 from bench.peers.routing.workload import as_ids
 from outrider.codec.tokens import TokenCoder
 from outrider.config import load
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, ReplyEnd
@@ -44,9 +44,11 @@ NUM_BLOCKS = 640
 class PacedEngine(FakeEngine):
     """The fake engine; a call takes as long as it says."""
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         begin = time.monotonic()
-        rows = super().step(rounds, meanwhile)
+        rows = super().step(slices, overlapped_work)
         time.sleep(max(0.0, begin + self.step_ms / 1e3 - time.monotonic()))
         return rows
 

@@ -1,1 +1,1 @@
-"""What is to be done, decided before anything is: sources, slices, shards, and what is left."""
+"""The plan of a run and its progress: shards, assignments, results, the journal. Pure."""

@@ -1,4 +1,4 @@
-"""Which worker has which shards, and what becomes of those of one that dies. Pure."""
+"""Which worker has which shards, and where they go when it dies. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 from outrider.bulk.plan.shards import Shard
 
-PLACES: Final = 2
-"""Shards a worker holds: one at work, and one that is there when it is done. The last ones go one
-by one, or a worker would end the run alone with the one that it holds."""
+SLOTS: Final = 2
+"""Shards a worker holds: one in progress, and one that is ready when it is done. Near the end of a
+run a worker gets one at a time, so that none is left queued at a busy worker while others idle."""
 MAX_DEATHS: Final = 3
-"""A shard at which so many workers died is given up."""
+"""Workers that may die at one shard before it is given up."""
 
 
 class Assignments:
@@ -37,26 +37,26 @@ class Assignments:
     def take(self, worker: int) -> Shard | None:
         """The next shard for a worker; None if it has enough, or there is none."""
         held = self._held.setdefault(worker, deque())
-        least = PLACES * self._num_workers if held else 1
-        if len(held) >= PLACES or len(self._waiting) < least:
+        least = SLOTS * self._num_workers if held else 1
+        if len(held) >= SLOTS or len(self._waiting) < least:
             return None
         shard = self._waiting.popleft()
         held.append(shard)
         return shard
 
     def done(self, worker: int) -> Shard:
-        """The worker did the one it has had longest."""
+        """The worker finished its oldest shard."""
         return self._held[worker].popleft()
 
     def died(self, worker: int) -> Shard | None:
-        """Its shards go to others, first of all; the one it was at is returned if it is given
-        up, for workers keep dying at it."""
+        """Its shards go to others, before all that wait. Returns its oldest one if that is given
+        up because MAX_DEATHS workers died at it."""
         held = self._held.pop(worker, deque())
-        given_up = None
+        failed = None
         if held:
             number = held[0].number
             self._deaths[number] += 1
             if self._deaths[number] >= MAX_DEATHS:
-                given_up = held.popleft()
+                failed = held.popleft()
         self._waiting.extendleft(reversed(held))
-        return given_up
+        return failed

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from outrider.bulk.plan.results import ShardResult
-from outrider.bulk.plan.settings import Settings
-from outrider.bulk.plan.sources import Source
+from outrider.bulk.plan.shards import BulkSettings, SourceFile
 from outrider.errors import InvalidRequestError
 
 _FORM: Final = 1
@@ -22,7 +21,7 @@ _FORM: Final = 1
 
 
 def fingerprint(
-    sources: Sequence[Source], settings: Settings, vocabulary_digest: bytes, writer: str
+    sources: Sequence[SourceFile], settings: BulkSettings, vocabulary_digest: bytes, writer: str
 ) -> str:
     """Equal for runs whose output is the same, byte for byte; `writer` names the library that
     writes the files, and its version. SHA-256, in hexadecimal."""
@@ -73,7 +72,7 @@ def check_run(record: Mapping[str, Any], run: str) -> None:
 
 
 def manifest(
-    run: str, results: Sequence[ShardResult], settings: Settings, facts: Mapping[str, object]
+    run: str, results: Sequence[ShardResult], settings: BulkSettings, facts: Mapping[str, object]
 ) -> str:
     """What the finished folder says about itself, the same for every run of that fingerprint."""
     parts = {

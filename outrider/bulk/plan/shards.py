@@ -1,34 +1,147 @@
-"""From sources to shards: a function of the sources alone, whoever does the work. Pure."""
+"""Which slices of which files each shard of the output is made of. Pure.
+
+The plan is a function of the files and settings alone, so the output does not depend on who does
+the work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
 from typing import Final
 
-from outrider.bulk.plan.sources import Kind, Slice, Source
+from outrider.errors import ConfigError, InvalidRequestError
+
+FORMATS: Final = ("parquet", "arrow")
+COMPRESSIONS: Final = ("none", "lz4", "zstd")
+DEFAULT_SHARD_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSettings:
+    """Raises ConfigError at construction."""
+
+    format: str = "parquet"
+    """One of FORMATS; arrow is the Arrow IPC file format."""
+    compression: str = "none"
+    """One of COMPRESSIONS."""
+    field: str = "text"
+    """Field of JSON objects, or column of Parquet files, that has the text."""
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    """Bytes of text that a shard is made of, about; a longer text file is cut."""
+    token_offsets: bool = False
+    """Whether the output has each token's first byte."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("format", self.format, FORMATS),
+            ("compression", self.compression, COMPRESSIONS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.shard_bytes < 1:
+            raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing: give more")
+        if not self.field:
+            raise ConfigError("the field that holds the text has no name")
+
+    @property
+    def suffix(self) -> str:
+        """Of the shards' names."""
+        return f".{self.format}"
+
+
+class FileKind(StrEnum):
+    """What a file holds."""
+
+    TEXT = "text"
+    """One document."""
+    LINES = "lines"
+    """A JSON object per line."""
+    PARQUET = "parquet"
+    """A column of texts."""
+
+
+_KINDS = {".txt": FileKind.TEXT, ".jsonl": FileKind.LINES, ".parquet": FileKind.PARQUET}
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a Parquet file."""
+
+    num_rows: int
+    num_bytes: int
+    """Of the text column, uncompressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file as it was found."""
+
+    path: str
+    """As it was given; also the source column of the shards."""
+    kind: FileKind
+    is_gzip: bool
+    num_bytes: int
+    modified_ns: int
+    row_groups: tuple[RowGroup, ...] = ()
+    """Of a Parquet file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one shard takes of one source."""
+
+    source: SourceFile
+    begin: int
+    """First byte, or row group. A worker moves it on to the next safe place of a text, or to the
+    next line."""
+    end: int
+    part: int = 0
+    """Of a text: the index of the slice, from 0."""
+    first_record: int = 0
+    """Number of the first record, counted from 0."""
+
+
+def kind_of(path: str) -> tuple[FileKind, bool]:
+    """What a file holds by its name, and whether it is compressed by gzip. Raises
+    InvalidRequestError."""
+    suffixes = PurePath(path.lower()).suffixes
+    is_gzip = bool(suffixes) and suffixes[-1] == ".gz"
+    suffix = (suffixes[:-1] if is_gzip else suffixes)[-1:]
+    kind = _KINDS.get("".join(suffix))
+    if kind is None or (is_gzip and kind is FileKind.PARQUET):
+        raise InvalidRequestError(
+            f"{path}: what it holds is told by its name, which must end with .txt, .jsonl, "
+            ".parquet, .txt.gz or .jsonl.gz"
+        )
+    return kind, is_gzip
+
 
 FILE_BYTES: Final = 1024
-"""What opening a file is worth, so that shards of many small files are small enough too."""
+"""Cost of opening a file, in bytes of text, so that a shard does not get too many small files."""
 GZIP_RATIO: Final = 4
-"""Text bytes in a byte of gzip, about."""
+"""Estimated bytes of text per byte of gzip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of the output, made by one worker in one go."""
+    """One file of the output, made by one worker."""
 
     number: int
     slices: tuple[Slice, ...]
     num_bytes: int
-    """Text in it, about."""
+    """Estimated bytes of text in it."""
 
     def name(self, suffix: str) -> str:
         """Its file's name; names sort as the shards do."""
         return f"shard-{self.number:06}{suffix}"
 
 
-def make_shards(sources: Iterable[Source], shard_bytes: int, *, cuts_texts: bool) -> list[Shard]:
+def make_shards(
+    sources: Iterable[SourceFile], shard_bytes: int, *, cuts_texts: bool
+) -> list[Shard]:
     """Slices in the order of the sources, as many in a shard as `shard_bytes` (text) allow.
 
     A source above that is cut into slices of about equal size: lines and Parquet files always,
@@ -49,20 +162,20 @@ def make_shards(sources: Iterable[Source], shard_bytes: int, *, cuts_texts: bool
 
 
 def _slices(
-    sources: Iterable[Source], shard_bytes: int, cuts_texts: bool
+    sources: Iterable[SourceFile], shard_bytes: int, cuts_texts: bool
 ) -> Iterator[tuple[Slice, int]]:
     for source in sources:
         if source.is_gzip:
             yield Slice(source, 0, source.num_bytes), source.num_bytes * GZIP_RATIO + FILE_BYTES
-        elif source.kind is Kind.PARQUET:
+        elif source.kind is FileKind.PARQUET:
             yield from _of_row_groups(source, shard_bytes)
         else:
-            is_cut = cuts_texts or source.kind is Kind.LINES
+            is_cut = cuts_texts or source.kind is FileKind.LINES
             yield from _of_bytes(source, shard_bytes if is_cut else source.num_bytes)
 
 
-def _of_bytes(source: Source, slice_bytes: int) -> Iterator[tuple[Slice, int]]:
-    """Equal slices: the last worker would wait for nobody, and nobody for it."""
+def _of_bytes(source: SourceFile, slice_bytes: int) -> Iterator[tuple[Slice, int]]:
+    """In slices of equal size, so that no short last slice leaves a worker idle."""
     size = source.num_bytes
     count = max(1, -(-size // max(1, slice_bytes)))
     for part in range(count):
@@ -70,7 +183,7 @@ def _of_bytes(source: Source, slice_bytes: int) -> Iterator[tuple[Slice, int]]:
         yield Slice(source, begin, end, part), end - begin + FILE_BYTES * (count == 1)
 
 
-def _of_row_groups(source: Source, shard_bytes: int) -> Iterator[tuple[Slice, int]]:
+def _of_row_groups(source: SourceFile, shard_bytes: int) -> Iterator[tuple[Slice, int]]:
     begin = first_record = weight = num_rows = 0
     for number, group in enumerate(source.row_groups):
         if weight and weight + group.num_bytes > shard_bytes:

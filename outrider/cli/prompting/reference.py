@@ -16,8 +16,8 @@ import typer
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.telemetry.logs import configure_logging

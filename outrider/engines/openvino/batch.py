@@ -1,4 +1,4 @@
-"""From rounds to the arrays of one call. Numpy only."""
+"""From slices to the arrays of one call. Numpy only."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engines.base import Ids, Round
+from outrider.engines.base import Ids, SequenceSlice
 from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
 
 _Array: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 Inputs: TypeAlias = dict[str, _Array]
 
 
-def lay_out(rounds: Sequence[Round]) -> Inputs:
+def lay_out(slices: Sequence[SequenceSlice]) -> Inputs:
     """The arrays of make_paged's inputs, KV apart, one row per token."""
-    counts = [len(part.tokens) for part in rounds]
+    counts = [len(part.tokens) for part in slices]
     begins = list(accumulate(counts, initial=0))
     return {
-        "input_ids": np.concatenate([part.tokens for part in rounds]).astype(np.int64),
-        "position_ids": _ranges([part.past for part in rounds], counts),
-        "past_lens": np.array([part.past for part in rounds], np.int32),
+        "input_ids": np.concatenate([part.tokens for part in slices]).astype(np.int64),
+        "position_ids": _ranges([part.past for part in slices], counts),
+        "past_lens": np.array([part.past for part in slices], np.int32),
         "subsequence_begins": np.array(begins, np.int32),
-        "block_indices": np.concatenate([part.blocks for part in rounds]).astype(np.int32),
+        "block_indices": np.concatenate([part.blocks for part in slices]).astype(np.int32),
         "block_indices_begins": np.array(
-            list(accumulate((len(part.blocks) for part in rounds), initial=0)), np.int32
+            list(accumulate((len(part.blocks) for part in slices), initial=0)), np.int32
         ),
         "max_context_len": np.array(
-            max(part.past + count for part, count in zip(rounds, counts, strict=True)), np.int32
+            max(part.past + count for part, count in zip(slices, counts, strict=True)), np.int32
         ),
         LOGIT_ROWS: _ranges(
-            [end - part.num_rows for part, end in zip(rounds, begins[1:], strict=True)],
-            [part.num_rows for part in rounds],
+            [end - part.num_rows for part, end in zip(slices, begins[1:], strict=True)],
+            [part.num_rows for part in slices],
         ),
     }
 
@@ -42,7 +42,7 @@ def lay_out(rounds: Sequence[Round]) -> Inputs:
 def duplicate_single_rows(inputs: Inputs) -> Inputs:
     """Give every sequence of one row a copy of it inside attention, at the position behind.
 
-    The copy's KV goes to the slot past the round's last token, the engine's scratch token.
+    The copy's KV goes to the slot past the slice's last token, the engine's scratch token.
     """
     begins = inputs["subsequence_begins"]
     counts = np.diff(begins)

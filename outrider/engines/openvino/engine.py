@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.engines.base import EngineInfo, Ids, Logits, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    EngineInfo,
+    Ids,
+    Logits,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.batch import (
     Inputs,
@@ -19,7 +27,7 @@ from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
 from outrider.engines.openvino.paging import ATTENTION_ROWS
 from outrider.engines.sizing import SizingRule, ladder
-from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import ConfigError, EngineError
 
 _QUANTUM = 16
@@ -32,7 +40,7 @@ class OpenVinoEngine:
 
     Exactness (decision 0002): with `exact`, a sequence of one row enters attention with two, so
     one kernel computes every row; its copy's KV lands in the scratch token. The kernel also
-    clears the rest of the block that holds a round's last token.
+    clears the rest of the block that holds a slice's last token.
     """
 
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
@@ -75,19 +83,21 @@ class OpenVinoEngine:
         self._check_not_closed()
         self._opened.discard(sequence)
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._check_not_closed()
-        check_rounds(self._info, self._opened, rounds)
-        if not rounds:
+        check_slices(self._info, self._opened, slices)
+        if not slices:
             return []
-        inputs = lay_out(rounds)
+        inputs = lay_out(slices)
         inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
-        num_rows = sum(part.num_rows for part in rounds)
-        logits = self._model.infer(inputs, self._last_slot(rounds[-1]), num_rows, meanwhile)
+        num_rows = sum(part.num_rows for part in slices)
+        logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
         answers, begin = [], 0
-        for part in rounds:
+        for part in slices:
             part_rows = logits[begin : begin + part.num_rows]
-            answers.append(Rows(part_rows, self._named(part_rows)))
+            answers.append(LogitsRows(part_rows, self._named(part_rows)))
             begin += part.num_rows
         return answers
 
@@ -132,7 +142,7 @@ class OpenVinoEngine:
         if self._closed:
             raise EngineError("the engine is closed; create a new one")
 
-    def _last_slot(self, part: Round) -> tuple[int, int]:
-        """Block and slot of the round's last token."""
+    def _last_slot(self, part: SequenceSlice) -> tuple[int, int]:
+        """Block and slot of the slice's last token."""
         index, slot = divmod(part.past + len(part.tokens) - 1, self._info.block_tokens)
         return int(part.blocks[index]), slot

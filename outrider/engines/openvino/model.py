@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from outrider.engines.base import Logits, Meanwhile, nothing
+from outrider.engines.base import Logits, OverlappedWork, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.free_memory import free_memory
 from outrider.engines.kv_budget import BlockShape
@@ -69,19 +69,19 @@ class PagedModel:
         inputs: Inputs,
         last_slot: tuple[int, int],
         num_rows: int,
-        meanwhile: Meanwhile = nothing,
+        overlapped_work: OverlappedWork = no_work,
     ) -> Logits:
         """[num_rows, V] logits, in memory that a later call may overwrite.
 
-        `last_slot` is the block and the slot of a token of this call; `meanwhile` is called while
-        it computes. Raises EngineError.
+        `last_slot` is the block and the slot of a token of this call; `overlapped_work` is called
+        while it computes. Raises EngineError.
         """
         if self._failure:
             raise EngineError(f"the model failed before ({self._failure}); restart the engine")
         with self._failing():
             request = self._start(inputs, last_slot)
         try:
-            meanwhile()
+            overlapped_work()
         finally:
             with self._failing():
                 logits = self._finish(request, last_slot, num_rows)

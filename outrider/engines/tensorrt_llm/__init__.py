@@ -1,1 +1,1 @@
-"""The GPU engine: TensorRT-LLM, one request per round. Its authors have not run it on a GPU."""
+"""The GPU engine: TensorRT-LLM, one request per slice. Its authors have not run it on a GPU."""

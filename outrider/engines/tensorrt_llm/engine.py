@@ -1,11 +1,11 @@
-"""The engine seam over TensorRT-LLM: each round is a request of its own.
+"""The engine seam over TensorRT-LLM: each slice is a request of its own.
 
-The runtime has no way to be given drafts, so a round's tokens are sent as a prompt: what came
+The runtime has no way to be given drafts, so a slice's tokens are sent as a prompt: what came
 before, its own tokens, the drafts. The runtime finds what it computed before in its reuse tree,
 computes the rest in one pass, and answers with log probabilities of the prompt positions it
-computed, the last of which are the rows. No state but KV stays there between rounds.
+computed, the last of which are the rows. No state but KV stays there between slices.
 
-Where the runtime has seen drafts before, in an earlier round or another session, it takes them
+Where the runtime has seen drafts before, in an earlier slice or another session, it takes them
 from the tree and gives no row for them. The first row is always to be had, by a request that ends
 there: its last token is computed whatever is cached.
 """
@@ -21,7 +21,14 @@ from typing import TypeAlias
 import numpy as np
 import structlog
 
-from outrider.engines.base import EngineInfo, Ids, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    EngineInfo,
+    Ids,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.engines.tensorrt_llm.api import Llm, TokenLogprobs
 from outrider.engines.tensorrt_llm.reports import (
     CacheChanges,
@@ -31,7 +38,7 @@ from outrider.engines.tensorrt_llm.reports import (
 )
 from outrider.engines.tensorrt_llm.requests import Flight, Request, Ticket
 from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
-from outrider.engines.validation import check_block_ids, check_opening, check_rounds
+from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import EngineError
 
 log = structlog.get_logger()
@@ -41,26 +48,26 @@ _SPARE_ROWS = 8
 ones are sent ahead without rows."""
 _TELL_S = 10.0
 _MAX_CAUTION = 16
-"""Rounds without drafts after the latest of several short answers."""
+"""Slices without drafts after the latest of several short answers."""
 
-_Dialogue: TypeAlias = Generator[Request, TokenLogprobs | None, Rows]
-"""Yields requests, is sent their answers, returns a round's rows."""
+_Dialogue: TypeAlias = Generator[Request, TokenLogprobs | None, LogitsRows]
+"""Yields requests, is sent their answers, returns a slice's rows."""
 
 
 @dataclass(slots=True)
 class _Sequence:
     ids: Ids
-    """[n] all known tokens; those a later round rewrites are void until then."""
+    """[n] all known tokens; those a later slice rewrites are void until then."""
     salt: bytes
     num_candidates: int
     sent_ahead: Ticket | None = None
     """A prefill chunk that has not been waited for."""
     caution: int = 0
-    """Rounds to go without drafts after the next short answer."""
+    """Slices to go without drafts after the next short answer."""
     num_cautious: int = 0
-    """Rounds to go without drafts now: the text ahead seems to be cached, drafts and all."""
+    """Slices to go without drafts now: the text ahead seems to be cached, drafts and all."""
 
-    def write(self, part: Round) -> None:
+    def write(self, part: SequenceSlice) -> None:
         end = part.past + len(part.tokens)
         self.ids = np.concatenate([self.ids[: part.past], part.tokens, self.ids[end:]])
 
@@ -85,7 +92,7 @@ class TensorRtLlmEngine:
         self._closed = False
         self._tell_at = 0.0
         self.num_short_answers = 0
-        """Rounds whose rows the runtime's cache had swallowed."""
+        """Slices whose rows the runtime's cache had swallowed."""
 
     @property
     def info(self) -> EngineInfo:
@@ -98,13 +105,15 @@ class TensorRtLlmEngine:
         wanted = min(num_candidates or most, most)
         self._sequences[sequence] = _Sequence(np.array(prompt, np.int32), salt, wanted)
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         """See base.Engine. When one request fails, none is left in flight."""
         self._check_not_closed()
-        check_rounds(self._info, self._sequences, rounds)
-        self._check_past(rounds)
+        check_slices(self._info, self._sequences, slices)
+        self._check_past(slices)
         try:
-            rows = self._converse(rounds, meanwhile)
+            rows = self._converse(slices, overlapped_work)
         except Exception:
             self._flight.clear()
             raise
@@ -151,16 +160,18 @@ class TensorRtLlmEngine:
         finally:
             self._llm.shutdown()
 
-    def _converse(self, rounds: Sequence[Round], meanwhile: Meanwhile) -> list[Rows]:
-        """All rounds side by side: one request of each is in flight at a time.
+    def _converse(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork
+    ) -> list[LogitsRows]:
+        """All slices side by side: one request of each is in flight at a time.
 
         Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them.
         """
-        dialogues = [self._dialogue(part) for part in rounds]
-        ahead = [self._sequences[part.sequence].sent_ahead is not None for part in rounds]
-        rows: dict[int, Rows] = {}
+        dialogues = [self._dialogue(part) for part in slices]
+        ahead = [self._sequences[part.sequence].sent_ahead is not None for part in slices]
+        rows: dict[int, LogitsRows] = {}
         answers: dict[int, TokenLogprobs | None]
-        answers = dict.fromkeys(sorted(range(len(rounds)), key=ahead.__getitem__))
+        answers = dict.fromkeys(sorted(range(len(slices)), key=ahead.__getitem__))
         while answers:
             tickets: dict[int, Ticket] = {}
             for index, answer in answers.items():
@@ -169,12 +180,12 @@ class TensorRtLlmEngine:
                 except StopIteration as end:
                     rows[index] = end.value
             if tickets:
-                meanwhile()
-                meanwhile = nothing
+                overlapped_work()
+                overlapped_work = no_work
             answers = {index: self._flight.land(ticket) for index, ticket in tickets.items()}
-        return [rows[index] for index in range(len(rounds))]
+        return [rows[index] for index in range(len(slices))]
 
-    def _dialogue(self, part: Round) -> _Dialogue:
+    def _dialogue(self, part: SequenceSlice) -> _Dialogue:
         sequence = self._sequences[part.sequence]
         self._settle(sequence)
         sequence.write(part)
@@ -229,12 +240,12 @@ class TensorRtLlmEngine:
             short_answers=self.num_short_answers,
         )
 
-    def _check_past(self, rounds: Sequence[Round]) -> None:
-        for part in rounds:
+    def _check_past(self, slices: Sequence[SequenceSlice]) -> None:
+        for part in slices:
             known = len(self._sequences[part.sequence].ids)
             if part.past > known:
                 raise EngineError(
-                    f"sequence {part.sequence} has {known} known tokens, a round begins at "
+                    f"sequence {part.sequence} has {known} known tokens, a slice begins at "
                     f"{part.past}; send those in between first"
                 )
 

@@ -1,4 +1,4 @@
-"""Requests to the runtime: how a round is asked, and how many may be in flight at once."""
+"""Requests to the runtime: how a slice is asked, and how many may be in flight at once."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.engines.tensorrt_llm.api import TokenLogprobs
 from outrider.errors import EngineError
 
 
-def last_rows(answer: TokenLogprobs | None, num_rows: int, num_candidates: int) -> Rows:
+def last_rows(answer: TokenLogprobs | None, num_rows: int, num_candidates: int) -> LogitsRows:
     """The last num_rows rows of an answer, or as many as it has: [r, c] with r <= num_rows.
 
     Raises EngineError for a row without its num_candidates likeliest ids.
@@ -37,17 +37,17 @@ def last_rows(answer: TokenLogprobs | None, num_rows: int, num_candidates: int) 
                     "check prompt_logprobs in this version of TensorRT-LLM"
                 )
             ids[row, column], logits[row, column] = ranked[column + 1]
-    return Rows(logits, ids)
+    return LogitsRows(logits, ids)
 
 
-def leading_rows(first: Rows, last: Rows, num_rows: int) -> Rows:
+def leading_rows(first: LogitsRows, last: LogitsRows, num_rows: int) -> LogitsRows:
     """The first row, followed by the last ones if these reach up to it; else alone."""
     if len(last.logits) < num_rows - 1:
         return first
     assert first.ids is not None
     assert last.ids is not None
     behind = slice(len(last.logits) - (num_rows - 1), None)
-    return Rows(
+    return LogitsRows(
         np.concatenate([first.logits, last.logits[behind]]),
         np.concatenate([first.ids, last.ids[behind]]),
     )

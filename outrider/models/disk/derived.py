@@ -15,12 +15,12 @@ from pathlib import Path
 from outrider.errors import ConfigError, ModelStoreError
 from outrider.models.disk.files import (
     empty_directory,
+    exclusive,
     file_sha256,
     sync_directory,
     sync_file,
     write_atomic,
 )
-from outrider.models.disk.locks import exclusive
 
 MANIFEST = ".manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")

@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """What the store knows of a source."""
 
     source: str
@@ -42,7 +42,7 @@ class SourceIndex:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def read(self, source: str) -> Entry | None:
+    def read(self, source: str) -> IndexEntry | None:
         """The entry of a source; None without one. ArtifactCorruptError if it is damaged."""
         entry = _read(self._file(source))
         if entry is not None and entry.source != source:
@@ -52,7 +52,7 @@ class SourceIndex:
             )
         return entry
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: IndexEntry) -> None:
         """Add or replace an entry."""
         write_atomic(self._file(entry.source), json.dumps(asdict(entry), indent=1).encode())
 
@@ -60,7 +60,7 @@ class SourceIndex:
         """Forget a source; forgetting an unknown one is no error."""
         self._file(source).unlink(missing_ok=True)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[IndexEntry]:
         """Every entry, in the order of the file names. ArtifactCorruptError as in `read`."""
         for file in sorted(self._root.glob("*.json")):
             entry = _read(file)
@@ -71,10 +71,10 @@ class SourceIndex:
         return self._root / f"{source_key(source)}.json"
 
 
-def _read(file: Path) -> Entry | None:
+def _read(file: Path) -> IndexEntry | None:
     try:
         data = json.loads(file.read_bytes())
-        entry = Entry(**data)
+        entry = IndexEntry(**data)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -88,7 +88,7 @@ def _read(file: Path) -> Entry | None:
     return entry
 
 
-def _is_valid(entry: Entry) -> bool:
+def _is_valid(entry: IndexEntry) -> bool:
     return (
         isinstance(entry.source, str)
         and isinstance(entry.sha256, str)

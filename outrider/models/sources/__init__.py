@@ -1,6 +1,6 @@
 """Where artifacts come from: `pypi:`, `file:`, `hf:` and `https:`."""
 
-from outrider.models.sources.base import Source
+from outrider.models.disk.fetch import ArtifactSource
 from outrider.models.sources.parse import parse_source
 
-__all__ = ["Source", "parse_source"]
+__all__ = ["ArtifactSource", "parse_source"]

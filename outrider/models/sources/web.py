@@ -1,4 +1,5 @@
-"""A URL, with resumption (HTTP range requests, RFC 9110 section 14) and retries."""
+"""Fetches a URL: resumes (HTTP range requests, RFC 9110 section 14), retries, and follows redirects
+without sending the token to another host or falling back to plain http."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
+from http.client import HTTPMessage
+from ipaddress import ip_address
 from pathlib import Path
-from typing import NoReturn
-from urllib.parse import urlsplit
+from typing import IO, NoReturn
+from urllib.parse import SplitResult, urlsplit
 
 from outrider.errors import SourceError
-from outrider.models.disk.partial import Partial
-from outrider.models.sources.base import COPY_BYTES
-from outrider.models.sources.redirects import Redirects, is_loopback
+from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
 
 TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 5
@@ -49,7 +50,7 @@ class WebSource:
         """What is fetched."""
         return self._url
 
-    def fetch(self, partial: Partial, scratch: Path) -> str | None:
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Download, going on where an earlier attempt or process stopped."""
         problem = ""
         for attempt in range(MAX_ATTEMPTS):
@@ -64,7 +65,7 @@ class WebSource:
             "kept where the server allows resuming: pull again later"
         )
 
-    def _attempt(self, partial: Partial) -> str | None:
+    def _attempt(self, partial: PartialFetch) -> str | None:
         request = urllib.request.Request(self._url)  # noqa: S310 - parse_source admits https only
         request.add_header("User-Agent", "outrider")
         request.add_header("Accept-Encoding", "identity")
@@ -74,7 +75,7 @@ class WebSource:
         if kept.num_bytes and kept.validator:
             request.add_header("Range", f"bytes={kept.num_bytes}-")
             request.add_header("If-Range", kept.validator)
-        redirects = Redirects()
+        redirects = RedirectPolicy()
         with (
             self._faults(partial),
             _opener(self._url, redirects).open(request, timeout=TIMEOUT_S) as response,
@@ -82,7 +83,7 @@ class WebSource:
             self._receive(response, partial)
         return redirects.claimed_sha256
 
-    def _receive(self, response: http.client.HTTPResponse, partial: Partial) -> None:
+    def _receive(self, response: http.client.HTTPResponse, partial: PartialFetch) -> None:
         kept = partial.position
         total_bytes = _announced(response.headers)
         offset = 0
@@ -107,7 +108,7 @@ class WebSource:
         return asked, int(match[3])
 
     @contextmanager
-    def _faults(self, partial: Partial) -> Iterator[None]:
+    def _faults(self, partial: PartialFetch) -> Iterator[None]:
         """What the network raises, as what is worth another attempt and what is not."""
         try:
             yield
@@ -137,7 +138,7 @@ class WebSource:
         raise SourceError(f"{self._text}: the server answered {error.code}; {hint}") from error
 
 
-def _opener(url: str, redirects: Redirects) -> urllib.request.OpenerDirector:
+def _opener(url: str, redirects: RedirectPolicy) -> urllib.request.OpenerDirector:
     handlers: list[urllib.request.BaseHandler] = [redirects]
     if is_loopback(urlsplit(url)):
         handlers.append(urllib.request.ProxyHandler({}))  # this machine is never behind a proxy
@@ -155,3 +156,57 @@ def _validator(headers: Message) -> str:
     if etag.startswith('"'):
         return etag
     return headers.get("Last-Modified", "") if not etag else ""
+
+
+_SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
+
+
+class RedirectPolicy(urllib.request.HTTPRedirectHandler):
+    """The redirect policy of one request.
+
+    A hub answers a file's address with a redirect to its storage and puts the file's sha256 into
+    `X-Linked-Etag` there; that is kept as the claim the bytes must meet.
+    """
+
+    def __init__(self) -> None:
+        self.claimed_sha256: str | None = None
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """The next request. SourceError if it would fall back to plain http."""
+        target, origin = urlsplit(newurl), urlsplit(req.full_url)
+        if target.scheme != "https" and not (is_loopback(target) and is_loopback(origin)):
+            raise SourceError(
+                f"{origin.hostname} redirects to {target.scheme}://{target.hostname}, which is "
+                "not https; refused"
+            )
+        claim = _SHA256.fullmatch(headers.get("X-Linked-Etag", ""))
+        if claim is not None:
+            self.claimed_sha256 = claim[1]
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        token = req.unredirected_hdrs.get("Authorization")
+        if following is not None and token and _same_origin(origin, target):
+            following.add_unredirected_header("Authorization", token)
+        return following
+
+
+def is_loopback(url: SplitResult) -> bool:
+    """Whether a URL's host is this machine, by its literal address or the name localhost."""
+    host = url.hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _same_origin(one: SplitResult, other: SplitResult) -> bool:
+    return (one.scheme, one.netloc) == (other.scheme, other.netloc)

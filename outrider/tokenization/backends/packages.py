@@ -1,6 +1,6 @@
 """The fast backends, each an optional package: `pip install 'outrider[fast-tokenizers]'`.
 
-None is trusted as it is: `gate` decides whether one may be used with a vocabulary.
+None is trusted: the test in equivalence.py decides whether one may be used with a vocabulary.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def make(package: str, vocabulary: Vocabulary) -> Backend:
+def make_backend(package: str, vocabulary: Vocabulary) -> Backend:
     """The backend of `package`, which is installed. Raises what the package raises."""
     return _MAKERS[package](vocabulary)
 

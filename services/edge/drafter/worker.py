@@ -33,8 +33,8 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.models.catalog import lookup
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode

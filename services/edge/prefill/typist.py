@@ -12,7 +12,7 @@ from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation
-from outrider.tokenization.front.job import Job, Outcome
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.identity import NOBODY, Credential
 from services.edge.parts import EdgeParts
@@ -53,7 +53,7 @@ class Typist:
         self._identity = NOBODY
         self.closed = False
         self._before: tuple[Message, ...] = ()
-        self._job: Job | None = None
+        self._job: TokenizationJob | None = None
         self._link: RouterLink | None = None
         self._number = 0
 
@@ -128,12 +128,14 @@ class Typist:
         try:
             tokenization = self._parts.tokenization
             scope = self._identity.group or None
-            self._job = tokenization.submit(messages, self._tokenized, scope=scope, is_typed=True)
+            self._job = tokenization.submit(
+                messages, self._tokenized, scope=scope, is_typeahead=True
+            )
         except OutriderError as error:
             log.debug("typed text not tokenized", reason=error.reason)
             self._plan.tokenized(None)
 
-    def _tokenized(self, outcome: Outcome) -> None:
+    def _tokenized(self, outcome: TokenizationResult) -> None:
         self._job = None
         self._tokenize(
             self._plan.tokenized(None if isinstance(outcome, OutriderError) else outcome)

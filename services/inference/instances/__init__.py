@@ -1,1 +1,1 @@
-"""Several engine instances in one replica: which one a session goes to, and what they add up to."""
+"""Several engine instances in one replica: which of them a session goes to."""

@@ -1,8 +1,8 @@
-"""What becomes of the prefix cache, as numbered events that routers can follow (pure).
+"""Changes of the prefix cache, as numbered events that routers can follow (pure).
 
-The model thread's pool records, the event loop's ledger numbers and keeps. A follower remembers
-the number of the next event it wants. The ledger holds a bounded number of events, so one that
-fell behind finds a gap, and takes a snapshot instead.
+The model thread's pool records them; the event loop's ledger numbers and keeps them. A follower
+remembers the number of the next event it wants. The ledger keeps a bounded number of events: a
+follower that fell behind finds a gap, and takes a snapshot instead.
 """
 
 from __future__ import annotations

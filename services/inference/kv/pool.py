@@ -1,10 +1,11 @@
-"""The paged KV pool: which physical blocks hold which session's tokens.
+"""The paged KV pool: which physical blocks hold which sequence's tokens.
 
-A session's table is a shared prefix (blocks of the prefix tree, full, verified, never written
-again) followed by private blocks. Only verified tokens whose KV is computed are ever published.
+A sequence is one stay of a session in the pool, numbered anew after a preemption. Its table is a
+shared prefix (blocks of the prefix tree: full, verified, never written again) followed by private
+blocks. Only verified tokens whose KV is computed are ever published.
 
-Of a published block that agrees with a session's ids in its first tokens only, the session gets a
-private copy: it writes behind these tokens, and the engine may spoil all that lies there.
+Of a published block that agrees with a sequence's ids in its first tokens only, the sequence gets a
+private copy: it writes behind these tokens, and the engine may overwrite all that follows them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from services.inference.kv.prefix_tree import Key, Node, PrefixTree
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """The engine is to copy block `source` to `target`, which is `session`'s."""
+    """The engine is to copy block `source` to `target`, which belongs to `sequence`."""
 
-    session: int
+    sequence: int
     source: int
     target: int
 
@@ -43,7 +44,7 @@ class _Table:
 
 
 class KvPool:
-    """Block tables of sessions over one pool. Answers at once or not at all; never waits."""
+    """Block tables of sequences over one pool. Never waits: there is room, or the answer is no."""
 
     def __init__(
         self, num_blocks: int, block_tokens: int, *, min_rows: int = 1, scratch_tokens: int = 0
@@ -62,7 +63,7 @@ class KvPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had now: free ones and cached ones that no session uses."""
+        """Blocks that can be allocated now: free ones, and cached ones that no sequence uses."""
         return self._allocator.num_free + self._tree.num_idle
 
     @property
@@ -82,32 +83,32 @@ class KvPool:
         num_same = self._tree.closest(node, self._rest(ids, num_shared))[1]
         return num_shared * self.block_tokens + num_same
 
-    def open(self, session: int, ids: Sequence[int], salt: bytes) -> int:
-        """A table for a session that will compute `ids`; returns how many are cached already."""
-        if session in self._tables:
-            raise RuntimeError(f"session {session} already has a KV table")
-        self._tables[session] = _Table([self._tree.enter(salt)])
-        return self.reuse(session, ids, 0)
+    def open(self, sequence: int, ids: Sequence[int], salt: bytes) -> int:
+        """A table for a sequence that will compute `ids`; returns how many are cached already."""
+        if sequence in self._tables:
+            raise RuntimeError(f"sequence {sequence} already has a KV table")
+        self._tables[sequence] = _Table([self._tree.enter(salt)])
+        return self.reuse(sequence, ids, 0)
 
-    def reuse(self, session: int, ids: Sequence[int], num_computed: int) -> int:
+    def reuse(self, sequence: int, ids: Sequence[int], num_computed: int) -> int:
         """Take over what others published of `ids` meanwhile; returns the tokens whose KV the
-        session has now, of which it had `num_computed`.
+        sequence has now, of which it had `num_computed`.
 
-        Private blocks that hold the same tokens are given back. What the last block's beginning
-        brings is there once the copies that take_copies() tells of are made.
+        Private blocks that hold the same tokens are freed. Tokens of a block that is copied count:
+        their KV is there once the engine has made the copies of take_copies().
         """
-        table = self._tables[session]
+        table = self._tables[sequence]
         for key in self._keys(ids, table.num_shared):
             if not self._share(table, key):
                 break
         num_computed = max(num_computed, table.num_shared * self.block_tokens)
-        return self._copy_beginning(session, ids, num_computed)
+        return self._copy_beginning(sequence, ids, num_computed)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that open() and reuse() have counted on since the last take.
 
         The engine has to make them, in this order, before anything is written to any block: a
-        source is not held, and may be the room of another session in the same engine call.
+        source is not referenced, and may be allocated to another sequence in the same engine call.
         """
         copies, self._copies = tuple(self._copies), []
         return copies
@@ -122,15 +123,15 @@ class KvPool:
         """What changed in the prefix cache since the last take; nothing unless recorded."""
         return self._recorder.take() if self._recorder is not None else ()
 
-    def can_grow(self, session: int, num_tokens: int) -> bool:
+    def can_grow(self, sequence: int, num_tokens: int) -> bool:
         """Whether grow() would succeed."""
-        missing = self.blocks_for(num_tokens) - len(self._tables[session].blocks)
+        missing = self.blocks_for(num_tokens) - len(self._tables[sequence].blocks)
         return missing <= self.num_free
 
-    def grow(self, session: int, num_tokens: int) -> bool:
+    def grow(self, sequence: int, num_tokens: int) -> bool:
         """Make the table cover num_tokens and the scratch, evicting idle cached blocks, least
         recently used first. False, with nothing changed, if can_grow() is."""
-        blocks = self._tables[session].blocks
+        blocks = self._tables[sequence].blocks
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
             return True
@@ -140,31 +141,31 @@ class KvPool:
             blocks.append(self._take_block())
         return True
 
-    def blocks(self, session: int) -> Ids:
-        """A copy of the session's table, [n] physical blocks in order."""
-        return np.array(self._tables[session].blocks, dtype=np.int32)
+    def blocks(self, sequence: int) -> Ids:
+        """A copy of the sequence's table, [n] physical blocks in order."""
+        return np.array(self._tables[sequence].blocks, dtype=np.int32)
 
-    def commit(self, session: int, ids: Sequence[int], num_tokens: int) -> None:
+    def commit(self, sequence: int, ids: Sequence[int], num_tokens: int) -> None:
         """Publish the full blocks among the first num_tokens of `ids`: those tokens are verified
-        and their KV is computed. A block somebody else published first replaces ours."""
-        table = self._tables[session]
+        and their KV is computed. A block that another one published first replaces ours."""
+        table = self._tables[sequence]
         for index in range(table.num_shared, num_tokens // self.block_tokens):
             key = self._key(ids, index)
             if not self._share(table, key):
                 node = self._tree.publish(table.path[-1], key, table.blocks[index])
                 table.path.append(node)
 
-    def truncate(self, session: int, num_tokens: int) -> None:
-        """Give back the private blocks behind num_tokens and the scratch."""
-        table = self._tables[session]
+    def truncate(self, sequence: int, num_tokens: int) -> None:
+        """Free the private blocks behind num_tokens and the scratch."""
+        table = self._tables[sequence]
         keep = max(self.blocks_for(num_tokens), table.num_shared)
         while len(table.blocks) > keep:
             self._allocator.release(table.blocks.pop())
 
-    def release(self, session: int) -> None:
-        """Forget the session. What it published stays cached until its room is needed."""
-        table = self._tables.pop(session)
-        self._copies = [copy for copy in self._copies if copy.session != session]
+    def release(self, sequence: int) -> None:
+        """Forget the sequence. What it published stays cached until its room is needed."""
+        table = self._tables.pop(sequence)
+        self._copies = [copy for copy in self._copies if copy.sequence != sequence]
         for block in reversed(table.blocks[table.num_shared :]):
             self._allocator.release(block)
         self._tree.leave(table.path)
@@ -175,10 +176,10 @@ class KvPool:
             self._tree.evict()
         return self._allocator.allocate()
 
-    def _copy_beginning(self, session: int, ids: Sequence[int], num_computed: int) -> int:
-        """Copy the published block that begins most like the session's first private one, if that
-        brings more tokens than are computed; returns the tokens computed then."""
-        table = self._tables[session]
+    def _copy_beginning(self, sequence: int, ids: Sequence[int], num_computed: int) -> int:
+        """Copy the published block that begins most like the sequence's first private one, if that
+        covers more tokens than are computed; returns the tokens that are computed then."""
+        table = self._tables[sequence]
         begin = table.num_shared * self.block_tokens
         node, num_same = self._tree.closest(table.path[-1], self._rest(ids, table.num_shared))
         if begin + num_same <= num_computed:
@@ -189,8 +190,9 @@ class KvPool:
                 return num_computed
             table.blocks.append(self._take_block())
         target = table.blocks[table.num_shared]
-        if target != node.block:  # equal if nothing else was idle: then its room is ours now
-            self._copies.append(BlockCopy(session, node.block, target))
+        # Equal if no other block was idle: then the source was evicted and given to us.
+        if target != node.block:
+            self._copies.append(BlockCopy(sequence, node.block, target))
         return begin + num_same
 
     def _share(self, table: _Table, key: Key) -> bool:
@@ -200,9 +202,9 @@ class KvPool:
         index = table.num_shared
         table.path.append(node)
         if index < len(table.blocks):
-            given_back = table.blocks[index]
-            self._copies = [copy for copy in self._copies if copy.target != given_back]
-            self._allocator.release(given_back)
+            freed = table.blocks[index]
+            self._copies = [copy for copy in self._copies if copy.target != freed]
+            self._allocator.release(freed)
             table.blocks[index] = node.block
         else:
             table.blocks.append(node.block)
@@ -234,9 +236,9 @@ class KvPool:
             assert all(b.parent is a for a, b in zip(table.path, table.path[1:], strict=False))
             private.extend(table.blocks[table.num_shared :])
         assert len(set(private)) == len(private), "a private block is in two tables"
-        assert published.isdisjoint(private), "a published block is private to a session"
-        assert all(self._allocator.num_holders(block) == 1 for block in private)
+        assert published.isdisjoint(private), "a published block is private to a sequence"
+        assert all(self._allocator.ref_count(block) == 1 for block in private)
         for copy in self._copies:
-            table = self._tables[copy.session]
+            table = self._tables[copy.sequence]
             assert copy.target in table.blocks[table.num_shared :], "a copy into a shared block"
         assert self._allocator.num_free + len(published) + len(private) == self.num_blocks

@@ -39,9 +39,9 @@ class Node:
 
 
 class PrefixTree:
-    """Published blocks by prefix. The tree holds each of its blocks once in the allocator.
+    """Published blocks by prefix. The tree has one reference to each of its blocks.
 
-    Users always hold whole paths, and give them up leaf first. So a node falls idle after all its
+    Sessions always use whole paths, and leave them leaf first. So a node falls idle after all its
     descendants, and the front of the idle queue is always a leaf: least recently used first, and
     never a block that something below it still needs.
     """
@@ -66,8 +66,8 @@ class PrefixTree:
                 recorder.stored(node.parent.hash, node.hash)
 
     def match(self, salt: bytes, keys: Iterator[Key]) -> tuple[Node | None, int]:
-        """The last node along the leading keys that are published, and their number. Takes no
-        hold of them. None if nothing is known of the salt."""
+        """The last node along the leading keys that are published, and their number. Adds no
+        reference. None if nothing is known of the salt."""
         node = self._roots.get(salt)
         count = 0
         for key in keys:
@@ -91,7 +91,7 @@ class PrefixTree:
         return best, most
 
     def touch(self, node: Node) -> None:
-        """The node was of use to somebody who keeps no hold of it."""
+        """The node was read by a session that keeps no reference to it."""
         if node in self._idle:
             self._idle.move_to_end(node)
 
@@ -113,7 +113,7 @@ class PrefixTree:
         return child
 
     def publish(self, node: Node, key: Key, block: int) -> Node:
-        """A new child of `node` for a block the caller holds; the caller is its first user."""
+        """A new child of `node` for a block of the caller, who is its first user."""
         child = Node(node, key, block, node.salt)
         node.children[key] = child
         insort(node.ordered, key)
@@ -125,7 +125,7 @@ class PrefixTree:
         return child
 
     def leave(self, path: Sequence[Node]) -> None:
-        """The caller, a user of this path from the root down, gives it up."""
+        """The caller stops using this path, given from the root down."""
         for node in reversed(path):
             node.num_users -= 1
             if node.parent is None:
@@ -169,7 +169,7 @@ class PrefixTree:
         assert {node for node in nodes if node.num_users == 0} == set(self._idle)
         order = {node: place for place, node in enumerate(self._idle)}
         for node in nodes:
-            assert self._allocator.num_holders(node.block) == 1 + node.num_users
+            assert self._allocator.ref_count(node.block) == 1 + node.num_users
             below = sum(child.num_users for child in node.children.values())
             assert node.num_users >= below, "a child has users that its parent lacks"
             if node in order:

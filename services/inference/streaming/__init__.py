@@ -1,1 +1,1 @@
-"""The loop's side of the service: peers' streams, their sessions, frames, telemetry."""
+"""The event loop's side: live sessions, their frames and telemetry, and block events."""

@@ -1,4 +1,4 @@
-"""The prefix cache's events, on their way to whoever watches them."""
+"""The prefix cache's events, sent to the routers that watch them (WatchKv)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from services.inference.kv.events import BlockEvent, BlockLedger, Snapshot, Stor
 _MAX_EVENTS = 64
 """Of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's limit."""
 _PART_BLOCKS = 8192
-"""A part of a snapshot ends with the chain that brings it to so many blocks."""
+"""A part of a snapshot ends with the chain that brings it to at least this many blocks."""
 
 
 class BlockFeed:
-    """One ledger, any number of watchers with a cursor each: nothing is queued for anybody, so
-    who does not read costs nothing and holds nobody up."""
+    """One ledger, any number of watchers with a cursor each. Nothing is queued per watcher: one
+    that does not read costs no memory and delays no other."""
 
     def __init__(self, block_tokens: int, *, max_blocks: int = 8192) -> None:
         """Events of up to `max_blocks` blocks are kept for watchers that lag behind."""
@@ -33,7 +33,7 @@ class BlockFeed:
         return self._ledger.num_stored
 
     def take(self, events: Sequence[BlockEvent]) -> None:
-        """The model thread's news."""
+        """Add a tick's events."""
         if events:
             self._ledger.add(events)
             self._wake()
@@ -46,7 +46,7 @@ class BlockFeed:
     async def watch(
         self, request: inference_pb2.WatchKvRequest
     ) -> AsyncGenerator[inference_pb2.WatchKvResponse, None]:
-        """What the watcher lacks, as long as it listens."""
+        """What the watcher has not seen, until it closes the stream."""
         wanted = request.next_sequence if request.log == self._log else 0
         while not self._closed:
             changed = self._changed
@@ -69,7 +69,7 @@ class BlockFeed:
         self._changed = asyncio.Event()
 
     def _parts(self, snapshot: Snapshot) -> Iterator[inference_pb2.WatchKvResponse]:
-        """Of bounded size, made one by one: the watcher's pace is that of the connection."""
+        """Of bounded size, made one by one as the watcher reads them."""
         chains = list(reversed(snapshot.chains))
         first = True
         while chains or first:

@@ -1,4 +1,4 @@
-"""Every live session of the replica, between the peers' streams and the model thread."""
+"""All live sessions of the replica, between the peers' streams and the model thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import DuplicateSessionError, EngineError, OutriderError, OverloadedError
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
-from services.inference.runner import Tick
-from services.inference.scheduling.events import (
+from services.inference.runner import ModelTick
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -26,8 +26,7 @@ from services.inference.scheduling.events import (
     OpenRequest,
 )
 from services.inference.streaming import wire
-from services.inference.streaming.names import Name, RunningNames
-from services.inference.streaming.recording import SessionRecord
+from services.inference.streaming.telemetry import SessionTelemetry
 
 RUNNING: Final = "outrider.sessions.running"
 QUEUED: Final = "outrider.sessions.queued"
@@ -39,8 +38,8 @@ DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
 _DRAIN_RETRY_MS = 1000
 
 
-class Model(Protocol):
-    """The model threads as the loop sees them (runner.ModelRunner, instances.fleet.Fleet)."""
+class ModelThreads(Protocol):
+    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
     def open(self, request: OpenRequest) -> None: ...
 
@@ -50,7 +49,7 @@ class Model(Protocol):
 
 
 class Peer(Protocol):
-    """The stream a session lives on."""
+    """The stream that a session was opened on."""
 
     def send(self, frame: inference_pb2.SessionDown) -> None:
         """Queue a frame for the peer; a peer that does not read loses its sessions."""
@@ -61,22 +60,74 @@ class Peer(Protocol):
         ...
 
 
+RequestName: TypeAlias = tuple[str, str]
+"""Tenant and request id. Edges bind request ids to trust groups: those of different tenants never
+collide."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningRequest:
+    engine_session_id: int
+    request: OpenRequest
+
+
+class RunningRequests:
+    """The requests that run and were not cancelled, each in one session only.
+
+    A request that is opened again under the same name comes from its client, or from a router on
+    its behalf: edges derive ids from a secret of the client. Whatever the earlier session was for
+    is gone then, noticed or not, and the newer one takes its place. For another prompt the name
+    proves nothing.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[RequestName, _RunningRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def earlier(self, name: RequestName, request: OpenRequest) -> int | None:
+        """The engine session id that this request takes the place of. Raises DuplicateSessionError
+        where the name is another request's."""
+        running = self._running.get(name)
+        if running is None:
+            return None
+        known = running.request
+        if (known.prompt, known.sampling) != (request.prompt, request.sampling):
+            raise DuplicateSessionError(
+                f"another request runs under the id {name[1]}; cancel it or take a new id"
+            )
+        return running.engine_session_id
+
+    def claim(self, name: RequestName, request: OpenRequest) -> None:
+        """It runs from now on, instead of any earlier one."""
+        self._running[name] = _RunningRequest(request.session_id, request)
+
+    def release(self, name: RequestName, engine_session_id: int) -> None:
+        """This session is over, or will be; a newer one keeps the name."""
+        running = self._running.get(name)
+        if running is not None and running.engine_session_id == engine_session_id:
+            del self._running[name]
+
+
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """One session; `key` is the model thread's number, `number` the peer's."""
+    """One session of one peer."""
 
-    key: int
-    number: int
+    engine_session_id: int
+    """What the model thread knows it by."""
+    upstream_session_id: int
+    """The peer's number for it, on its stream."""
     peer: Peer
-    name: Name
+    request_name: RequestName
     codec: TokenCodec
-    record: SessionRecord
-    opening: wire.Echo
-    """What SessionOpened is to return."""
-    drafting: wire.Echo = wire.NO_ECHO
-    """What the next Commit is to return."""
-    echoes: bool = False
-    """Whether the peer wants to be told accepted drafts."""
+    telemetry: SessionTelemetry
+    opened_echo: wire.Echo
+    """What SessionOpened returns."""
+    commit_echo: wire.Echo = wire.NO_ECHO
+    """What the next Commit returns."""
+    sends_accepted_ids: bool = False
+    """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
 
@@ -88,12 +139,13 @@ class SessionTable:
     def __init__(
         self,
         contract: wire.Contract,
+        model: ModelThreads,
         metrics: Metrics,
         *,
         max_sessions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_sessions` share an engine call at most; `clock` is the model thread's."""
+        """At most `max_sessions` share an engine call; `clock` is the model thread's."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -101,50 +153,65 @@ class SessionTable:
         self.load_changed = asyncio.Event()
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
         self.draining = False
-        self._model: Model | None = None
+        self._model = model
         self._metrics = metrics
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
-        self._given_up: dict[int, SessionRecord] = {}
-        """Of sessions ended from this side; the model thread is still to say what they took."""
+        self._awaiting_usage: dict[int, SessionTelemetry] = {}
+        """Of sessions that were ended on this side, until the model thread reports their usage."""
         self._refused = RefusalLog("sessions")
-        self._running = RunningNames()
-        self._keys = itertools.count(1)
+        self._running = RunningRequests()
+        self._engine_session_ids = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def attach(self, model: Model) -> None:
-        """Name the model thread, before the first stream."""
-        self._model = model
-
-    def open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:
+    def open(
+        self, peer: Peer, upstream_session_id: int, frame: inference_pb2.OpenSession
+    ) -> LiveSession:
         """Hand a session to the model thread. Raises everything that can be wrong with it."""
         try:
-            return self._open(peer, number, frame)
+            return self._open(peer, upstream_session_id, frame)
         except OutriderError as error:
             self._metrics.record_request(0.0, self.contract.model, error.reason)
             self._refused.note(error.reason)
             raise
 
-    def _open(self, peer: Peer, number: int, frame: inference_pb2.OpenSession) -> LiveSession:
+    def _open(
+        self, peer: Peer, upstream_session_id: int, frame: inference_pb2.OpenSession
+    ) -> LiveSession:
         if self.draining:
             raise OverloadedError(
                 "this replica is shutting down; open the session elsewhere",
                 retry_delay_ms=_DRAIN_RETRY_MS,
                 metadata={"draining": "true"},
             )
-        key, now, name = next(self._keys), self.clock(), (frame.tenant, frame.request_id)
-        request, codec = wire.open_request(key, frame, self.contract, now)
+        engine_session_id = next(self._engine_session_ids)
+        now = self.clock()
+        request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
+        name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
-        assert self._model is not None
         self._model.open(request)
-        record, echo = self._record(frame, request), wire.Echo(frame.echo, now)
-        echoes = frame.echo_accepted
-        session = LiveSession(key, number, peer, name, codec, record, echo, echoes=echoes)
-        self._live[key] = session
+        session = LiveSession(
+            engine_session_id=engine_session_id,
+            upstream_session_id=upstream_session_id,
+            peer=peer,
+            request_name=name,
+            codec=codec,
+            telemetry=SessionTelemetry(
+                self._metrics,
+                self.contract.model,
+                frame.request_id,
+                (frame.trace.traceparent, frame.trace.tracestate),
+                self.clock,
+                num_resumed=len(request.resume),
+            ),
+            opened_echo=wire.Echo(frame.echo, now),
+            sends_accepted_ids=frame.echo_accepted,
+        )
+        self._live[engine_session_id] = session
         self._running.claim(name, request)
         self._idle.clear()
         if earlier is not None:
@@ -153,23 +220,21 @@ class SessionTable:
         return session
 
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
-        """Pass guesses on. Raises BadTokenBlockError."""
-        assert self._model is not None
+        """Pass drafts on. Raises BadTokenBlockError."""
         drafts = wire.drafts_of(frame, self.contract)
         if frame.echo:
-            session.drafting = wire.Echo(frame.echo, self.clock())
-        if not self._model.draft(session.key, drafts):
+            session.commit_echo = wire.Echo(frame.echo, self.clock())
+        if not self._model.draft(session.engine_session_id, drafts):
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
     def cancel(self, session: LiveSession) -> None:
         """The peer asked to stop; its last frame will say how far the session came.
 
         The model thread is told once: a peer that goes on asking fills no memory."""
-        assert self._model is not None
         if not session.cancelled:
             session.cancelled = True
-            self._running.release(session.name, session.key)
-            self._model.cancel(session.key)
+            self._running.release(session.request_name, session.engine_session_id)
+            self._model.cancel(session.engine_session_id)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
         """End a session from this side: free its KV, tell its peer."""
@@ -180,18 +245,18 @@ class SessionTable:
         """End a session whose peer is gone."""
         if self._forget(session):
             self._give_up(session)
-            session.record.failed(error)
-            session.peer.ended(session.number)
+            session.telemetry.failed(error)
+            session.peer.ended(session.upstream_session_id)
 
-    def on_tick(self, tick: Tick) -> None:
-        """Take the model thread's news."""
+    def on_tick(self, tick: ModelTick) -> None:
+        """Take the events of one tick of the model thread."""
         self.load = tick.replica_load
         for event in tick.events:
-            session = self._live.get(event.session)
+            session = self._live.get(event.session_id)
             if session is not None:
                 self._emit(session, event, tick.load)
             else:
-                self._settle(event)
+                self._record_late_usage(event)
         if tick.over:
             self._lose_all(tick.problem)
         self._measure(tick)
@@ -217,81 +282,74 @@ class SessionTable:
         self.load_changed.set()
         self.load_changed = asyncio.Event()
 
-    def _record(self, frame: inference_pb2.OpenSession, request: OpenRequest) -> SessionRecord:
-        trace = (frame.trace.traceparent, frame.trace.tracestate)
-        return SessionRecord(
-            self._metrics,
-            self.contract.model,
-            frame.request_id,
-            trace,
-            self.clock,
-            num_resumed=len(request.resume),
-        )
-
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
-        number, codec = session.number, session.codec
         if isinstance(event, Committed):
-            session.record.committed(event)
-            echo, session.drafting = session.drafting, wire.NO_ECHO
-            frame = wire.commit_frame(number, event, self.contract, codec, echoes=session.echoes)
-            frame.commit.pace.CopyFrom(self._pace(event, load, echo))
+            session.telemetry.committed(event)
+            pace = wire.pace_of(event, load, self.contract)
+            session.commit_echo.put(pace, self.clock())
+            session.commit_echo = wire.NO_ECHO
+            frame = wire.commit_frame(
+                session.upstream_session_id,
+                event,
+                pace,
+                self.contract,
+                session.codec,
+                sends_accepted_ids=session.sends_accepted_ids,
+            )
             session.peer.send(frame)
         elif isinstance(event, Opened):
-            frame = wire.opened_frame(number, event, self.contract, codec)
-            session.opening.put(frame.opened, self.clock())
+            frame = wire.opened_frame(
+                session.upstream_session_id, event, self.contract, session.codec
+            )
+            session.opened_echo.put(frame.opened, self.clock())
             session.peer.send(frame)
         elif isinstance(event, Finished):
             self._end(session, event)
         elif isinstance(event, Failed):
             self._end(session, event.error)
 
-    def _pace(self, event: Committed, load: Load, echo: wire.Echo) -> inference_pb2.Pace:
-        pace = wire.pace_of(event, load, self.contract)
-        echo.put(pace, self.clock())
-        return pace
-
     def _end(self, session: LiveSession, how: Finished | OutriderError) -> None:
         """Forgotten before its last frame is sent: sending may close the peer's stream."""
         if not self._forget(session):
             return
         if isinstance(how, Finished):
-            session.record.finished(how)
-            session.peer.send(wire.done_frame(session.number, how))
+            session.telemetry.finished(how)
+            session.peer.send(wire.done_frame(session.upstream_session_id, how))
         else:
-            session.record.failed(how)
-            session.peer.send(wire.error_frame(session.number, how))
-        session.peer.ended(session.number)
+            session.telemetry.failed(how)
+            session.peer.send(wire.error_frame(session.upstream_session_id, how))
+        session.peer.ended(session.upstream_session_id)
 
     def _give_up(self, session: LiveSession) -> None:
         self.cancel(session)
-        self._given_up[session.key] = session.record
+        self._awaiting_usage[session.engine_session_id] = session.telemetry
 
-    def _settle(self, event: Event) -> None:
+    def _record_late_usage(self, event: Event) -> None:
         if not isinstance(event, Finished | Failed):
             return
-        record = self._given_up.pop(event.session, None)
-        if record is not None and isinstance(event, Finished):
-            record.used(event)
+        telemetry = self._awaiting_usage.pop(event.session_id, None)
+        if telemetry is not None and isinstance(event, Finished):
+            telemetry.record_usage(event)
 
     def _lose_all(self, problem: str) -> None:
-        self._given_up.clear()
+        self._awaiting_usage.clear()
         error = EngineError(f"{problem}; open the session on another replica")
         for session in list(self._live.values()):
             self._end(session, error)
 
     def _forget(self, session: LiveSession) -> bool:
         """False if it had ended already."""
-        if self._live.pop(session.key, None) is None:
+        if self._live.pop(session.engine_session_id, None) is None:
             return False
-        self._running.release(session.name, session.key)
+        self._running.release(session.request_name, session.engine_session_id)
         if not self._live:
             self._idle.set()
         return True
 
-    def _measure(self, tick: Tick) -> None:
+    def _measure(self, tick: ModelTick) -> None:
         load = tick.replica_load
-        if tick.num_rounds:
-            self._metrics.set_batch_utilization(tick.num_rounds / self._max_sessions)
+        if tick.num_scheduled:
+            self._metrics.set_batch_utilization(tick.num_scheduled / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)
         gauges = self._metrics.gauge
         gauges(RUNNING).set(load.running_sessions)

@@ -23,7 +23,7 @@ from outrider.wire import errors as wire_errors
 from outrider.wire import sampling as wire_sampling
 from outrider.wire import sessions as wire_sessions
 from outrider.wire import tokens as wire_tokens
-from services.inference.scheduling.events import (
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Finished,
@@ -48,7 +48,7 @@ _SPECULATION = {
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What this replica serves, and so what a session must agree with."""
+    """What this replica serves: a session has to agree with it."""
 
     model: str
     replica: str
@@ -68,14 +68,14 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A number that a peer wants back, so that it can measure the round trip."""
+    """A number that a peer sent to measure the round trip, and wants back."""
 
     number: int = 0
     """0: there is none."""
     came_at: float = 0.0
 
     def put(self, frame: inference_pb2.SessionOpened | inference_pb2.Pace, now: float) -> None:
-        """Return it with `frame`, and the time that passed meanwhile."""
+        """Return it in `frame`, with the time since it came."""
         if self.number:
             frame.echo = self.number
             frame.held_ms = (now - self.came_at) * 1e3
@@ -87,7 +87,7 @@ NO_ECHO = Echo()
 def open_request(
     number: int, frame: inference_pb2.OpenSession, contract: Contract, now: float
 ) -> tuple[OpenRequest, TokenCodec]:
-    """The session to run as `number`, and the codec its opener reads.
+    """The session to run under the engine session id `number`, and the codec its opener reads.
 
     Raises InvalidRequestError and its kinds, UnknownModelError, VocabularyMismatchError and
     PrefixUnknownError. Ids are known to be of the vocabulary afterwards.
@@ -100,7 +100,7 @@ def open_request(
     prompt = _prompt(frame, contract)
     drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
     request = OpenRequest(
-        session=number,
+        session_id=number,
         prompt=prompt,
         sampling=wire_sampling.from_proto(frame.sampling),
         priority=priority,
@@ -110,7 +110,7 @@ def open_request(
         drafts=drafts,
         edge_drafts=edge_drafts,
         region_drafts=region_drafts,
-        # Without one the session is nobody's: it shares nothing, with other such sessions neither.
+        # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
     )
     return request, codec
@@ -164,7 +164,7 @@ def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int,
 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
-    """Guesses of the edge. Raises BadTokenBlockError."""
+    """Drafts of the edge. Raises BadTokenBlockError."""
     ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
     return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
@@ -197,9 +197,15 @@ def opened_frame(
 
 
 def commit_frame(
-    number: int, event: Committed, contract: Contract, codec: TokenCodec, *, echoes: bool = False
+    number: int,
+    event: Committed,
+    pace: inference_pb2.Pace,
+    contract: Contract,
+    codec: TokenCodec,
+    *,
+    sends_accepted_ids: bool = False,
 ) -> inference_pb2.SessionDown:
-    """New final tokens, without the pace; accepted drafts are counted, and told if `echoes`."""
+    """New final tokens. Accepted drafts are counted; their ids are repeated on request only."""
     commit = inference_pb2.Commit(
         epoch=event.epoch,
         base=event.base,
@@ -207,8 +213,9 @@ def commit_frame(
         ids=wire_tokens.to_proto(contract.coder.encode(event.ids, codec)),
         upto=event.upto,
         lossy=event.lossy,
+        pace=pace,
     )
-    if echoes and event.accepted:
+    if sends_accepted_ids and event.accepted:
         accepted = contract.coder.encode(event.accepted_ids, codec)
         commit.accepted_ids.CopyFrom(wire_tokens.to_proto(accepted))
     return inference_pb2.SessionDown(session=number, commit=commit)
@@ -263,7 +270,7 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
 
 
 def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
-    """Who this replica is."""
+    """What this replica serves, for routers."""
     return inference_pb2.GetModelResponse(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,

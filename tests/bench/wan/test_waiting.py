@@ -29,7 +29,7 @@ from outrider.errors import OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import leak_check
 from services.inference.reference import generate
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.types import Drafts
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.bulk.plan.assignments import MAX_DEATHS, PLACES, Assignments
+from outrider.bulk.plan.assignments import MAX_DEATHS, SLOTS, Assignments
 from outrider.bulk.plan.shards import Shard
 
 COUNT = 9
@@ -27,8 +27,8 @@ class Workers(RuleBasedStateMachine):
         mine = self.held[worker]
         num_waiting = COUNT - len(self.settled) - sum(map(len, self.held.values()))
         shard = self.assignments.take(worker)
-        least = 3 * PLACES if mine else 1
-        assert (shard is not None) == (num_waiting >= least and len(mine) < PLACES)
+        least = 3 * SLOTS if mine else 1
+        assert (shard is not None) == (num_waiting >= least and len(mine) < SLOTS)
         if shard is not None:
             mine.append(shard.number)
 
@@ -42,12 +42,12 @@ class Workers(RuleBasedStateMachine):
     @rule(worker=WORKERS)
     def die(self, worker: int) -> None:
         mine, self.held[worker] = self.held[worker], []
-        given_up = self.assignments.died(worker)
+        failed = self.assignments.died(worker)
         if mine:
             self.deaths[mine[0]] += 1
-        if given_up is not None:
-            assert given_up.number == mine[0] and self.deaths[mine[0]] >= MAX_DEATHS
-            self.settled.append(given_up.number)
+        if failed is not None:
+            assert failed.number == mine[0] and self.deaths[mine[0]] >= MAX_DEATHS
+            self.settled.append(failed.number)
 
     @invariant()
     def every_shard_is_somewhere_once(self) -> None:

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bulk.plan import journal
-from outrider.bulk.plan.results import Counts, Problem, ShardResult, total
-from outrider.bulk.plan.settings import Settings
+from outrider.bulk.plan.results import ShardResult, TextCounts, TextProblem, total
+from outrider.bulk.plan.shards import BulkSettings
 from outrider.errors import ConfigError, InvalidRequestError
 from tests.bulk.making import source
 
 PROBLEMS = st.builds(
-    Problem, st.text(max_size=5), st.text(max_size=9), st.none() | st.integers(0, 9)
+    TextProblem, st.text(max_size=5), st.text(max_size=9), st.none() | st.integers(0, 9)
 )
 RESULTS = st.lists(
     st.builds(
@@ -23,7 +23,7 @@ RESULTS = st.lists(
         st.integers(0, 9),
         st.text(max_size=8),
         st.integers(0, 99),
-        st.builds(Counts, *[st.integers(0, 9)] * 5),
+        st.builds(TextCounts, *[st.integers(0, 9)] * 5),
         st.lists(PROBLEMS, max_size=2).map(tuple),
         st.integers(0, 9),
     ),
@@ -59,7 +59,7 @@ def test_damage_before_the_end_is_told(line: str) -> None:
 
 @given(RESULTS)
 def test_a_manifest_is_as_good_as_a_journal(results: list[ShardResult]) -> None:
-    text = journal.manifest("run", results, Settings(), {"writer": "w"})
+    text = journal.manifest("run", results, BulkSettings(), {"writer": "w"})
     assert journal.of_manifest(text, "run") == journal.finished(written(results), "run")
     assert json.loads(text)["settings"]["format"] == "parquet"
     with pytest.raises(InvalidRequestError, match="holds another run"):
@@ -70,13 +70,13 @@ def test_a_manifest_is_as_good_as_a_journal(results: list[ShardResult]) -> None:
 
 def test_everything_that_decides_on_the_output_is_in_the_fingerprint() -> None:
     files = [source("a.txt", 3)]
-    same = journal.fingerprint(files, Settings(), b"v", "w")
-    assert same == journal.fingerprint(list(files), Settings(), b"v", "w")
+    same = journal.fingerprint(files, BulkSettings(), b"v", "w")
+    assert same == journal.fingerprint(list(files), BulkSettings(), b"v", "w")
     others = [
-        journal.fingerprint([source("a.txt", 4)], Settings(), b"v", "w"),
-        journal.fingerprint(files, Settings(shard_bytes=9), b"v", "w"),
-        journal.fingerprint(files, Settings(), b"u", "w"),
-        journal.fingerprint(files, Settings(), b"v", "x"),
+        journal.fingerprint([source("a.txt", 4)], BulkSettings(), b"v", "w"),
+        journal.fingerprint(files, BulkSettings(shard_bytes=9), b"v", "w"),
+        journal.fingerprint(files, BulkSettings(), b"u", "w"),
+        journal.fingerprint(files, BulkSettings(), b"v", "x"),
     ]
     assert same not in others and len(set(others)) == 4
 
@@ -87,8 +87,8 @@ def test_counts_add_up(results: list[ShardResult]) -> None:
 
 
 def test_problems_say_where() -> None:
-    assert str(Problem("a.txt", "is no UTF-8")) == "a.txt: is no UTF-8"
-    assert str(Problem("a.jsonl", "is no JSON", 3)) == "a.jsonl, record 3: is no JSON"
+    assert str(TextProblem("a.txt", "is no UTF-8")) == "a.txt: is no UTF-8"
+    assert str(TextProblem("a.jsonl", "is no JSON", 3)) == "a.jsonl, record 3: is no JSON"
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_problems_say_where() -> None:
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        Settings(**wrong)  # type: ignore[arg-type]
+        BulkSettings(**wrong)  # type: ignore[arg-type]

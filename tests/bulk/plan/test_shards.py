@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.bulk.plan.shards import FILE_BYTES, GZIP_RATIO, make_shards
-from outrider.bulk.plan.sources import Kind, Slice, Source, kind_of
+from outrider.bulk.plan.shards import (
+    FILE_BYTES,
+    GZIP_RATIO,
+    FileKind,
+    Slice,
+    SourceFile,
+    kind_of,
+    make_shards,
+)
 from outrider.errors import InvalidRequestError
 from tests.bulk.making import source
 
@@ -23,16 +30,16 @@ SOURCES = st.lists(
 )
 
 
-def size(one: Source) -> int:
-    return len(one.row_groups) if one.kind is Kind.PARQUET else one.num_bytes
+def size(one: SourceFile) -> int:
+    return len(one.row_groups) if one.kind is FileKind.PARQUET else one.num_bytes
 
 
 @given(SOURCES, st.integers(1, 5000), st.booleans())
 def test_slices_cover_every_source_once_in_order(
-    sources: list[Source], shard_bytes: int, cuts_texts: bool
+    sources: list[SourceFile], shard_bytes: int, cuts_texts: bool
 ) -> None:
     numbered = [
-        Source(f"{n}-{one.path}", one.kind, one.is_gzip, one.num_bytes, n, one.row_groups)
+        SourceFile(f"{n}-{one.path}", one.kind, one.is_gzip, one.num_bytes, n, one.row_groups)
         for n, one in enumerate(sources)
     ]
     shards = make_shards(numbered, shard_bytes, cuts_texts=cuts_texts)
@@ -43,15 +50,15 @@ def test_slices_cover_every_source_once_in_order(
     for one, taken in by_source:
         assert taken[0].begin == 0 and taken[-1].end == size(one)
         assert all(before.end == after.begin for before, after in pairwise(taken))
-        if one.kind is not Kind.PARQUET:
+        if one.kind is not FileKind.PARQUET:
             assert [part.part for part in taken] == list(range(len(taken)))
-        if one.is_gzip or (one.kind is Kind.TEXT and not cuts_texts):
+        if one.is_gzip or (one.kind is FileKind.TEXT and not cuts_texts):
             assert len(taken) == 1
 
 
 @given(SOURCES, st.integers(1500, 5000))
 def test_a_shard_is_above_its_size_only_for_what_cannot_be_cut(
-    sources: list[Source], shard_bytes: int
+    sources: list[SourceFile], shard_bytes: int
 ) -> None:
     for shard in make_shards(sources, shard_bytes, cuts_texts=True):
         if shard.num_bytes > shard_bytes + FILE_BYTES:
@@ -99,14 +106,14 @@ def test_names_of_shards_sort_as_they_do() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("a.txt", (Kind.TEXT, False)),
-        ("A.TXT.GZ", (Kind.TEXT, True)),
-        ("x.y.jsonl", (Kind.LINES, False)),
-        ("b.jsonl.gz", (Kind.LINES, True)),
-        ("c.parquet", (Kind.PARQUET, False)),
+        ("a.txt", (FileKind.TEXT, False)),
+        ("A.TXT.GZ", (FileKind.TEXT, True)),
+        ("x.y.jsonl", (FileKind.LINES, False)),
+        ("b.jsonl.gz", (FileKind.LINES, True)),
+        ("c.parquet", (FileKind.PARQUET, False)),
     ],
 )
-def test_names_say_what_files_hold(path: str, expected: tuple[Kind, bool]) -> None:
+def test_names_say_what_files_hold(path: str, expected: tuple[FileKind, bool]) -> None:
     assert kind_of(path) == expected
 
 

@@ -12,7 +12,7 @@ import grpc.aio
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import OutriderError
-from outrider.models.tokenization.definition import VocabularyDefinition
+from outrider.models.bpe import VocabularyDefinition
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.tls import PLAINTEXT, Tls

@@ -19,7 +19,7 @@ from outrider.client.connection import ClientConnection
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from outrider.tokenization.front.encoder import CachingEncoder
+from outrider.tokenization.encoder import CachingEncoder
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.chat import Chat
 from services.edge.quic.connection import ChatStream

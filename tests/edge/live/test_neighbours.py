@@ -24,7 +24,7 @@ from outrider.errors import (
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.logs import configure_logging
 from outrider.testing import eventually
-from outrider.tokenization.front.content import Content
+from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import inference_pb2
 from services.edge.identity import TenantConfig
 from tests.edge.live.running import Running, running
@@ -86,7 +86,7 @@ async def test_what_two_share(
         async with neighbours(mesh, first, second) as (one, two):
             secret = "The patient in ward seven is called Miriam."
             mine = await asked(mesh, one, secret)
-            lookups = mesh.edge._tokenization.encoder.lookups[Content.USER]
+            lookups = mesh.edge._tokenization.encoder.lookups[ContentClass.USER]
             num_hits = lookups.num_hits
             theirs = await asked(mesh, two, secret)
             assert (lookups.num_hits > num_hits) is is_shared, "ids of texts"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outrider.errors import MalformedFrameError
 from services.edge.session.actions import SendDraft
 from services.edge.session.drafting import DraftChain, DraftLimits, Progress
-from services.inference.scheduling.drafting.sources import EdgeChain
-from services.inference.scheduling.events import Drafts
+from services.inference.scheduler.draft_sources import EdgeChain
+from services.inference.scheduler.types import Drafts
 from tests.edge.session.toolkit import EOS, ScriptedDrafter
 
 LEAD = 100

@@ -1,4 +1,4 @@
-"""Rounds laid out as one call."""
+"""Slices laid out as one call."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.base import Round
+from outrider.engines.base import SequenceSlice
 from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
 
 
-def _round(count: int, past: int, rows: int, blocks: int = 2) -> Round:
+def _round(count: int, past: int, rows: int, blocks: int = 2) -> SequenceSlice:
     tokens = np.arange(100, 100 + count, dtype=np.int32)
-    return Round(1, tokens, past, np.arange(blocks, dtype=np.int32), rows)
+    return SequenceSlice(1, tokens, past, np.arange(blocks, dtype=np.int32), rows)
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> Round:
+def slices(draw: st.DrawFn) -> SequenceSlice:
     count = draw(st.integers(1, 6))
     past, blocks = draw(st.integers(0, 50)), draw(st.integers(1, 4))
     return _round(count, past, draw(st.integers(0, count)), blocks)
@@ -52,9 +52,9 @@ def test_only_the_single_row_is_duplicated_and_only_for_attention() -> None:
     }
 
 
-@given(st.lists(rounds(), min_size=1, max_size=8))
+@given(st.lists(slices(), min_size=1, max_size=8))
 def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
-    parts: list[Round],
+    parts: list[SequenceSlice],
 ) -> None:
     plain = lay_out(parts)
     inputs = duplicate_single_rows(plain)
@@ -70,8 +70,8 @@ def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
     assert inputs["max_context_len"] == max(p.past + max(2, len(p.tokens)) for p in parts)
 
 
-@given(st.lists(rounds(), min_size=1, max_size=8))
-def test_asked_rows_are_each_rounds_last(parts: list[Round]) -> None:
+@given(st.lists(slices(), min_size=1, max_size=8))
+def test_asked_rows_are_each_rounds_last(parts: list[SequenceSlice]) -> None:
     inputs = lay_out(parts)
     rows = inputs["logit_rows"]
     expected = np.concatenate(

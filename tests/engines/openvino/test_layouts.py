@@ -39,8 +39,8 @@ from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import shipped
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.loading import load_vocabulary
 from outrider.models.store import ModelStore
+from outrider.models.vocabulary import load_vocabulary
 
 PACKING = [name for name in LAYOUTS if name != AS_CONVERTED]
 Floats = npt.NDArray[np.float32]

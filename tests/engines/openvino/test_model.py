@@ -19,7 +19,7 @@ import dataclasses, sys
 from pathlib import Path
 import numpy as np
 from outrider.errors import EngineError
-from outrider.engines.base import Round
+from outrider.engines.base import SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
 from outrider.engines.openvino.convert import ConvertedModel, ModelFacts
@@ -28,7 +28,7 @@ from outrider.engines.openvino.model import PagedModel
 facts = ModelFacts(vocabulary_size=49152, max_context_tokens=8192)
 config = EngineConfig(threads=int(sys.argv[2]), num_blocks=4)
 model = PagedModel(ConvertedModel(Path(sys.argv[1]), facts), config, scratch_tokens=1)
-part = Round(1, np.array([5, 6, 7], np.int32), 0, np.array([2], np.int32), 1)
+part = SequenceSlice(1, np.array([5, 6, 7], np.int32), 0, np.array([2], np.int32), 1)
 inputs = duplicate_single_rows(lay_out([part]))
 for broken in ({}, {"kept_rows": np.zeros(2, np.int32)}, {}):
     try:

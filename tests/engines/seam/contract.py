@@ -11,7 +11,7 @@ import threading
 import numpy as np
 import pytest
 
-from outrider.engines.base import Engine, Ids, Round
+from outrider.engines.base import Engine, Ids, SequenceSlice
 from outrider.errors import EngineError
 from tests.engines.seam.driving import (
     all_rows,
@@ -102,12 +102,12 @@ class EngineContract(RefusalContract):
                 members = [int(i) for i in rng.permutation(4) if past[i] < 90]
                 members = members[: int(rng.integers(1, 5))]
                 sizes = [int(rng.choice([1, 1, 2, 5, 33])) for _ in members]
-                rounds = [
+                slices = [
                     _round(sequences[i], prompts[i], past[i], size, blocks[i], rng)
                     for i, size in zip(members, sizes, strict=True)
                 ]
-                answers = engine.step(rounds)
-                for i, part, answer in zip(members, rounds, answers, strict=True):
+                answers = engine.step(slices)
+                for i, part, answer in zip(members, slices, answers, strict=True):
                     past[i] += len(part.tokens)
                     assert_answers(engine, answer, expected[i][past[i] - part.num_rows : past[i]])
 
@@ -124,7 +124,7 @@ class EngineContract(RefusalContract):
             for past in range(shared, shared + 9):
                 answers = engine.step(
                     [
-                        Round(sequence, each[past : past + 1], past, own, 1)
+                        SequenceSlice(sequence, each[past : past + 1], past, own, 1)
                         for sequence, each, own in zip(sequences, ids, tables, strict=True)
                     ]
                 )
@@ -146,11 +146,11 @@ class EngineContract(RefusalContract):
         engine.copy_block(int(blocks[1]), int(own[1]))
         with opened(engine, *ids) as sequences:
             # Both go on behind what they share: neither writes into the other's block.
-            rounds = [
-                Round(sequences[0], ids[0][-9:], len(ids[0]) - 9, blocks[:per], 9),
-                Round(sequences[1], ids[1][kept:], kept, own, len(ids[1]) - kept),
+            slices = [
+                SequenceSlice(sequences[0], ids[0][-9:], len(ids[0]) - 9, blocks[:per], 9),
+                SequenceSlice(sequences[1], ids[1][kept:], kept, own, len(ids[1]) - kept),
             ]
-            rows = engine.step(rounds)
+            rows = engine.step(slices)
         assert_answers(engine, rows[0], expected[1][-9:])
         assert_answers(engine, rows[1], expected[0][kept:])
 
@@ -197,7 +197,7 @@ class EngineContract(RefusalContract):
         ids, blocks = random_ids(engine, 5), table(engine, 5)
         threads: list[int] = []
         with opened(engine, ids) as (sequence,):
-            part = Round(sequence, ids, 0, blocks, 1)
+            part = SequenceSlice(sequence, ids, 0, blocks, 1)
             engine.step([part], lambda: threads.append(threading.get_ident()))
         assert threads == [threading.get_ident()]
 
@@ -206,7 +206,7 @@ class EngineContract(RefusalContract):
         expected = all_rows(engine, ids, blocks)
         with opened(engine, ids) as (sequence,):
             with pytest.raises(RuntimeError, match="other work"):
-                engine.step([Round(sequence, ids, 0, blocks, 40)], _fail)
+                engine.step([SequenceSlice(sequence, ids, 0, blocks, 40)], _fail)
             assert_same(run(engine, sequence, ids, 0, blocks, 40), expected)
 
     def test_closing_an_unknown_sequence_is_ignored(self, engine: Engine) -> None:
@@ -224,9 +224,9 @@ class EngineContract(RefusalContract):
 
 def _round(
     sequence: int, ids: Ids, past: int, size: int, blocks: Ids, rng: np.random.Generator
-) -> Round:
+) -> SequenceSlice:
     tokens = ids[past : past + size]
-    return Round(sequence, tokens, past, blocks, int(rng.integers(0, len(tokens) + 1)))
+    return SequenceSlice(sequence, tokens, past, blocks, int(rng.integers(0, len(tokens) + 1)))
 
 
 def _fail() -> None:

@@ -1,4 +1,4 @@
-"""How tests drive an engine: sequences, block tables, rounds, and rows compared bit by bit."""
+"""How tests drive an engine: sequences, block tables, slices, and rows compared bit by bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from outrider.engines.base import Engine, Ids, Logits, Round, Rows
+from outrider.engines.base import Engine, Ids, Logits, LogitsRows, SequenceSlice
 
 numbers = itertools.count(1_000_000)
 """Numbers that no sequence has."""
@@ -39,8 +39,8 @@ def opened(engine: Engine, *prompts: Ids) -> Iterator[list[int]]:
 
 
 def run(engine: Engine, sequence: int, ids: Ids, past: int, blocks: Ids, rows: int) -> Logits:
-    """One round on its own, [rows, V]; rows an engine left out are asked for again."""
-    answer = dense(engine, engine.step([Round(sequence, ids, past, blocks, rows)])[0])
+    """One slice on its own, [rows, V]; rows an engine left out are asked for again."""
+    answer = dense(engine, engine.step([SequenceSlice(sequence, ids, past, blocks, rows)])[0])
     if not 0 < len(answer) < rows:
         return answer
     assert engine.info.partial_rows
@@ -49,7 +49,7 @@ def run(engine: Engine, sequence: int, ids: Ids, past: int, blocks: Ids, rows: i
     return np.concatenate([answer, rest])
 
 
-def dense(engine: Engine, rows: Rows) -> Logits:
+def dense(engine: Engine, rows: LogitsRows) -> Logits:
     """[r, V] one column per id; -inf for those that are no candidates."""
     if rows.ids is None:
         return rows.logits.copy()
@@ -58,7 +58,7 @@ def dense(engine: Engine, rows: Rows) -> Logits:
     return logits
 
 
-def assert_answers(engine: Engine, rows: Rows, expected: Logits) -> None:
+def assert_answers(engine: Engine, rows: LogitsRows, expected: Logits) -> None:
     """Bit equality with what was asked, or with its first rows where the engine may stop early."""
     answer = dense(engine, rows)
     if engine.info.partial_rows and len(expected):

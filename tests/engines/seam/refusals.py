@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from outrider.engines.base import Engine, Ids, Round
+from outrider.engines.base import Engine, Ids, SequenceSlice
 from outrider.errors import EngineError
 from tests.engines.seam.driving import (
     all_rows,
@@ -42,7 +42,7 @@ class RefusalContract:
                 with pytest.raises(EngineError, match=words):
                     run(engine, sequence, tokens, past, own, rows)
             with pytest.raises(EngineError, match="twice"):
-                engine.step([Round(sequence, ids, 0, blocks, 1)] * 2)
+                engine.step([SequenceSlice(sequence, ids, 0, blocks, 1)] * 2)
             assert run(engine, sequence, ids, 0, blocks, 1).shape == (1, info.vocabulary_size)
 
     def test_a_refused_call_writes_nothing(self, engine: Engine) -> None:
@@ -50,9 +50,9 @@ class RefusalContract:
         blocks = table(engine, 80)
         expected = all_rows(engine, ids, blocks)
         with opened(engine, ids) as (sequence,):
-            good = Round(sequence, random_ids(engine, 9, 7), 0, blocks, 1)
+            good = SequenceSlice(sequence, random_ids(engine, 9, 7), 0, blocks, 1)
             with pytest.raises(EngineError, match="not open"):
-                engine.step([good, Round(next(numbers), ids, 0, blocks, 1)])
+                engine.step([good, SequenceSlice(next(numbers), ids, 0, blocks, 1)])
             assert_same(run(engine, sequence, ids[39:], 39, blocks, 1), expected[39:])
 
     def test_sequences_must_be_open(self, engine: Engine) -> None:
@@ -90,7 +90,7 @@ class RefusalContract:
         spare.close()
         for verb in (
             lambda: spare.open(2, ids),
-            lambda: spare.step([Round(1, ids, 0, blocks, 1)]),
+            lambda: spare.step([SequenceSlice(1, ids, 0, blocks, 1)]),
             lambda: spare.close_sequence(1),
             lambda: spare.copy_block(0, 0),
             lambda: spare.export_blocks([0]),

@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 from structlog.types import EventDict
 
-from outrider.engines.base import Engine, Round
+from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.factory import warm_up
 from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
-from tests.engines.seam.driving import (
-    all_rows,
-    assert_answers,
-    opened,
-    random_ids,
-    run,
-    table,
-)
+from tests.engines.seam.driving import all_rows, assert_answers, opened, random_ids, run, table
 from tests.engines.tensorrt_llm.fake_llm import VOCABULARY, make_engine, top
 from tests.engines.tensorrt_llm.fake_types import TokenRangeRetentionConfig
 
@@ -45,10 +38,10 @@ def test_a_round_is_one_request_with_one_candidate_when_greedy() -> None:
     engine, llm = make_engine(num_candidates=20)
     ids, blocks = random_ids(engine, 40), table(engine, 60)
     engine.open(1, ids[:30], b"tenant", num_candidates=1)
-    engine.step([Round(1, ids[:30], 0, blocks, 1)])
+    engine.step([SequenceSlice(1, ids[:30], 0, blocks, 1)])
     llm.requests.clear()
     before = llm.num_computed
-    (rows,) = engine.step([Round(1, ids[30:34], 30, blocks, 4)])
+    (rows,) = engine.step([SequenceSlice(1, ids[30:34], 30, blocks, 4)])
     (request,) = llm.requests
     assert request.ids == tuple(ids[:34].tolist())
     assert request.salt == b"tenant".hex()
@@ -67,7 +60,7 @@ def test_sampled_rows_have_the_candidates_asked_for() -> None:
     ids, blocks = random_ids(engine, 5), table(engine, 5)
     for number, (wanted, given) in enumerate([(0, 20), (7, 7), (50, 20)]):
         engine.open(number, ids, b"", wanted)
-        (rows,) = engine.step([Round(number, ids, 0, blocks, 1)])
+        (rows,) = engine.step([SequenceSlice(number, ids, 0, blocks, 1)])
         assert rows.logits.shape == (1, given)
         assert (np.diff(rows.logits[0]) <= 0).all()
 
@@ -78,7 +71,7 @@ def test_salts_keep_tenants_apart() -> None:
     for number, (salt, computed) in enumerate([(b"a", 50), (b"b", 50), (b"a", 2), (b"", 50)]):
         before = llm.num_computed
         engine.open(number, ids, salt)
-        engine.step([Round(number, ids, 0, blocks, 1)])
+        engine.step([SequenceSlice(number, ids, 0, blocks, 1)])
         assert llm.num_computed - before == computed, salt
 
 
@@ -99,10 +92,10 @@ def test_drafts_the_runtime_has_seen_leave_the_first_row_alone() -> None:
     expected = all_rows(make_engine()[0], ids, blocks)
     with opened(engine, ids, ids) as (first, second):
         run(engine, first, ids[:30], 0, blocks, 0)
-        (rows,) = engine.step([Round(first, ids[30:], 30, blocks, 10)])
+        (rows,) = engine.step([SequenceSlice(first, ids[30:], 30, blocks, 10)])
         assert len(rows.logits) == 10
         llm.requests.clear()
-        (rows,) = engine.step([Round(second, ids[30:], 30, blocks, 10)])
+        (rows,) = engine.step([SequenceSlice(second, ids[30:], 30, blocks, 10)])
     assert len(rows.logits) == 1
     assert_answers(engine, rows, expected[30:])
     assert [len(request.ids) for request in llm.requests] == [40, 31]
@@ -115,7 +108,7 @@ def test_rows_that_lack_only_the_first_are_completed() -> None:
     expected = all_rows(make_engine()[0], ids, blocks)
     with opened(engine, ids) as (sequence,):
         run(engine, sequence, ids[:31], 0, blocks, 0)
-        (rows,) = engine.step([Round(sequence, ids[30:], 30, blocks, 10)])
+        (rows,) = engine.step([SequenceSlice(sequence, ids[30:], 30, blocks, 10)])
     assert len(rows.logits) == 10
     assert_answers(engine, rows, expected[30:])
 
@@ -128,12 +121,12 @@ def test_a_sequence_in_known_text_goes_on_without_drafts_for_a_while() -> None:
         past, num_requests = 30, []
         while past < 295:
             llm.requests.clear()
-            (rows,) = engine.step([Round(sequence, ids[past : past + 4], past, blocks, 4)])
+            (rows,) = engine.step([SequenceSlice(sequence, ids[past : past + 4], past, blocks, 4)])
             assert len(rows.logits) == 1
             num_requests.append(len(llm.requests))
             past += 1
     tries = [index for index, count in enumerate(num_requests) if count == 2]
-    assert tries[:6] == [0, 2, 5, 10, 19, 36], "after 1, 2, 4, 8, 16, 16 rounds without"
+    assert tries[:6] == [0, 2, 5, 10, 19, 36], "after 1, 2, 4, 8, 16, 16 slices without"
     assert tries[6] == 53
     assert sum(num_requests) < 1.1 * len(num_requests)
 
@@ -145,7 +138,7 @@ def test_new_text_brings_the_drafts_back() -> None:
     with opened(engine, ids) as (sequence,):
         lengths = []
         for past in range(30, 70):
-            (rows,) = engine.step([Round(sequence, ids[past : past + 4], past, blocks, 4)])
+            (rows,) = engine.step([SequenceSlice(sequence, ids[past : past + 4], past, blocks, 4)])
             lengths.append(len(rows.logits))
             llm.evict()
     assert lengths[0] == 1
@@ -156,8 +149,8 @@ def test_a_prefill_chunk_is_waited_for_in_the_next_round() -> None:
     engine, llm = make_engine()
     ids, blocks = random_ids(engine, 60), table(engine, 60)
     with opened(engine, ids) as (sequence,):
-        (nothing,) = engine.step([Round(sequence, ids[:40], 0, blocks, 0)])
-        assert nothing.logits.shape == (0, VOCABULARY)
+        (no_work,) = engine.step([SequenceSlice(sequence, ids[:40], 0, blocks, 0)])
+        assert no_work.logits.shape == (0, VOCABULARY)
         assert len(llm.in_flight) == 1
         run(engine, sequence, ids[40:], 40, blocks, 1)
         assert not llm.in_flight
@@ -168,11 +161,11 @@ def test_closing_a_sequence_aborts_its_prefill() -> None:
     engine, llm = make_engine()
     ids, blocks = random_ids(engine, 60), table(engine, 60)
     with opened(engine, ids) as (sequence,):
-        engine.step([Round(sequence, ids[:40], 0, blocks, 0)])
+        engine.step([SequenceSlice(sequence, ids[:40], 0, blocks, 0)])
     assert [request.aborted for request in llm.requests] == [True]
     assert not llm.in_flight
     engine.open(1, ids)
-    engine.step([Round(1, ids[:40], 0, blocks, 0)])
+    engine.step([SequenceSlice(1, ids[:40], 0, blocks, 0)])
     engine.close()
     assert llm.requests[-1].aborted
     assert llm.down
@@ -188,7 +181,7 @@ def test_logits_in_flight_stay_within_their_memory(num_fitting: int) -> None:
     with opened(engine, *ids) as sequences:
         answers = engine.step(
             [
-                Round(sequence, each, 0, blocks, 1)
+                SequenceSlice(sequence, each, 0, blocks, 1)
                 for sequence, each in zip(sequences, ids, strict=True)
             ]
         )
@@ -210,7 +203,7 @@ def test_drafts_do_not_win_ties() -> None:
     engine, _ = make_engine()
     ids, blocks = np.array(drafts, np.int32), table(engine, 500)
     engine.open(1, ids, b"", num_candidates=1)
-    (rows,) = engine.step([Round(1, ids, 0, blocks, len(ids))])
+    (rows,) = engine.step([SequenceSlice(1, ids, 0, blocks, len(ids))])
     assert rows.ids is not None
     plain = [next(iter(top(drafts[:end], 1, 0))) for end in range(1, len(drafts) + 1)]
     assert rows.ids[:, 0].tolist() == plain

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.engines.base import Ids, Round, Rows
+from outrider.engines.base import Ids, LogitsRows, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
@@ -52,28 +52,30 @@ def engine() -> Iterator[TensorRtLlmEngine]:
     engine.close()
 
 
-def greedy(engine: TensorRtLlmEngine, prompt: Ids, count: int, salt: bytes) -> tuple[Ids, Rows]:
+def greedy(
+    engine: TensorRtLlmEngine, prompt: Ids, count: int, salt: bytes
+) -> tuple[Ids, LogitsRows]:
     """A reply without drafts, and its rows."""
     ids, blocks = prompt, table(engine, len(prompt) + count)
-    rows: list[Rows] = []
+    rows: list[LogitsRows] = []
     engine.open(1, prompt, salt)
     for _ in range(count):
         past = 0 if not rows else len(ids) - 1
-        rows.append(engine.step([Round(1, ids[past:], past, blocks, 1)])[0])
+        rows.append(engine.step([SequenceSlice(1, ids[past:], past, blocks, 1)])[0])
         ids = np.append(ids, best(rows[-1])).astype(np.int32)
     engine.close_sequence(1)
     candidates = [row.ids for row in rows if row.ids is not None]
     logits = np.concatenate([row.logits for row in rows])
-    return ids[len(prompt) :], Rows(logits, np.concatenate(candidates))
+    return ids[len(prompt) :], LogitsRows(logits, np.concatenate(candidates))
 
 
-def best(rows: Rows) -> Ids:
+def best(rows: LogitsRows) -> Ids:
     """[r] the likeliest id of each row."""
     assert rows.ids is not None
     return rows.ids[:, 0]
 
 
-def clear(rows: Rows) -> list[bool]:
+def clear(rows: LogitsRows) -> list[bool]:
     """[r] whether no rounding can change the winner."""
     return [bool(gap > _NEAR_TIE) for gap in rows.logits[:, 0] - rows.logits[:, 1]]
 
@@ -81,7 +83,7 @@ def clear(rows: Rows) -> list[bool]:
 def test_the_pool_has_the_size_the_runtime_tells(engine: TensorRtLlmEngine) -> None:
     ids = random_ids(engine, 8, 4)
     with opened(engine, ids) as (sequence,):
-        engine.step([Round(sequence, ids, 0, table(engine, 8), 1)])
+        engine.step([SequenceSlice(sequence, ids, 0, table(engine, 8), 1)])
     stats = engine.stats()
     assert stats is not None, "no statistics"
     assert stats.max_blocks == engine.info.num_blocks
@@ -100,8 +102,8 @@ def test_drafts_get_the_rows_of_plain_decoding(engine: TensorRtLlmEngine, num_dr
     ids = np.concatenate([prompt, reply[:num_drafts]])
     blocks = table(engine, len(ids))
     engine.open(2, prompt, b"drafts%d" % num_drafts)
-    engine.step([Round(2, prompt[:-1], 0, blocks, 0)])
-    (rows,) = engine.step([Round(2, ids[len(prompt) - 1 :], 99, blocks, num_drafts + 1)])
+    engine.step([SequenceSlice(2, prompt[:-1], 0, blocks, 0)])
+    (rows,) = engine.step([SequenceSlice(2, ids[len(prompt) - 1 :], 99, blocks, num_drafts + 1)])
     engine.close_sequence(2)
     assert len(rows.logits) == num_drafts + 1, "rows are missing or misaligned"
     pairs = zip(best(rows).tolist(), reply.tolist(), clear(plain), strict=True)
@@ -112,9 +114,9 @@ def test_drafts_get_the_rows_of_plain_decoding(engine: TensorRtLlmEngine, num_dr
 def test_a_repeated_round_has_its_first_row(engine: TensorRtLlmEngine) -> None:
     ids, blocks = random_ids(engine, 80, 5), table(engine, 80)
     with opened(engine, ids) as (sequence,):
-        engine.step([Round(sequence, ids[:60], 0, blocks, 0)])
-        (first,) = engine.step([Round(sequence, ids[60:], 60, blocks, 20)])
-        (again,) = engine.step([Round(sequence, ids[60:], 60, blocks, 20)])
+        engine.step([SequenceSlice(sequence, ids[:60], 0, blocks, 0)])
+        (first,) = engine.step([SequenceSlice(sequence, ids[60:], 60, blocks, 20)])
+        (again,) = engine.step([SequenceSlice(sequence, ids[60:], 60, blocks, 20)])
     assert len(first.logits) == 20
     assert 1 <= len(again.logits) < 20
     assert best(again)[0] == best(first)[0] or not clear(first)[0]
@@ -125,7 +127,7 @@ def test_salts_do_not_share(engine: TensorRtLlmEngine) -> None:
     short = engine.num_short_answers
     for number, salt in enumerate((b"a", b"b")):
         engine.open(number, ids, salt)
-        engine.step([Round(number, ids, 0, blocks, 64)])
+        engine.step([SequenceSlice(number, ids, 0, blocks, 64)])
         engine.close_sequence(number)
     assert engine.num_short_answers == short
 
@@ -134,21 +136,21 @@ def test_many_sequences_share_iterations(engine: TensorRtLlmEngine) -> None:
     prompts = [random_ids(engine, 50, 100 + number) for number in range(32)]
     blocks = table(engine, 60)
     with opened(engine, *prompts) as sequences:
-        rounds = [
-            Round(sequence, ids, 0, blocks, 5)
+        slices = [
+            SequenceSlice(sequence, ids, 0, blocks, 5)
             for sequence, ids in zip(sequences, prompts, strict=True)
         ]
-        answers = engine.step(rounds)
+        answers = engine.step(slices)
     assert [len(rows.logits) for rows in answers] == [5] * 32
 
 
 def test_a_closed_sequence_leaves_nothing_running(engine: TensorRtLlmEngine) -> None:
     ids = random_ids(engine, 2000, 7)
     with opened(engine, ids) as (sequence,):
-        engine.step([Round(sequence, ids, 0, table(engine, 2000), 0)])
+        engine.step([SequenceSlice(sequence, ids, 0, table(engine, 2000), 0)])
     short, blocks = random_ids(engine, 8, 8), table(engine, 8)
     with opened(engine, short) as (sequence,):
-        engine.step([Round(sequence, short, 0, blocks, 1)])
+        engine.step([SequenceSlice(sequence, short, 0, blocks, 1)])
     stats = engine.stats()
     assert stats is not None, "no statistics"
     assert stats.num_active_requests <= 1
@@ -158,5 +160,5 @@ def test_block_events_arrive(engine: TensorRtLlmEngine) -> None:
     engine.cache_changes()
     ids, blocks = random_ids(engine, 70, 9), table(engine, 70)
     with opened(engine, ids) as (sequence,):
-        engine.step([Round(sequence, ids, 0, blocks, 1)])
+        engine.step([SequenceSlice(sequence, ids, 0, blocks, 1)])
     assert engine.cache_changes().blocks_stored >= 2

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from outrider.engines.base import Round, Rows
+from outrider.engines.base import LogitsRows, SequenceSlice
 from outrider.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
 from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
 from outrider.errors import EngineError
@@ -53,7 +53,7 @@ def test_a_row_without_its_likeliest_ids_is_refused() -> None:
 def test_leading_rows_have_no_gap(num_last: int, expected: list[int]) -> None:
     first = last_rows(answer(1), 1, 1)
     last = last_rows(answer(6, 7, 8, 9)[4 - num_last :], 4, 1)
-    rows: Rows = leading_rows(first, last, 4)
+    rows: LogitsRows = leading_rows(first, last, 4)
     assert rows.ids is not None
     assert rows.ids[:, 0].tolist() == expected
 
@@ -145,20 +145,20 @@ def test_after_a_failing_request_none_is_in_flight_and_the_next_call_works() -> 
     ids = [random_ids(engine, 9, seed) for seed in range(3)]
     blocks = table(engine, 9)
     with opened(engine, *ids) as sequences:
-        rounds = [
-            Round(sequence, each, 0, blocks, 9)
+        slices = [
+            SequenceSlice(sequence, each, 0, blocks, 9)
             for sequence, each in zip(sequences, ids, strict=True)
         ]
         llm.fail_on = 2
         with pytest.raises(EngineError, match="RequestError: out of memory"):
-            engine.step(rounds)
+            engine.step(slices)
         assert not any(request.aborted for request in llm.requests), "that would end the worker"
         assert not llm.in_flight
         llm.fail_on = None
-        assert all(1 <= len(answer.logits) <= 9 for answer in engine.step(rounds))
+        assert all(1 <= len(answer.logits) <= 9 for answer in engine.step(slices))
         llm.fail_on = 0
         with pytest.raises(EngineError, match="refused a request: RuntimeError"):
-            engine.step(rounds)
+            engine.step(slices)
 
 
 def test_a_failing_request_ends_the_prefill_of_others() -> None:
@@ -166,10 +166,10 @@ def test_a_failing_request_ends_the_prefill_of_others() -> None:
     ids, blocks = random_ids(engine, 60), table(engine, 60)
     engine.open(1, ids)
     engine.open(2, ids)
-    engine.step([Round(1, ids[:40], 0, blocks, 0)])
+    engine.step([SequenceSlice(1, ids[:40], 0, blocks, 0)])
     llm.fail_on = 2
     with pytest.raises(EngineError, match="out of memory"):
-        engine.step([Round(2, ids[:5], 0, blocks, 1)])
+        engine.step([SequenceSlice(2, ids[:5], 0, blocks, 1)])
     assert llm.requests[0].aborted
     assert not llm.in_flight
 

@@ -9,9 +9,9 @@ import pytest
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.params import SamplingParams
 from services.inference.reference import generate
-from services.inference.scheduling.events import Committed, Drafts, Event, Failed, OpenRequest
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.scheduler import Scheduler
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Committed, Drafts, Event, Failed, OpenRequest
 from tests.engines.tensorrt_llm.fake_llm import LLM, make_engine
 from tests.inference.letters import new_reply
 
@@ -38,19 +38,19 @@ class Replica:
 
     def open(self, request: OpenRequest, chain: tuple[int, ...] = ()) -> None:
         """`chain` is what the edge sends at once: guesses from the first token on."""
-        self.replies[request.session] = []
-        self.chains[request.session] = chain
+        self.replies[request.session_id] = []
+        self.chains[request.session_id] = chain
         self.take(self.scheduler.open(request, self.now))
         if chain:
-            self.scheduler.draft(request.session, Drafts(0, 0, chain), self.now)
+            self.scheduler.draft(request.session_id, Drafts(0, 0, chain), self.now)
 
     def tick(self) -> bool:
-        plan = self.scheduler.decide(self.now)
-        if plan is None:
+        batch = self.scheduler.schedule(self.now)
+        if batch is None:
             return False
-        rows = plan.run(self.engine)
+        rows = batch.run(self.engine)
         self.now += 0.01
-        self.take(self.scheduler.apply(plan, rows, self.now))
+        self.take(self.scheduler.postprocess(batch, rows, self.now))
         return True
 
     def finish(self) -> None:
@@ -64,8 +64,8 @@ class Replica:
         for event in events:
             assert not isinstance(event, Failed), event
             if isinstance(event, Committed):
-                echoed = self.chains[event.session][event.base : event.base + event.accepted]
-                self.replies[event.session] += [*echoed, *event.ids]
+                echoed = self.chains[event.session_id][event.base : event.base + event.accepted]
+                self.replies[event.session_id] += [*echoed, *event.ids]
                 self.accepted += event.accepted
 
 
@@ -79,10 +79,10 @@ def test_texts_are_the_references_with_right_and_wrong_drafts(sampling: Sampling
         )
         for number in range(8)
     ]
-    expected = {request.session: truth(request) for request in requests}
+    expected = {request.session_id: truth(request) for request in requests}
     for request in requests:
-        chain = list(expected[request.session])[:30]
-        if request.session % 2:
+        chain = list(expected[request.session_id])[:30]
+        if request.session_id % 2:
             chain[draw.randrange(len(chain)) :] = draw.choices(range(3, 20), k=9)
         replica.open(request, tuple(chain))
         replica.tick()

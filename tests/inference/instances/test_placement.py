@@ -12,10 +12,10 @@ from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.errors import EngineError, OverloadedError
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority, Timings, Usage
-from services.inference.instances.placement import Placement
-from services.inference.instances.totals import total_load
+from services.inference.instances.placement import InstancePlacement
 from services.inference.kv.events import Stored
-from services.inference.scheduling.events import (
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import (
     ClassLoad,
     Committed,
     Failed,
@@ -23,16 +23,16 @@ from services.inference.scheduling.events import (
     Load,
     Opened,
     OpenRequest,
+    total_load,
 )
-from services.inference.scheduling.limits import SchedulerLimits
 
 BLOCK = 16
 IDLE = Load(0, 0, 0, 100, 100, fixed_ms=8.0, row_ms=1.2, max_sessions=4)
 LIMITS = SchedulerLimits(max_sessions=4)
 
 
-def placement(count: int = 2, load: Load = IDLE) -> Placement:
-    return Placement(LIMITS, BLOCK, [load] * count)
+def placement(count: int = 2, load: Load = IDLE) -> InstancePlacement:
+    return InstancePlacement(LIMITS, BLOCK, [load] * count)
 
 
 def request(
@@ -158,13 +158,13 @@ def test_a_session_without_room_goes_to_the_others_once_each() -> None:
     it = placement(3)
     first = it.place(request(1))
     refused = Failed(1, OverloadedError("full"))
-    second = it.again(refused)
+    second = it.place_again(refused)
     assert second is not None
-    third = it.again(refused)
+    third = it.place_again(refused)
     assert third is not None
     assert {first, second[0], third[0]} == {0, 1, 2}
     assert second[1] == third[1] == request(1)
-    assert it.again(refused) is None
+    assert it.place_again(refused) is None
     it.take(refused)
     assert it.instance_of(1) is None
 
@@ -173,12 +173,12 @@ def test_only_an_untaken_wanted_session_is_tried_again() -> None:
     it = placement()
     for number in (1, 2, 3):
         it.place(request(number))
-    assert it.again(Failed(1, EngineError("broken"))) is None
+    assert it.place_again(Failed(1, EngineError("broken"))) is None
     assert it.cancel(2) == it.instance_of(2)
-    assert it.again(Failed(2, OverloadedError("full"))) is None
+    assert it.place_again(Failed(2, OverloadedError("full"))) is None
     it.take(opened(3))
-    assert it.again(Failed(3, OverloadedError("full"))) is None
-    assert it.again(Failed(99, OverloadedError("full"))) is None
+    assert it.place_again(Failed(3, OverloadedError("full"))) is None
+    assert it.place_again(Failed(99, OverloadedError("full"))) is None
     assert it.cancel(99) is None
 
 
@@ -229,7 +229,7 @@ STEPS = st.lists(
 
 
 def take_step(
-    it: Placement, live: set[int], number: int, step: str, target: int, priority: Priority
+    it: InstancePlacement, live: set[int], number: int, step: str, target: int, priority: Priority
 ) -> None:
     if step == "place":
         it.place(request(number, (5,) * (1 + target * 10), priority))
@@ -243,7 +243,7 @@ def take_step(
         live.discard(target)
     elif step == "refuse":
         failed = Failed(target, OverloadedError("full"))
-        if it.again(failed) is None:
+        if it.place_again(failed) is None:
             it.take(failed)
             live.discard(target)
     elif step == "cancel":
@@ -268,19 +268,19 @@ def test_the_books_add_up_whatever_happens(
     for session in live:
         it.take(finished(session))
     _check_counts(it)
-    assert all(standing.num_sessions == 0 for standing in it._standings)
+    assert all(status.num_sessions == 0 for status in it._instances)
     # Nothing is remembered of what is gone: new sessions spread as at first.
     assert sorted(it.place(request(1000 + n)) for n in range(count)) == list(range(count))
 
 
-def _check_counts(it: Placement) -> None:
-    for number, standing in enumerate(it._standings):
-        assert standing.num_sessions == len(it.sessions_on(number))
-        lowest = standing.ahead(Priority.LOW, 1 << 20)
-        replying = (1 << 20) - lowest.num_vacant
-        assert lowest.num_sessions + replying == standing.num_sessions
-        waits = [standing.ahead(priority, 4) for priority in Priority]
+def _check_counts(it: InstancePlacement) -> None:
+    for number, status in enumerate(it._instances):
+        assert status.num_sessions == len(it.sessions_on(number))
+        lowest = status.ahead(Priority.LOW, 1 << 20)
+        replying = (1 << 20) - lowest.num_free_places
+        assert lowest.num_sessions + replying == status.num_sessions
+        waits = [status.ahead(priority, 4) for priority in Priority]
         for lower, higher in pairwise(waits):
             assert lower.num_sessions >= higher.num_sessions >= 0
             assert lower.prompt_tokens >= higher.prompt_tokens >= 0
-            assert lower.num_vacant <= higher.num_vacant
+            assert lower.num_free_places <= higher.num_free_places

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.codec.block_hashes import block_hashes, root_hash
-from services.inference.instances.prefixes import Prefixes
+from services.inference.instances.prefixes import InstancePrefixes
 from services.inference.kv.events import BlockEvent, BlockLedger, Removed, Stored
 from services.inference.kv.pool import KvPool
 
@@ -22,7 +22,7 @@ def chain(ids: list[int], first: int = 0, salt: bytes = SALT) -> Stored:
 
 
 def test_a_block_is_stored_with_its_first_holder_and_removed_with_its_last() -> None:
-    prefixes = Prefixes(2, BLOCK)
+    prefixes = InstancePrefixes(2, BLOCK)
     whole = chain(IDS)
     assert prefixes.take(0, [chain(IDS[: 2 * BLOCK])]) == (chain(IDS[: 2 * BLOCK]),)
     assert prefixes.take(1, [whole]) == (chain(IDS, first=2),)
@@ -34,7 +34,7 @@ def test_a_block_is_stored_with_its_first_holder_and_removed_with_its_last() -> 
 
 
 def test_a_prompt_is_matched_on_every_instance_under_its_salt_alone() -> None:
-    prefixes = Prefixes(3, BLOCK)
+    prefixes = InstancePrefixes(3, BLOCK)
     prefixes.take(0, [chain(IDS[: 2 * BLOCK])])
     prefixes.take(2, [chain(IDS)])
     assert prefixes.cached(IDS, SALT) == [8, 0, 20]
@@ -84,7 +84,7 @@ def test_the_union_of_real_pools_is_what_a_follower_knows(
     """Small pools, so blocks are evicted all the time."""
     pools = [KvPool(8, BLOCK) for _ in range(3)]
     held: list[set[bytes]] = [set() for _ in pools]
-    prefixes, ledger, follower = Prefixes(len(pools), BLOCK), BlockLedger(), Follower()
+    prefixes, ledger, follower = InstancePrefixes(len(pools), BLOCK), BlockLedger(), Follower()
     for pool in pools:
         pool.record()
     for number, (instance, ids) in enumerate(work):

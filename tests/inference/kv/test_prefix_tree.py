@@ -32,7 +32,7 @@ def publish(
             node = tree.publish(path[-1], key, block)
         path.append(node)
     for node in path[1:]:
-        while allocator.num_holders(node.block) > 1 + node.num_users:
+        while allocator.ref_count(node.block) > 1 + node.num_users:
             allocator.release(node.block)
     tree.check_invariants()
     return path

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import errors
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.process import Ports
 from outrider.rpc import from_rpc_error, make_channel
@@ -37,10 +37,12 @@ class Breaking(FakeEngine):
 
     error: Exception | None = None
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         if self.error is not None:
             raise self.error
-        return super().step(rounds, meanwhile)
+        return super().step(slices, overlapped_work)
 
 
 def _gated(it: Running) -> GatedEngine:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.engines.sizing import SizingRule
 from outrider.sampling.params import SamplingParams
@@ -28,7 +28,7 @@ REPEATING = FakeOptions(repetition=1.0, sizing=SizingRule((LEAD,)))
 
 TOLERANCE = 1.4
 """What a draft must promise depends on how long calls take, and these take as long as this machine
-does. In virtual time tests/inference/scheduling/test_never_waits.py counts exactly."""
+does. In virtual time tests/inference/scheduler/test_never_waits.py counts exactly."""
 
 Frames = Callable[[Sequence[int], int], tuple[int, Sequence[int]] | None]
 """Truth and number of final tokens -> base and ids of the frame that arrives now."""
@@ -50,11 +50,13 @@ class SteppedEngine(FakeEngine):
         self._num_allowed += 1
         self._allowed.release()
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
         self._num_begun += 1
         if not self._allowed.acquire(timeout=30):
             raise RuntimeError("nobody allowed a step")
-        return super().step(rounds, meanwhile)
+        return super().step(slices, overlapped_work)
 
 
 def nowhere(truth: Sequence[int], final: int) -> None:

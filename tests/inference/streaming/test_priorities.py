@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
@@ -19,10 +19,14 @@ PROMPT = [3 + number % 50 for number in range(300)]
 class HoldsPrompts(GatedEngine):
     """Steps with a large chunk of a prompt wait for the gate."""
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        large = any(len(part.tokens) > 100 for part in rounds)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        large = any(len(part.tokens) > 100 for part in slices)
         return (
-            super().step(rounds, meanwhile) if large else FakeEngine.step(self, rounds, meanwhile)
+            super().step(slices, overlapped_work)
+            if large
+            else FakeEngine.step(self, slices, overlapped_work)
         )
 
 

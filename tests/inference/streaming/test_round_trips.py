@@ -25,7 +25,9 @@ async def test_numbers_come_back_once_with_the_time_they_were_held() -> None:
         for number in (11, 12):
             draft = inference_pb2.Draft(epoch=number, base=50, echo=number)
             await peer.send(inference_pb2.SessionUp(session=1, draft=draft))
-        await eventually(lambda: next(iter(it.replica.table._live.values())).drafting.number == 12)
+        await eventually(
+            lambda: next(iter(it.replica.table._live.values())).commit_echo.number == 12
+        )
         it.engine.gate.set()
         reply = await peer.finish(1)
         echoes = [commit.pace.echo for commit in reply.commits]

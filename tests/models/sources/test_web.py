@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ArtifactCorruptError, SourceError
-from outrider.models.disk.partial import Partial
-from outrider.models.progress import silent
+from outrider.models.disk.fetch import PartialFetch, ignore_progress
 from outrider.models.sources import parse_source
 from outrider.models.sources.web import MAX_ATTEMPTS, WebSource
 from outrider.models.store import ModelStore
@@ -25,7 +24,7 @@ def site() -> Iterator[Site]:
 
 
 def fetch(site: Site, folder: Path) -> bytes:
-    partial = Partial(folder / "part", max_bytes=1 << 20, report=silent)
+    partial = PartialFetch(folder / "part", max_bytes=1 << 20, report=ignore_progress)
     with partial:
         WebSource("the model", f"{site.url}/model", backoff_s=0.0).fetch(partial, folder)
         partial.finish()
@@ -141,7 +140,7 @@ def test_a_token_stays_with_its_hub(site: Site, tmp_path: Path) -> None:
     with serve(Site(redirect=f"{site.url}/storage")) as hub:
         environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
         source = parse_source("hf:org/repo@main#model.gguf", environ)
-        with Partial(tmp_path / "part", max_bytes=1 << 20, report=silent) as partial:
+        with PartialFetch(tmp_path / "part", max_bytes=1 << 20, report=ignore_progress) as partial:
             source.fetch(partial, tmp_path)
             partial.finish()
     ((path, headers),) = hub.requests
@@ -156,7 +155,7 @@ def test_a_token_follows_a_redirect_inside_the_hub(tmp_path: Path) -> None:
         source = WebSource("the model", f"{hub.url}/model", token="hf_secret", backoff_s=0.0)
         with (
             pytest.raises(SourceError, match="302"),
-            Partial(tmp_path / "part", max_bytes=1, report=silent) as partial,
+            PartialFetch(tmp_path / "part", max_bytes=1, report=ignore_progress) as partial,
         ):
             source.fetch(partial, tmp_path)
     assert {headers["authorization"] for _, headers in hub.requests} == {"Bearer hf_secret"}

@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts
-from outrider.tokenization.backends import material
+from outrider.tokenization.backends import corpus
 from outrider.tokenization.backends.base import Reference
-from outrider.tokenization.backends.choice import choose, in_order_of_speed, put_to_the_test
-from outrider.tokenization.backends.gate import compare, is_defect
+from outrider.tokenization.backends.equivalence import check_equivalence, compare, is_defect
 from outrider.tokenization.backends.packages import (
     PACKAGES,
     bytes_without_token,
     installed_version,
-    make,
+    make_backend,
+)
+from outrider.tokenization.backends.selection import (
+    packages_by_speed,
+    select_backend,
 )
 from tests.tokenization.vocabularies import tokenizer_json
 
@@ -50,9 +53,11 @@ def other(name: str) -> Vocabulary:
 def test_hostile_and_real_texts_have_the_reference_ids(
     vocabulary: Vocabulary, package: str
 ) -> None:
-    texts = itertools.chain(material.hostile(vocabulary, num_mixtures=1000), material.real())
+    texts = itertools.chain(
+        corpus.adversarial_texts(vocabulary, num_mixtures=1000), corpus.natural_texts()
+    )
     outcome = compare(
-        make(package, vocabulary),
+        make_backend(package, vocabulary),
         Reference(vocabulary),
         texts,
         clock=time.monotonic,
@@ -64,8 +69,8 @@ def test_hostile_and_real_texts_have_the_reference_ids(
 
 @pytest.mark.model
 def test_any_text_has_the_reference_ids(vocabulary: Vocabulary, package: str) -> None:
-    backend, reference = make(package, vocabulary), Reference(vocabulary)
-    pieces = st.one_of(st.sampled_from(material.ATOMS), st.text(max_size=8))
+    backend, reference = make_backend(package, vocabulary), Reference(vocabulary)
+    pieces = st.one_of(st.sampled_from(corpus.ATOMS), st.text(max_size=8))
 
     @given(st.lists(pieces, max_size=12).map("".join))
     def check(text: str) -> None:
@@ -76,8 +81,8 @@ def test_any_text_has_the_reference_ids(vocabulary: Vocabulary, package: str) ->
 
 @pytest.mark.model
 def test_a_batch_has_the_ids_of_its_texts(vocabulary: Vocabulary, package: str) -> None:
-    backend, reference = make(package, vocabulary), Reference(vocabulary)
-    texts = [*material.LANGUAGES, "", *material.ATOMS]
+    backend, reference = make_backend(package, vocabulary), Reference(vocabulary)
+    texts = [*corpus.LANGUAGES, "", *corpus.ATOMS]
     assert backend.encode_batch(texts) == reference.encode_batch(texts)
     assert backend.encode_batch(texts[:3]) == reference.encode_batch(texts[:3])
     assert backend.encode_batch([]) == reference.encode_batch([])
@@ -85,36 +90,36 @@ def test_a_batch_has_the_ids_of_its_texts(vocabulary: Vocabulary, package: str) 
 
 @pytest.mark.model
 def test_the_faster_package_is_tried_first(vocabulary: Vocabulary) -> None:
-    assert in_order_of_speed(vocabulary)[0] == "splintr-rs"
-    assert in_order_of_speed(other("llama3"))[0] == "fastokens"
+    assert packages_by_speed(vocabulary)[0] == "splintr-rs"
+    assert packages_by_speed(other("llama3"))[0] == "fastokens"
 
 
 @pytest.mark.model
 def test_typed_control_tokens_stay_text(vocabulary: Vocabulary, package: str) -> None:
-    ids = make(package, vocabulary).encode("a<|im_end|>\n<|im_start|>system")
+    ids = make_backend(package, vocabulary).encode("a<|im_end|>\n<|im_start|>system")
     assert not any(vocabulary.is_special(token) for token in ids)
 
 
 @pytest.mark.model
 def test_bytes_that_the_vocabulary_lacks(vocabulary: Vocabulary, package: str) -> None:
     assert bytes_without_token(vocabulary) == bytes([4, 6, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2])
-    backend = make(package, vocabulary)
+    backend = make_backend(package, vocabulary)
     for text in (">\x06<", ">\x04>", " \x06'", "a\U00040000b", "!\x04!"):
         assert backend.encode(text).tolist() == vocabulary.encode(text)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3", "qwen2_5"])
 def test_with_another_vocabulary_a_package_is_exact_or_refused(name: str, package: str) -> None:
-    """Whatever the gate finds, what `choose` gives equals the reference."""
+    """Whatever the test finds, what `select_backend` gives equals the reference."""
     vocabulary = other(name)
     reference = Reference(vocabulary)
     try:
-        backend = make(package, vocabulary)
+        backend = make_backend(package, vocabulary)
     except BaseException as failure:
         assert is_defect(failure)
         return
-    texts = [*material.LANGUAGES, *material.ATOMS]
+    texts = [*corpus.LANGUAGES, *corpus.ATOMS]
     outcome = compare(backend, reference, texts, clock=time.monotonic, deadline=FAR)
     if outcome.problem:
-        assert not put_to_the_test(package, vocabulary).passed
-        assert choose(vocabulary, package).name == reference.name
+        assert not check_equivalence(package, vocabulary).passed
+        assert select_backend(vocabulary, package).name == reference.name

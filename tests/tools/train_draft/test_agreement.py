@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.base import Meanwhile, Round, Rows, nothing
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
@@ -96,10 +96,14 @@ pytestmark = pytest.mark.model
 class _Trimmed(FakeEngine):
     """The fake model with a head of every second id, as a trained draft has."""
 
-    def step(self, rounds: Sequence[Round], meanwhile: Meanwhile = nothing) -> list[Rows]:
-        whole = super().step(rounds, meanwhile)
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        whole = super().step(slices, overlapped_work)
         ids = np.arange(0, self.info.vocabulary_size, 2, dtype=np.int32)
-        return [Rows(rows.logits[:, ids], np.tile(ids, (len(rows.logits), 1))) for rows in whole]
+        return [
+            LogitsRows(rows.logits[:, ids], np.tile(ids, (len(rows.logits), 1))) for rows in whole
+        ]
 
 
 def _options(vocabulary: Vocabulary, seed: int = 0) -> FakeOptions:

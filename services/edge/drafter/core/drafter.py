@@ -12,7 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from outrider.engines.base import Engine, EngineInfo, Meanwhile, Round, Rows, nothing
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
 from outrider.speculation.suffix_drafter import SuffixDrafter
@@ -32,7 +39,7 @@ class Part:
     """One session's round."""
 
     session: int
-    round: Round
+    round: SequenceSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +50,14 @@ class EngineCall:
     parts: tuple[Part, ...]
 
     @property
-    def rounds(self) -> tuple[Round, ...]:
+    def slices(self) -> tuple[SequenceSlice, ...]:
         """For Engine.step."""
         return tuple(part.round for part in self.parts)
 
 
-def run(engine: Engine, call: EngineCall, meanwhile: Meanwhile = nothing) -> list[Rows]:
+def run(
+    engine: Engine, call: EngineCall, overlapped_work: OverlappedWork = no_work
+) -> list[LogitsRows]:
     """Do what the call says. Raises EngineError."""
     for sequence in call.orders.closes:
         engine.close_sequence(sequence)
@@ -56,7 +65,7 @@ def run(engine: Engine, call: EngineCall, meanwhile: Meanwhile = nothing) -> lis
         engine.open(sequence, np.zeros(0, np.int32))
     for source, target in call.orders.copies:
         engine.copy_block(source, target)
-    return engine.step(call.rounds, meanwhile)
+    return engine.step(call.slices, overlapped_work)
 
 
 class Drafter:
@@ -160,7 +169,7 @@ class Drafter:
                 session.grow(session.main)
         return EngineCall(self._room.take_orders(), tuple(parts)) if parts else None
 
-    def apply(self, call: EngineCall, rows: Sequence[Rows], took_s: float) -> None:
+    def apply(self, call: EngineCall, rows: Sequence[LogitsRows], took_s: float) -> None:
         """What the call computed, one Rows per part, within `took_s`. Raises EngineError for rows
         that are no use."""
         self.tally.called(took_s)
@@ -245,7 +254,7 @@ class Drafter:
         tokens = np.array(session.ids(line, kv.length, end), np.int32)
         blocks = np.array(kv.table, np.int32)
         num_rows = int(end == line.end)
-        return Part(session.number, Round(kv.sequence, tokens, kv.length, blocks, num_rows))
+        return Part(session.number, SequenceSlice(kv.sequence, tokens, kv.length, blocks, num_rows))
 
     # Blocks.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import Round, Rows
+from outrider.engines.base import LogitsRows, SequenceSlice
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import common_prefix_length
 from services.edge.drafter.core.chooser import Chooser, Opinion
@@ -162,7 +162,7 @@ class DraftSession:
             self._push(line, entry)
         line.wants_row, line.is_settled = False, True
 
-    def computed(self, line: Line, done: Round, rows: Rows) -> None:
+    def computed(self, line: Line, done: SequenceSlice, rows: LogitsRows) -> None:
         """A round of this line was computed. Raises EngineError for a row that is no use."""
         if line.kv.length < done.past:
             return  # the text changed before it, while it was under way

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.engines.base import Logits, Round, Rows
+from outrider.engines.base import Logits, LogitsRows, SequenceSlice
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
@@ -33,7 +33,7 @@ def fresh_rows(options: FakeOptions, ids: Sequence[int], num_rows: int = 1) -> L
     tokens = np.array(ids, np.int32)
     blocks = np.arange(engine.info.num_blocks, dtype=np.int32)
     engine.open(0, tokens)
-    return engine.step([Round(0, tokens, 0, blocks, num_rows)])[0].logits
+    return engine.step([SequenceSlice(0, tokens, 0, blocks, num_rows)])[0].logits
 
 
 def reply_of(options: FakeOptions, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -76,13 +76,13 @@ class Bench:
         self.texts.pop(number, None)
         self.drafter.close(number)
 
-    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> EngineCall | None:
+    def turn(self, overlapped_work: Callable[[], None] = lambda: None) -> EngineCall | None:
         """One call, if there is one to make."""
         call = self.drafter.decide(self.now)
         self.now += 0.001
         if call is not None:
             texts = [self._text(part.session, part.round) for part in call.parts]
-            rows = run(self.engine, call, meanwhile)
+            rows = run(self.engine, call, overlapped_work)
             self._check(call, texts, rows)
             self.drafter.apply(call, rows, 0.001)
         for guess in self.drafter.take_guesses(self.now):
@@ -97,7 +97,7 @@ class Bench:
             assert num_calls < 10_000
         return num_calls
 
-    def _text(self, number: int, part: Round) -> list[int]:
+    def _text(self, number: int, part: SequenceSlice) -> list[int]:
         """The text that the round's last row is to follow."""
         session = self.drafter._sessions[number]
         line = session.line_of(part.sequence)
@@ -107,7 +107,7 @@ class Bench:
         assert part.tokens.tolist() == ids[part.past :]
         return ids
 
-    def _check(self, call: EngineCall, texts: list[list[int]], rows: list[Rows]) -> None:
+    def _check(self, call: EngineCall, texts: list[list[int]], rows: list[LogitsRows]) -> None:
         """Rows read all KV before them: right rows are right KV."""
         for part, ids, answer in zip(call.parts, texts, rows, strict=True):
             if part.round.num_rows:

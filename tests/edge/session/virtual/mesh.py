@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from outrider.engines.base import Rows
+from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
 from outrider.session_types import FinishReason
@@ -34,7 +34,10 @@ from services.edge.session.machine import ChatSession
 from services.edge.session.policy import SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from services.inference.reference import generate
-from services.inference.scheduling.events import (
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Event,
@@ -42,9 +45,6 @@ from services.inference.scheduling.events import (
     Opened,
     OpenRequest,
 )
-from services.inference.scheduling.limits import SchedulerLimits
-from services.inference.scheduling.planning import Plan
-from services.inference.scheduling.scheduler import Scheduler
 from tests.edge.session.toolkit import DIGEST, request
 from tests.edge.session.virtual.beside import Beside
 from tests.edge.session.virtual.circumstances import (
@@ -209,18 +209,18 @@ class Mesh:
     def _compute(self) -> None:
         if self._is_computing:
             return
-        plan = self.scheduler.decide(self.now)
-        if plan is None:
+        batch = self.scheduler.schedule(self.now)
+        if batch is None:
             return
-        rows = plan.run(self.engine, self.scheduler.study)
+        rows = batch.run(self.engine, self.scheduler.overlapped_work)
         self._is_computing = True
         self.outcome.num_calls += 1
-        duration_s = self.engine.step_ms / 1e3 if plan.rounds else 0.0
-        self.later(self.now + duration_s, lambda: self._computed(plan, rows))
+        duration_s = self.engine.step_ms / 1e3 if batch.slices else 0.0
+        self.later(self.now + duration_s, lambda: self._computed(batch, rows))
 
-    def _computed(self, plan: Plan, rows: Sequence[Rows]) -> None:
+    def _computed(self, batch: Batch, rows: Sequence[LogitsRows]) -> None:
         self._is_computing = False
-        for event in self.scheduler.apply(plan, rows, self.now):
+        for event in self.scheduler.postprocess(batch, rows, self.now):
             self._tell(event)
         self._compute()
 

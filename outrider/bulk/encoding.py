@@ -1,0 +1,128 @@
+"""Documents to columns of Arrow, without a Python object per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from outrider.bulk.plan.results import TextCounts
+from outrider.bulk.reading import Document
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.cuts import CutRule, Cutter
+
+LONG_CHARS: Final = 1 << 16
+"""Texts above it are encoded in parts: shorter ones are faster, and the reference takes many bytes
+of memory a token."""
+
+_LIST: Final = pa.list_(pa.field("item", pa.uint32(), nullable=False))
+_COLUMNS: Final = (
+    ("source", pa.string()),
+    ("record", pa.uint64()),
+    ("part", pa.uint32()),
+    ("is_last", pa.bool_()),
+    ("byte_offset", pa.uint64()),
+    ("num_bytes", pa.uint64()),
+    ("num_chars", pa.uint64()),
+    ("num_tokens", pa.uint32()),
+)
+
+
+def schema(*, token_offsets: bool) -> pa.Schema:
+    """Of every shard."""
+    fields = [pa.field(name, kind, nullable=False) for name, kind in _COLUMNS]
+    fields.append(pa.field("ids", _LIST, nullable=False))
+    # Null where the ids do not stand for the very bytes of the text.
+    offsets = [pa.field("token_offsets", _LIST)] if token_offsets else []
+    return pa.schema([*fields, *offsets])
+
+
+class DocumentEncoder:
+    """Encodes batches of documents with one backend."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        backend: FallbackBackend,
+        rule: CutRule | None,
+        *,
+        token_offsets: bool = False,
+    ) -> None:
+        self.backend = backend
+        self.schema = schema(token_offsets=token_offsets)
+        self._rule = rule
+        self._bytes_of = (
+            [vocabulary.token_bytes(i) for i in range(vocabulary.size)] if token_offsets else []
+        )
+        self._lengths = np.array([len(data) for data in self._bytes_of], np.uint32)
+
+    def encode(self, documents: Sequence[Document]) -> tuple[pa.RecordBatch, TextCounts]:
+        """The rows of the documents."""
+        texts: list[str] = []
+        ends = [0]
+        for document in documents:
+            texts += self._parts(document.text)
+            ends.append(len(texts))
+        batch = self.backend.encode_batch(texts)
+        ids = np.frombuffer(batch.ids, np.uint32)
+        offsets = np.frombuffer(batch.offsets, np.uint64)[ends].astype(np.int32)
+        columns = self._columns(documents, np.diff(offsets))
+        columns.append(_lists(offsets, ids))
+        if self._bytes_of:
+            columns.append(self._token_offsets(documents, ids, offsets))
+        counts = TextCounts(
+            documents=sum(document.part == 0 for document in documents),
+            rows=len(documents),
+            bytes=sum(document.num_bytes for document in documents),
+            chars=sum(len(document.text) for document in documents),
+            tokens=len(ids),
+        )
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), counts
+
+    def _parts(self, text: str) -> list[str]:
+        if self._rule is None or len(text) <= LONG_CHARS:
+            return [text]
+        cutter = Cutter(self._rule, target_chars=LONG_CHARS, max_chars=len(text) + 1)
+        return [*cutter.feed(text), cutter.finish()]
+
+    def _columns(
+        self, documents: Sequence[Document], num_tokens: npt.NDArray[np.int32]
+    ) -> list[pa.Array]:
+        values: list[Any] = [
+            [document.source for document in documents],
+            [document.record for document in documents],
+            [document.part for document in documents],
+            [document.is_last for document in documents],
+            [document.byte_offset for document in documents],
+            [document.num_bytes for document in documents],
+            [len(document.text) for document in documents],
+            num_tokens.astype(np.uint32),
+        ]
+        return [pa.array(found, kind) for found, (_, kind) in zip(values, _COLUMNS, strict=True)]
+
+    def _token_offsets(
+        self,
+        documents: Sequence[Document],
+        ids: npt.NDArray[np.uint32],
+        offsets: npt.NDArray[np.int32],
+    ) -> pa.Array:
+        lengths = self._lengths[ids]
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        found = []
+        for at, document in enumerate(documents):
+            begin, end = offsets[at], offsets[at + 1]
+            data = b"".join([self._bytes_of[i] for i in ids[begin:end].tolist()])
+            # A tokenizer may change text (NFC), or drop bytes that it has no token for.
+            is_same = data == document.text.encode()
+            own = starts[begin:end]
+            found.append((own - own[:1]).tolist() if is_same else None)
+        return pa.array(found, _LIST)
+
+
+def _lists(offsets: npt.NDArray[np.int32], ids: npt.NDArray[np.uint32]) -> pa.Array:
+    """The ids of each row, without a copy."""
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids), type=_LIST)

@@ -1,1 +1,0 @@
-"""Who does the work: processes of this machine, or a Ray cluster."""

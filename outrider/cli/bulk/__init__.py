@@ -1,1 +1,0 @@
-"""`outrider tokenize`."""

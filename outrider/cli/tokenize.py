@@ -1,0 +1,309 @@
+"""`outrider tokenize`: files of text to shards of token ids."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from outrider.errors import ConfigError
+from outrider.telemetry.logs import configure_logging
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    from outrider.bulk.run import Executor, RunProgress, RunReport, RunRequest
+    from outrider.bulk.worker import BulkJob
+    from outrider.models.vocabulary import Vocabulary
+
+
+_MAX_LISTED: Final = 20
+"""Problems that are printed one by one."""
+
+
+class ExecutorName(StrEnum):
+    """What runs the workers."""
+
+    local = "local"
+    ray = "ray"
+
+
+class Format(StrEnum):
+    """Of the shards."""
+
+    parquet = "parquet"
+    arrow = "arrow"
+
+
+class Compression(StrEnum):
+    """Of the shards."""
+
+    none = "none"
+    lz4 = "lz4"
+    zstd = "zstd"
+
+
+def tokenize(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...",
+            help=".txt (one document), .jsonl, .parquet, .txt.gz, .jsonl.gz; patterns too.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the shards.")],
+    model: Annotated[str, typer.Option(help="Model whose vocabulary to use.")] = "",
+    vocabulary: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json or .gguf file instead of a model.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="auto, tokenizers (the reference), or a fast package.")
+    ] = "auto",
+    field: Annotated[
+        str, typer.Option(help="Field of JSON objects, or Parquet column, with the text.")
+    ] = "text",
+    format: Annotated[Format, typer.Option(help="Of the shards.")] = Format.parquet,
+    compression: Annotated[Compression, typer.Option(help="Of the shards.")] = Compression.none,
+    shard_mb: Annotated[
+        float, typer.Option(help="Text in a shard, MiB, about; longer texts are cut.")
+    ] = 16.0,
+    token_offsets: Annotated[
+        bool, typer.Option("--token-offsets", help="Add each token's first byte.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Worker processes; 0: one per core.")] = 0,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="What runs the workers.")
+    ] = ExecutorName.local,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster; without it Ray runs on this machine.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an earlier run ended.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print how long documents are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Encode files in bulk, on all cores; the output is the same with any executor.
+
+    Exit status: 0 if every text is in the output, 1 if not (what is missing is listed), 130 after
+    Ctrl-C; then, and after anything else that ends it, --resume goes on.
+    """
+    configure_logging("tokenize", "warning")
+    _check_pyarrow()
+    from outrider.bulk import run, scan
+    from outrider.bulk.plan.shards import BulkSettings
+
+    shard_bytes = int(shard_mb * (1 << 20))
+    settings = BulkSettings(
+        format=format.value,
+        compression=compression.value,
+        field=field,
+        shard_bytes=shard_bytes,
+        token_offsets=token_offsets,
+    )
+    paths = scan.expand(files)
+    loaded, name = _vocabulary(model, vocabulary, backend)
+    request = run.RunRequest(
+        paths=paths,
+        folder=out,
+        settings=settings,
+        vocabulary=loaded,
+        backend=name,
+        resume=resume,
+    )
+    make = _executor_maker(executor, workers or len(os.sched_getaffinity(0)), ray_address)
+    begin = time.monotonic()
+    report = _run(request, make, quiet=as_json)
+    _print_report(report, out, time.monotonic() - begin, with_stats=stats, as_json=as_json)
+    raise typer.Exit(0 if report.is_whole else 1)
+
+
+def _check_pyarrow() -> None:
+    """Raises ConfigError without it."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
+
+
+def _vocabulary(model: str, file: Path | None, backend: str) -> tuple[Vocabulary, str]:
+    """The vocabulary, and the name of the backend that it is used with."""
+    from outrider.bulk import vocabularies
+
+    if file is not None:
+        loaded, chosen = vocabularies.of_file(file, backend)
+    else:
+        loaded, chosen = vocabularies.of_model(model, backend)
+    return loaded, chosen.name
+
+
+def _executor_maker(
+    executor: ExecutorName, workers: int, ray_address: str | None
+) -> Callable[[BulkJob], Executor]:
+    if executor is ExecutorName.ray:
+        from outrider.bulk.ray_executor import RayExecutor
+
+        return lambda job: RayExecutor(job, workers, ray_address)
+    from outrider.bulk.local_executor import LocalExecutor
+
+    return lambda job: LocalExecutor(job, workers)
+
+
+def _run(request: RunRequest, make: Callable[[BulkJob], Executor], *, quiet: bool) -> RunReport:
+    from outrider.bulk.run import run
+
+    try:
+        with shown(quiet=quiet) as show:
+            return run(request, make, show)
+    except KeyboardInterrupt:
+        message = f"stopped; finished shards are kept in {request.folder}: go on with --resume"
+        print(f"outrider tokenize: {message}", file=sys.stderr)
+        raise
+
+
+def _print_report(
+    report: RunReport, folder: Path, elapsed_s: float, *, with_stats: bool, as_json: bool
+) -> None:
+    from outrider.bulk.folder import length_percentiles
+
+    lengths = length_percentiles(folder, report.names) if with_stats else {}
+    problems = [f"shard {one.shard.number}: {one.reason}" for one in report.failed]
+    problems += [str(problem) for problem in report.problems]
+    num_problems = report.num_problems + len(report.failed)
+    if as_json:
+        print(json.dumps(_as_object(report, elapsed_s, lengths, problems), ensure_ascii=False))
+        return
+    _print_counts(report, folder, elapsed_s)
+    if lengths:
+        print("tokens per document: " + ", ".join(f"{k} {n:,}" for k, n in lengths.items()))
+    for problem in problems[:_MAX_LISTED]:
+        print(f"outrider tokenize: {problem}", file=sys.stderr)
+    if num_problems > _MAX_LISTED:
+        print(f"outrider tokenize: {num_problems} problems in all", file=sys.stderr)
+
+
+def _print_counts(report: RunReport, folder: Path, elapsed_s: float) -> None:
+    counts = report.counts
+    print(
+        f"{counts.documents:,} documents, {counts.bytes:,} bytes, {counts.tokens:,} tokens "
+        f"({counts.bytes / max(1, counts.tokens):.2f} bytes each) in {len(report.names)} of "
+        f"{report.total_shards} shards in {folder}"
+        if report.names or not report.total_shards
+        else f"{counts.tokens:,} tokens in the finished shards in {folder}"
+    )
+    print(f"{elapsed_s:.1f} s, {report.num_new_tokens / max(elapsed_s, 1e-9):,.0f} tokens/s")
+
+
+def _as_object(
+    report: RunReport, elapsed_s: float, lengths: dict[str, int], problems: list[str]
+) -> dict[str, object]:
+    counts = report.counts
+    return {
+        "documents": counts.documents,
+        "rows": counts.rows,
+        "bytes": counts.bytes,
+        "chars": counts.chars,
+        "tokens": counts.tokens,
+        "bytes_per_token": counts.bytes / max(1, counts.tokens),
+        "tokens_per_s": report.num_new_tokens / max(elapsed_s, 1e-9),
+        "elapsed_s": elapsed_s,
+        "tokens_per_document": lengths,
+        "shards": report.names,
+        "num_problems": report.num_problems + len(report.failed),
+        "problems": problems,
+    }
+
+
+LINE_EVERY_S: Final = 5.0
+
+Show = Callable[["RunProgress"], None]
+
+
+@contextmanager
+def shown(*, quiet: bool) -> Iterator[Show]:
+    """A function that shows progress on stderr while the block lasts: a bar on a terminal, a line
+    now and then elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with _bars(console) as bars:
+            yield _ProgressBar(bars)
+    else:
+        yield ProgressLines(console.print, time.monotonic)
+
+
+class ProgressLines:
+    """A line every few seconds, and one at the end."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
+        """`clock` gives seconds."""
+        self._write = write
+        self._clock = clock
+        self._begin = clock()
+        self._last_at = self._begin
+
+    def __call__(self, progress: RunProgress) -> None:
+        now = self._clock()
+        is_over = progress.num_shards == progress.total_shards
+        if is_over or now >= self._last_at + LINE_EVERY_S:
+            self._last_at = now
+            self._write(progress_line(progress, now - self._begin))
+
+
+def progress_line(progress: RunProgress, elapsed_s: float) -> str:
+    """Progress, rate and time left."""
+    done = progress.num_bytes - progress.num_earlier_bytes
+    rate = done / elapsed_s if elapsed_s > 0 else 0.0
+    left = progress.total_bytes - progress.num_bytes
+    eta = f"{left / rate:.0f} s left" if rate else "no rate yet"
+    return (
+        f"{progress.num_shards} of {progress.total_shards} shards, "
+        f"{progress.num_bytes / 1e6:.1f} of {progress.total_bytes / 1e6:.1f} MB, "
+        f"{progress.counts.tokens:,} tokens, {rate / 1e6:.1f} MB/s, {eta}"
+    )
+
+
+def _bars(console: Console) -> Bars:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, transient=True)
+
+
+class _ProgressBar:
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task = bars.add_task("tokenizing", total=None)
+        self._is_begun = False
+
+    def __call__(self, progress: RunProgress) -> None:
+        if not self._is_begun:
+            # What an earlier run did does not count for the rate.
+            self._is_begun = True
+            self._bars.reset(self._task, total=progress.total_bytes, completed=progress.num_bytes)
+        done = f"{progress.num_shards} of {progress.total_shards} shards"
+        self._bars.update(self._task, completed=progress.num_bytes, description=done)

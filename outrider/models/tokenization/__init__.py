@@ -1,1 +1,0 @@
-"""From a model file's metadata to an exact tokenizer and its digest."""

@@ -1,0 +1,178 @@
+"""Texts and chats to ids, through the cache and the backend."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+from outrider.models.chat import Message, check_text
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.segment_cache import CachePolicy, ContentClass, SegmentCache, classify
+
+
+@dataclass(slots=True)
+class CacheLookups:
+    """Lookups of one class of texts in this process's cache."""
+
+    num_texts: int = 0
+    num_hits: int = 0
+    num_chars: int = 0
+    num_hit_chars: int = 0
+
+    def count(self, num_chars: int, *, is_hit: bool) -> None:
+        """One text was looked up."""
+        self.num_texts += 1
+        self.num_chars += num_chars
+        self.num_hits += is_hit
+        self.num_hit_chars += num_chars * is_hit
+
+
+PromptPiece: TypeAlias = "array[int] | tuple[str, ContentClass]"
+"""Ids, or a text whose ids are not known yet."""
+CacheScope: TypeAlias = bytes | None
+"""Whose texts share cached ids. Texts of one scope find each other's ids and no others', so that
+nobody can measure by timing what somebody else sent. None: the texts are not cached. The chat
+template's own texts belong to TEMPLATE_SCOPE, whoever sends them."""
+TEMPLATE_SCOPE: Final = b""
+
+
+@dataclass(slots=True)
+class PartialPrompt:
+    """A prompt of which some texts are still to be encoded."""
+
+    scope: CacheScope = None
+    pieces: list[PromptPiece] = field(default_factory=list)
+    missing_chars: int = 0
+
+
+class SharedCache(Protocol):
+    """A cache of ids that several processes share, by the backend that made them. Thread-safe;
+    does not raise."""
+
+    def get(self, texts: Sequence[str], scope: bytes, backend: str) -> list[array[int] | None]:
+        """The ids of each of `texts`, None where they are not cached. May take milliseconds."""
+
+    def put(self, text: str, ids: array[int], scope: bytes, backend: str) -> None:
+        """Add the ids of `text`, without waiting for the write."""
+
+
+class CachingEncoder:
+    """One model's texts to ids. Thread-safe; ids equal the vocabulary's own."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        backend: FallbackBackend,
+        policy: CachePolicy | None = None,
+        shared: SharedCache | None = None,
+    ) -> None:
+        """`shared` is asked for texts that are not in this process's cache."""
+        self._vocabulary = vocabulary
+        self.backend = backend
+        self._cache = SegmentCache(policy or CachePolicy())
+        self._shared = shared
+        self._generation = backend.generation
+        self._lock = threading.Lock()
+        self.lookups = {content: CacheLookups() for content in ContentClass}
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Entries and bytes of the cache."""
+        return len(self._cache), self._cache.num_bytes
+
+    def encode(
+        self, text: str, content: ContentClass = ContentClass.USER, scope: CacheScope = None
+    ) -> array[int]:
+        """The ids of plain text. Raises InvalidRequestError for a lone surrogate."""
+        ids = self._find(text, content, scope)
+        if ids is not None:
+            return ids
+        check_text(text)
+        return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
+
+    def encode_chat(self, messages: Sequence[Message], scope: CacheScope = None) -> array[int]:
+        """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
+        return self.finish(self.begin(messages, scope))
+
+    def begin(self, messages: Sequence[Message], scope: CacheScope = None) -> PartialPrompt:
+        """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
+        segments = self._vocabulary.segments(messages)
+        classes = iter(classify(segments, messages))
+        prompt = PartialPrompt(scope)
+        for segment in segments:
+            if segment.is_control:
+                prompt.pieces.append(array("I", [self._vocabulary.control_id(segment.text)]))
+                continue
+            content = next(classes)
+            ids = self._find(segment.text, content, scope)
+            if ids is None:
+                prompt.pieces.append((segment.text, content))
+                prompt.missing_chars += len(segment.text)
+            else:
+                prompt.pieces.append(ids)
+        return prompt
+
+    def finish(self, prompt: PartialPrompt, *, may_wait: bool = True) -> array[int]:
+        """The prompt's ids, its missing texts encoded. Without `may_wait` the shared cache is not
+        asked."""
+        shared = self._find_shared(prompt) if may_wait else {}
+        whole: array[int] = array("I")
+        for piece in prompt.pieces:
+            if isinstance(piece, tuple):
+                text, content = piece
+                piece = shared.get(text) or self._encode(text, _scope_of(content, prompt.scope))
+            whole += piece
+        return whole
+
+    def _find(self, text: str, content: ContentClass, scope: CacheScope) -> array[int] | None:
+        within = _scope_of(content, scope)
+        with self._lock:
+            self._clear_if_stale()
+            ids = None if within is None else self._cache.get(text, within)
+            self.lookups[content].count(len(text), is_hit=ids is not None)
+        return ids
+
+    def _find_shared(self, prompt: PartialPrompt) -> dict[str, array[int]]:
+        """The shared cache's ids of the missing texts, which are put into this process's too."""
+        if self._shared is None or prompt.scope is None or not prompt.missing_chars:
+            return {}
+        texts = [piece[0] for piece in prompt.pieces if isinstance(piece, tuple)]
+        generation = self.backend.generation
+        cached = self._shared.get(texts, prompt.scope, self.backend.name)
+        found = {text: ids for text, ids in zip(texts, cached, strict=True) if ids is not None}
+        with self._lock:
+            self._clear_if_stale()
+            if generation != self._generation:
+                return {}
+            for text, ids in found.items():
+                self._cache.put(text, ids, prompt.scope)
+        return found
+
+    def _encode(self, text: str, scope: CacheScope) -> array[int]:
+        generation = self.backend.generation
+        backend = self.backend.name
+        ids = self.backend.encode(text)
+        if scope is None:
+            return ids
+        with self._lock:
+            self._clear_if_stale()
+            is_current = generation == self._generation
+            if is_current:
+                self._cache.put(text, ids, scope)
+        if is_current and self._shared is not None:
+            self._shared.put(text, ids, scope, backend)
+        return ids
+
+    def _clear_if_stale(self) -> None:
+        """A backend that was turned off may have given wrong ids before."""
+        if self._generation != self.backend.generation:
+            self._generation = self.backend.generation
+            self._cache.clear()
+
+
+def _scope_of(content: ContentClass, scope: CacheScope) -> CacheScope:
+    return TEMPLATE_SCOPE if content is ContentClass.ROLE_TAG else scope

@@ -1,1 +1,0 @@
-"""Other processes that tokenize when the threads have enough to do."""

@@ -1,0 +1,111 @@
+"""Prometheus metrics of tokenization: tiers, caches, backends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outrider.telemetry import names
+from outrider.telemetry.process import OTHER
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.pool import Tier
+from outrider.tokenization.segment_cache import ContentClass
+
+IN_LOOP: Final = "tokenization_in_loop"
+IN_THREADS: Final = "tokenization_in_threads"
+_LOOP_TIERS: Final = frozenset({Tier.CACHE, Tier.INLINE, Tier.FALLBACK})
+
+
+class TokenizationMetrics(Collector):
+    """Times every chat by tier. Caches, backends and shadow checks of all models are read when
+    Prometheus scrapes."""
+
+    def __init__(self, registry: CollectorRegistry, encoders: Sequence[CachingEncoder]) -> None:
+        self._encoders = encoders
+        self._ms = Histogram(
+            names.TOKENIZATION_MS,
+            "from a chat's submission to its ids",
+            ["tier"],
+            buckets=names.TOKENIZATION_MS_BOUNDARIES,
+            registry=registry,
+        )
+        self._ms_by_tier = {tier: self._ms.labels(tier) for tier in Tier}
+        self._shortened = Counter(
+            names.TOKENIZATION_SHORTENED, "chats made shorter to fit", registry=registry
+        )
+        self._omitted = Counter(
+            names.TOKENIZATION_OMITTED, "tokens by which they were made shorter", registry=registry
+        )
+        self._ended_at = {IN_LOOP: 0.0, IN_THREADS: 0.0}
+        registry.register(self)
+        self._registry: CollectorRegistry | None = registry
+
+    def close(self) -> None:
+        """Unregister, so that another instance may use the registry. May be called twice."""
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            for collector in (self._ms, self._shortened, self._omitted, self):
+                registry.unregister(collector)
+
+    def record(self, tier: Tier, ms: float) -> None:
+        """A chat was tokenized in `tier`, `ms` milliseconds after it was submitted; called from
+        any thread."""
+        self._ms_by_tier[tier].observe(ms)
+        self._ended_at[IN_LOOP if tier in _LOOP_TIERS else IN_THREADS] = time.monotonic()
+
+    def shortened(self, before: int, after: int) -> None:
+        """A chat was shortened from `before` to `after` tokens; called from any thread."""
+        self._shortened.inc()
+        self._omitted.inc(before - after)
+
+    def cause(self, since: float) -> str:
+        """Where chats were tokenized since `since` (seconds of time.monotonic), if they were: a
+        cause of event loop stalls."""
+        found = (place for place, ended_at in self._ended_at.items() if ended_at >= since)
+        return next(found, OTHER)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        yield from self._cache()
+        in_use = GaugeMetricFamily(
+            names.TOKENIZATION_BACKEND,
+            "the backends in use, and why",
+            labels=["backend", "reason"],
+        )
+        backends = [encoder.backend for encoder in self._encoders]
+        for name, reason in sorted({(backend.name, backend.reason) for backend in backends}):
+            in_use.add_metric([name, reason], 1)
+        yield in_use
+        checks = [backend.checks for backend in backends]
+        num_checked = sum(one.num_checked for one in checks)
+        yield CounterMetricFamily(
+            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
+        )
+        num_mismatches = sum(one.num_mismatches + one.num_failures for one in checks)
+        yield CounterMetricFamily(
+            names.TOKENIZATION_MISMATCHES, "texts the fast backend failed on", num_mismatches
+        )
+
+    def _cache(self) -> Iterator[Metric]:
+        sizes = [encoder.size for encoder in self._encoders]
+        num_entries, num_bytes = (sum(column) for column in zip(*sizes, strict=True))
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
+        fields = {
+            names.TOKENIZATION_TEXTS: "num_texts",
+            names.TOKENIZATION_HITS: "num_hits",
+            names.TOKENIZATION_CHARS: "num_chars",
+            names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
+        }
+        for name, field in fields.items():
+            family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
+            for content in ContentClass:
+                found = sum(getattr(e.lookups[content], field) for e in self._encoders)
+                family.add_metric([content], found)
+            yield family

@@ -1,0 +1,301 @@
+"""Chats to prompt ids without ever holding the event loop, through tiers from cheap to expensive.
+
+A chat takes the first tier that has room: cache and very short texts in the event loop; worker
+threads; another process, when as many chats wait as there are threads; when none of them has room,
+a short chat in the event loop after all, one per iteration of it; at last a refusal. After
+"Tokenization Is the Bottleneck You're Not Measuring" (ranvier.systems, 2026-05), with threads that
+share one frozen tokenizer, since the library's calls release the GIL now, and other processes
+chosen by load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, TypeAlias
+
+import structlog
+
+from outrider.errors import OutriderError, OverloadedError
+from outrider.models.chat import Message
+from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
+from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
+from outrider.tokenization.pool.threads import WorkerThreads
+from outrider.tokenization.rewriting import Rewriter
+
+_CHUNK_IDS: Final = 4096
+
+log = structlog.get_logger()
+
+TokenizationResult: TypeAlias = tuple[int, ...] | OutriderError
+"""The prompt ids, or what made them impossible."""
+
+
+class Tier(StrEnum):
+    """Where a prompt was tokenized."""
+
+    CACHE = "cache"
+    """In the event loop: every text of it was cached."""
+    INLINE = "inline"
+    """In the event loop: the uncached texts are so short that a handover would cost more."""
+    THREAD = "thread"
+    PROCESS = "process"
+    """In another process, because as many chats waited as there are threads."""
+    FALLBACK = "fallback"
+    """In the event loop, because neither threads nor processes had room."""
+    REFUSED = "refused"
+    """Nowhere: too many chats wait."""
+    DROPPED = "dropped"
+    """Nowhere: a typeahead prompt, whose ids would only have saved time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPolicy:
+    """Sizes that decide on a chat's tier."""
+
+    num_workers: int = 2
+    """Threads that tokenize."""
+    max_queued: int = 64
+    """Chats that may wait for a thread."""
+    max_inline_chars: int = 4096
+    """A longer chat is not looked up in the event loop: it goes to a thread at once."""
+    max_inline_messages: int = 8
+    """Nor is one of more messages, for the chat template takes time for each."""
+    max_inline_missing: int = 1024
+    """Uncached characters that a fast backend encodes in the event loop: it takes microseconds
+    for them, a handover to a thread takes a hundred."""
+    max_reference_missing: int = 256
+    """Uncached characters that the reference backend encodes in the event loop."""
+    max_local_chars: int = 8192
+    """Longest chat that is encoded in the event loop as the last resort (Tier.FALLBACK)."""
+    max_tokens: int = 1 << 30
+    """Longest prompt. A longer one is shortened or refused while its ids are an array: as Python
+    objects the garbage collector would look at them one by one."""
+
+
+@dataclass(slots=True, eq=False)
+class TokenizationJob:
+    """One chat on its way to ids."""
+
+    messages: Sequence[Message]
+    answer: Callable[[TokenizationResult], None]
+    job_class: JobClass
+    loop: asyncio.AbstractEventLoop
+    begun_at: float
+    """Seconds, by the pool's clock."""
+    scope: CacheScope = None
+    prompt: PartialPrompt | None = None
+    """What the event loop found in the cache already."""
+    is_cancelled: bool = False
+
+    def deliver(self, result: TokenizationResult) -> None:
+        """In the event loop: hand the result over, unless the job was cancelled."""
+        if not self.is_cancelled:
+            self.answer(result)
+
+
+class OverflowPool(Protocol):
+    """Other processes that tokenize while the threads are saturated."""
+
+    def offer(
+        self, job: TokenizationJob, finish: Callable[[TokenizationJob, TokenizationResult], None]
+    ) -> bool:
+        """Take the job and call `finish` with its result, from any thread; False if no process
+        has room."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+Record = Callable[[Tier, float], None]
+"""Records a chat's tier and its milliseconds since submission; called from any thread."""
+Shortened = Callable[[int, int], None]
+"""Records a chat's tokens before and after it was shortened; called from any thread."""
+
+
+class TokenizationPool:
+    """Methods are called in the event loop, unless they say otherwise."""
+
+    def __init__(
+        self,
+        encoder: CachingEncoder,
+        policy: PoolPolicy,
+        *,
+        rewriter: Rewriter | None = None,
+        record: Record = lambda tier, ms: None,
+        shortened: Shortened = lambda before, after: None,
+        overflow: OverflowPool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`rewriter` is applied to every chat first."""
+        self.encoder = encoder
+        self._policy = policy
+        self._rewriter = rewriter or Rewriter()
+        self._record = record
+        self._shortened = shortened
+        self._overflow = overflow
+        self._clock = clock
+        self._may_fall_back = True
+        self._threads: WorkerThreads[TokenizationJob] = WorkerThreads(
+            policy.num_workers, policy.max_queued, self._work
+        )
+
+    def submit(
+        self,
+        messages: Sequence[Message],
+        answer: Callable[[TokenizationResult], None],
+        *,
+        scope: CacheScope = None,
+        is_typeahead: bool = False,
+    ) -> TokenizationJob:
+        """Call `answer` in the event loop once the ids are there, never before this returns.
+
+        `scope`: whose chat it is; with None its texts are not cached. `is_typeahead`: the prompt
+        is still being typed, so it comes after all chats and is dropped rather than taken to an
+        overflow or fallback tier. Raises OverloadedError when no tier has room.
+        """
+        messages = self._rewriter.prepare(messages)
+        num_chars = sum(len(message.content) for message in messages)
+        if is_typeahead:
+            job_class = JobClass.TYPEAHEAD
+        else:
+            job_class = JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
+        loop = asyncio.get_running_loop()
+        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope)
+        if not self._is_answered_inline(job, num_chars):
+            self._enqueue(job, num_chars)
+        return job
+
+    def cancel(self, job: TokenizationJob) -> None:
+        """The result is not wanted any more; it will not be delivered."""
+        job.is_cancelled = True
+        self._threads.remove(job, job.job_class)
+
+    def close(self) -> None:
+        """Give up what waits; what runs ends by itself."""
+        self._threads.close()
+        if self._overflow is not None:
+            self._overflow.close()
+
+    def join(self) -> None:
+        """After `close`: wait for what runs. Blocks, so not in the event loop."""
+        self._threads.join()
+
+    def _is_answered_inline(self, job: TokenizationJob, num_chars: int) -> bool:
+        policy = self._policy
+        if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
+            return False
+        try:
+            job.prompt = self.encoder.begin(job.messages, job.scope)
+        except OutriderError as error:
+            self._finish(job, error, Tier.CACHE)
+            return True
+        except Exception as failure:
+            self._finish(job, _defect(failure), Tier.INLINE)
+            return True
+        is_fast = self.encoder.backend.is_fast
+        limit = policy.max_inline_missing if is_fast else policy.max_reference_missing
+        if job.prompt.missing_chars > limit:
+            return False
+        tier = Tier.INLINE if job.prompt.missing_chars else Tier.CACHE
+        self._finish(job, self._encode(job, may_wait=False), tier)
+        return True
+
+    def _enqueue(self, job: TokenizationJob, num_chars: int) -> None:
+        """Give the job to the first tier behind the event loop that has room."""
+        is_chat = job.job_class is not JobClass.TYPEAHEAD
+        if is_chat and self._threads.is_saturated and self._is_taken_by_overflow(job):
+            return
+        try:
+            self._threads.put(job, job.job_class)
+        except OverloadedError:
+            if is_chat and self._may_fall_back and num_chars <= self._policy.max_local_chars:
+                self._encode_as_fallback(job)
+                return
+            tier = Tier.REFUSED if is_chat else Tier.DROPPED
+            self._record(tier, (self._clock() - job.begun_at) * 1e3)
+            raise
+
+    def _is_taken_by_overflow(self, job: TokenizationJob) -> bool:
+        return self._overflow is not None and self._overflow.offer(
+            job, lambda done, result: self._finish(done, self._fit(done, result), Tier.PROCESS)
+        )
+
+    def _encode_as_fallback(self, job: TokenizationJob) -> None:
+        """At most one chat per iteration of the event loop, so that however many arrive at once,
+        each stalls the loop for a millisecond or so and others run in between."""
+        self._may_fall_back = False
+        job.loop.call_soon(self._allow_fallback)
+        self._finish(job, self._encode(job, may_wait=False), Tier.FALLBACK)
+
+    def _allow_fallback(self) -> None:
+        self._may_fall_back = True
+
+    # What follows runs in any thread.
+
+    def _work(self, job: TokenizationJob) -> None:
+        self._finish(job, self._encode(job, may_wait=True), Tier.THREAD)
+
+    def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
+        self._record(tier, (self._clock() - job.begun_at) * 1e3)
+        if isinstance(result, OutriderError):
+            result.bare()  # its traceback would keep the prompt's text and ids, perhaps megabytes
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            job.loop.call_soon_threadsafe(job.deliver, result)
+
+    def _encode(self, job: TokenizationJob, *, may_wait: bool) -> TokenizationResult:
+        return _result_of(lambda: self._ids(job, may_wait=may_wait))
+
+    def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
+        prompt = job.prompt or self.encoder.begin(job.messages, job.scope)
+        ids = self.encoder.finish(prompt, may_wait=may_wait)
+        if len(ids) <= self._policy.max_tokens:
+            return ids
+        return self._fitted(job, len(ids), may_wait=may_wait)
+
+    def _fit(self, job: TokenizationJob, result: TokenizationResult) -> TokenizationResult:
+        """The result of another process, shortened if it is too long."""
+        if isinstance(result, OutriderError) or len(result) <= self._policy.max_tokens:
+            return result
+        num_tokens = len(result)
+        return _result_of(lambda: self._fitted(job, num_tokens, may_wait=True))
+
+    def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
+        def encode(messages: Sequence[Message]) -> array[int]:
+            prompt = self.encoder.begin(messages, job.scope)
+            return self.encoder.finish(prompt, may_wait=may_wait)
+
+        max_tokens = self._policy.max_tokens
+        ids = self._rewriter.fitted(job.messages, num_tokens, max_tokens, encode)
+        self._shortened(num_tokens, len(ids))
+        return ids
+
+
+def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:
+    try:
+        return as_tuple(work())
+    except OutriderError as error:
+        return error
+    except Exception as failure:
+        return _defect(failure)
+
+
+def _defect(failure: Exception) -> OutriderError:
+    """A defect fails its chat and leaves the worker to the others."""
+    log.error("tokenization failed", exc_info=failure)
+    return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
+
+
+def as_tuple(ids: array[int]) -> tuple[int, ...]:
+    """In chunks: one call for a long prompt would hold the GIL for milliseconds."""
+    if len(ids) <= _CHUNK_IDS:
+        return tuple(ids)
+    whole: list[int] = []
+    for start in range(0, len(ids), _CHUNK_IDS):
+        whole.extend(ids[start : start + _CHUNK_IDS])
+    return tuple(whole)

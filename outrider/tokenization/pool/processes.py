@@ -1,0 +1,177 @@
+"""The overflow pool: processes that tokenize chats while the threads are saturated.
+
+Each process has a thread here that talks to it over one pipe, one chat at a time. A request is the
+cache scope, behind a byte that says whether there is one, the roles, with commas between them, and
+every content in UTF-8 as it is: a long text is encoded once and never pickled. An answer is the ids
+as native uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from random import Random
+from typing import Final
+
+import structlog
+
+from outrider.errors import OutriderError
+from outrider.models.chat import Message, check_messages
+from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.selection import adopt_backend
+from outrider.tokenization.encoder import CacheScope, CachingEncoder
+from outrider.tokenization.pool.job_queue import two_choices
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult, as_tuple
+from outrider.tokenization.segment_cache import CachePolicy
+
+MAX_PENDING: Final = 4
+"""Chats that one process works on or that wait for it."""
+_NO_SCOPE: Final = b"\0"
+_SCOPE: Final = b"\1"
+
+Finish = Callable[[TokenizationJob, TokenizationResult], None]
+log = structlog.get_logger()
+
+
+class ProcessPool:
+    """An OverflowPool of local processes, chosen by load."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, backend: str, *, num_processes: int, cache_bytes: int
+    ) -> None:
+        """`backend`: the name of the one that this process uses."""
+        self.members = [
+            TokenizerProcess(vocabulary, backend, cache_bytes) for _ in range(num_processes)
+        ]
+        self._rng = Random()
+
+    def offer(self, job: TokenizationJob, finish: Finish) -> bool:
+        """Take the job and call `finish` from a thread; False if the chosen one has no room."""
+        living = [member for member in self.members if member.is_alive]
+        if not living:
+            return False
+        loads = [member.num_pending for member in living]
+        return living[two_choices(loads, self._rng)].enqueue(job, finish)
+
+    def close(self) -> None:
+        """Give up what waits and end the processes, without waiting for them."""
+        for member in self.members:
+            member.close()
+
+
+class TokenizerProcess:
+    """One process and its thread. When the process dies, its chats are encoded in the thread."""
+
+    def __init__(self, vocabulary: Vocabulary, backend: str, cache_bytes: int) -> None:
+        self._vocabulary = vocabulary
+        self._arguments = (vocabulary, backend, cache_bytes)
+        self._pending: deque[tuple[TokenizationJob, Finish]] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self.num_pending = 0
+        self.is_alive = True
+        self.process: SpawnProcess | None = None
+        self._thread = threading.Thread(target=self._run, name="tokenize-process", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, job: TokenizationJob, finish: Finish) -> bool:
+        """Take the job; False if MAX_PENDING wait already, or the process is gone."""
+        with self._changed:
+            if not self.is_alive or self._is_closed or self.num_pending >= MAX_PENDING:
+                return False
+            self._pending.append((job, finish))
+            self.num_pending += 1
+            self._changed.notify()
+        return True
+
+    def close(self) -> None:
+        """Give up what waits; the process ends after its current chat."""
+        with self._changed:
+            self._is_closed = True
+            self._pending.clear()
+            self._changed.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """After `close`: wait until the process is gone."""
+        self._thread.join(timeout_s)
+
+    # Everything below runs in the thread.
+
+    def _run(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_serve, args=(theirs, *self._arguments), name="tokenize", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        with ours:
+            while (taken := self._take()) is not None:
+                job, finish = taken
+                result = None if job.is_cancelled else self._result(ours, job)
+                with self._changed:
+                    self.num_pending -= 1  # before finish, whose caller may offer the next job
+                if result is not None:
+                    finish(job, result)
+        self.process.join()
+
+    def _take(self) -> tuple[TokenizationJob, Finish] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._is_closed)
+            return self._pending.popleft() if self._pending else None
+
+    def _result(self, connection: Connection, job: TokenizationJob) -> TokenizationResult:
+        try:
+            check_messages(job.messages)
+            answer = _ask(connection, job.messages, job.scope) if self.is_alive else b""
+            if answer:
+                return as_tuple(array("I", answer))
+            return tuple(self._vocabulary.encode_chat(job.messages))
+        except OutriderError as error:
+            return error
+        except (EOFError, OSError):
+            self.is_alive = False
+            log.warning("tokenizer process is gone", pid=self.process and self.process.pid)
+            return self._result(connection, job)
+
+
+def _ask(connection: Connection, messages: Sequence[Message], scope: CacheScope) -> bytes:
+    """The answer to one chat; blocks. Raises EOFError or OSError when the process is gone."""
+    connection.send_bytes(_NO_SCOPE if scope is None else _SCOPE + scope)
+    connection.send_bytes(",".join(message.role for message in messages).encode())
+    for message in messages:
+        connection.send_bytes(message.content.encode())
+    return connection.recv_bytes()
+
+
+# Everything below runs in the other process.
+
+
+def _serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_bytes: int) -> None:
+    """Answer until the parent closes. `backend` passed the equivalence test in the parent."""
+    adopted = adopt_backend(vocabulary, backend, "the parent process uses it")
+    encoder = CachingEncoder(vocabulary, adopted, CachePolicy(max_bytes=cache_bytes))
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            messages, scope = _receive(connection)
+            connection.send_bytes(_answer(encoder, messages, scope))
+
+
+def _receive(connection: Connection) -> tuple[list[Message], CacheScope]:
+    scope = connection.recv_bytes()
+    roles = connection.recv_bytes().decode().split(",")
+    messages = [Message(role, connection.recv_bytes().decode()) for role in roles]
+    return messages, None if scope == _NO_SCOPE else scope[1:]
+
+
+def _answer(encoder: CachingEncoder, messages: list[Message], scope: CacheScope) -> bytes:
+    try:
+        return encoder.encode_chat(messages, scope).tobytes()
+    except OutriderError:
+        return b""

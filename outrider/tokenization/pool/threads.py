@@ -1,0 +1,85 @@
+"""The worker threads. Started once and handed their jobs directly: an executor's futures cost more
+than a short chat."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, Generic
+
+from outrider.tokenization.pool.job_queue import JobClass, JobQueue, JobT
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Interval at which threads of this process hand over the GIL, instead of Python's 5 ms. A worker
+holds the GIL for what it does besides the backend's work (the chat template, tuples of ids), and an
+event loop that wakes up meanwhile waits this long for it."""
+
+
+class WorkerThreads(Generic[JobT]):
+    """Threads that work on a JobQueue. The backend releases the GIL, so an event loop runs beside
+    them."""
+
+    def __init__(self, num_workers: int, max_queued: int, work: Callable[[JobT], None]) -> None:
+        """`work` is called in a worker with every job and does not raise. Sets the interpreter's
+        switch interval to SWITCH_INTERVAL_S at most."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        self._queue: JobQueue[JobT] = JobQueue(num_workers, max_queued)
+        self._work = work
+        self._num_workers = num_workers
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._run, name="tokenize", daemon=True)
+            for _ in range(num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether as many chats wait as there are workers, so that one more waits for two."""
+        return self._queue.num_waiting >= self._num_workers
+
+    def put(self, job: JobT, job_class: JobClass) -> None:
+        """Raises OverloadedError when too many of its class wait already."""
+        with self._changed:
+            self._queue.put(job, job_class)
+            self._changed.notify()
+
+    def remove(self, job: JobT, job_class: JobClass) -> bool:
+        """Give up a job that waits; False if a worker has taken it."""
+        with self._changed:
+            return self._queue.remove(job, job_class)
+
+    def close(self) -> None:
+        """Give up what waits; what runs ends by itself."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """After `close`: wait until the workers have finished their current jobs. A thread that is
+        inside a library when the interpreter ends would abort the process."""
+        for thread in self._threads:
+            thread.join()
+
+    # Everything below runs in the workers.
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            job, job_class = taken
+            self._work(job)
+            with self._changed:
+                self._queue.finish(job_class)
+                self._changed.notify()  # a job of another class may be allowed to run now
+
+    def _take(self) -> tuple[JobT, JobClass] | None:
+        with self._changed:
+            while not self._is_closed:
+                taken = self._queue.take()
+                if taken is not None:
+                    return taken
+                self._changed.wait()
+        return None

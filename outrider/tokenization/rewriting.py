@@ -1,0 +1,196 @@
+"""Prompt rewriting: an operator's system prefix, and shortening of chats that are too long. Pure.
+
+The number of tokens of a text is known only once it is tokenized. So a chat that is too long is
+shortened in proportion to its own tokens per character and tokenized again: an accepted prompt was
+counted, never estimated.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from outrider.errors import ConfigError, PromptTooLongError
+from outrider.models.chat import Message
+
+
+class TooLong(StrEnum):
+    """What is done with a chat that is longer than the model's context."""
+
+    REFUSE = "refuse"
+    """It is refused; the error names its tokens and the limit."""
+    CUT_HEAD = "cut_head"
+    """The beginning of its longest message is removed."""
+    CUT_TAIL = "cut_tail"
+    """The end of its longest message is removed."""
+    CUT_MIDDLE = "cut_middle"
+    """The middle of its longest message is removed."""
+    KEEP_TURNS = "keep_turns"
+    """System messages, the first turn and the last ones stay; the turns between are replaced by a
+    text that says so. No model summarizes them."""
+
+
+TURNS: Final = "{turns}"
+"""In `RewritingPolicy.omitted`: replaced by the number of messages omitted."""
+_MAX_PREFIX_BYTES: Final = 32_768
+"""Messages that an edge passes on untokenized travel in one frame with the prefix, which has room
+for this much."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewritingPolicy:
+    """Raises ConfigError at construction."""
+
+    system_prefix: str = ""
+    """Put before every chat's system prompt, or used as one; empty: none."""
+    too_long: str = TooLong.REFUSE.value
+    """refuse, cut_head, cut_tail, cut_middle or keep_turns."""
+    keep_turns: int = 8
+    """With keep_turns: messages at the end that stay; fewer where they do not fit."""
+    drop_turns: int = 4
+    """With keep_turns: messages that are omitted at a time, in short chats fewer. Between two such
+    steps each prompt begins with the whole previous one, which replicas have in their prefix
+    caches."""
+    omitted: str = f"\n\n[earlier conversation omitted: {TURNS} messages]"
+    """With keep_turns: text behind the first turn where turns were omitted; empty: none."""
+    min_reply_tokens: int = 256
+    """Tokens of the context that a shortened chat leaves for its reply."""
+    mark: str = "\n[...]\n"
+    """Text that replaces what was cut out of a message."""
+
+    def __post_init__(self) -> None:
+        known = [one.value for one in TooLong]
+        if self.too_long not in known:
+            raise ConfigError(f"too_long must be one of {', '.join(known)}, not {self.too_long!r}")
+        if self.keep_turns < 1:
+            raise ConfigError(f"keep_turns is {self.keep_turns}: the last message has to stay")
+        if self.drop_turns < 1:
+            raise ConfigError(f"drop_turns is {self.drop_turns}: set it above 0")
+        num_bytes = len(self.system_prefix.encode())
+        if num_bytes > _MAX_PREFIX_BYTES:
+            raise ConfigError(
+                f"system_prefix has {num_bytes} bytes; at most {_MAX_PREFIX_BYTES} fit"
+            )
+        if self.min_reply_tokens < 1:
+            raise ConfigError(f"min_reply_tokens is {self.min_reply_tokens}: set it above 0")
+
+
+AS_IT_IS: Final = RewritingPolicy()
+"""Nothing is rewritten."""
+
+
+_MARGIN: Final = 1.02
+"""Factor by which a chat is shortened more than its tokens per character ask for."""
+_SYSTEM: Final = "system"
+
+
+class Rewriter:
+    """Applies one policy. Equal chats become equal chats."""
+
+    def __init__(self, policy: RewritingPolicy = AS_IT_IS) -> None:
+        self._policy = policy
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether `prepare` puts anything before chats."""
+        return bool(self._policy.system_prefix)
+
+    def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The chat with the operator's prefix. An empty chat stays empty, and is refused later."""
+        prefix = self._policy.system_prefix
+        if not prefix or not any(message.content for message in messages):
+            return messages
+        first, *rest = messages
+        if first.role != _SYSTEM:
+            return [Message(_SYSTEM, prefix), *messages]
+        return [Message(_SYSTEM, f"{prefix}\n\n{first.content}"), *rest]
+
+    def fitted(
+        self,
+        messages: Sequence[Message],
+        num_tokens: int,
+        max_tokens: int,
+        encode: Callable[[Sequence[Message]], array[int]],
+    ) -> array[int]:
+        """The ids of the chat, shortened from `num_tokens` so that `min_reply_tokens` remain of
+        the context, which is one longer than `max_tokens`.
+
+        `encode` gives the ids of shorter and shorter chats. Raises PromptTooLongError if the policy
+        allows none that fits, and what `encode` raises.
+        """
+        room = max_tokens + 1 - self._policy.min_reply_tokens
+        num_chars, count = _num_chars(messages), num_tokens
+        # Less than before every time, for `count` is above `room`.
+        while (max_chars := int(num_chars * room / (count * _MARGIN))) > 0:
+            found = self._shorter(messages, max_chars)
+            if found is None:
+                break
+            ids = encode(found)
+            if len(ids) <= room:
+                return ids
+            num_chars, count = _num_chars(found), len(ids)
+        raise PromptTooLongError.of(num_tokens, max_tokens)
+
+    def _shorter(self, messages: Sequence[Message], max_chars: int) -> Sequence[Message] | None:
+        """The chat in at most `max_chars` characters; None if the policy allows none."""
+        policy = self._policy
+        if policy.too_long == TooLong.REFUSE:
+            return None
+        if policy.too_long == TooLong.KEEP_TURNS:
+            return _last_turns(messages, max_chars, policy)
+        return _cut(messages, _num_chars(messages) - max_chars, policy)
+
+
+def _num_chars(messages: Sequence[Message]) -> int:
+    return sum(len(message.content) for message in messages)
+
+
+def _last_turns(
+    messages: Sequence[Message], max_chars: int, policy: RewritingPolicy
+) -> Sequence[Message] | None:
+    """Leading system messages, the first message after them, and as many of the last ones as
+    `max_chars` allow, at least one; None if even those are too long."""
+    num_system = next((n for n, m in enumerate(messages) if m.role != _SYSTEM), len(messages))
+    head, turns = messages[: num_system + 1], messages[num_system + 1 :]
+    for count in _counts_to_omit(len(turns), policy):
+        noted = head[-1].content + policy.omitted.replace(TURNS, str(count))
+        found = [*head[:-1], replace(head[-1], content=noted), *turns[count:]]
+        if _num_chars(found) <= max_chars:
+            return found
+    return None
+
+
+def _counts_to_omit(num_turns: int, policy: RewritingPolicy) -> Iterator[int]:
+    """Numbers of turns to try to omit, smallest first: multiples of a step, so that a growing chat
+    omits the same turns for a while; at last all but one."""
+    step = policy.drop_turns
+    while step > 1 and (step > policy.keep_turns or 2 * step > num_turns):
+        step //= 2
+    least = max(1, num_turns - policy.keep_turns)
+    yield from range(-(-least // step) * step, num_turns - 1, step)
+    if num_turns > 1:
+        yield num_turns - 1
+
+
+def _cut(messages: Sequence[Message], excess: int, policy: RewritingPolicy) -> list[Message] | None:
+    """The chat without `excess` characters of its longest message that is not a system message;
+    None if that message is too short."""
+    lengths = [(len(m.content), n) for n, m in enumerate(messages) if m.role != _SYSTEM]
+    if not lengths:
+        return None
+    length, at = max(lengths)
+    num_kept = length - excess - len(policy.mark)
+    if num_kept < 1:
+        return None
+    text = messages[at].content
+    if policy.too_long == TooLong.CUT_HEAD:
+        text = policy.mark + text[length - num_kept :]
+    elif policy.too_long == TooLong.CUT_TAIL:
+        text = text[:num_kept] + policy.mark
+    else:
+        half = num_kept // 2
+        text = text[: num_kept - half] + policy.mark + (text[-half:] if half else "")
+    return [*messages[:at], replace(messages[at], content=text), *messages[at + 1 :]]

@@ -1,0 +1,124 @@
+"""A cache of the ids of prompt segments, and the classes of segments that are counted apart. Pure.
+
+A segment is the whole text between two control tokens. A control token is a hard boundary of the
+tokenizer, so a segment's ids do not depend on the text around it. Any other stretch of text (a role
+tag apart from the message behind it) could not be cached exactly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from outrider.models.chat import Message, Segment
+
+_ENTRY_BYTES: Final = 256
+"""Memory of an entry besides its text and ids: three object headers and a slot in the table."""
+
+_Key: TypeAlias = tuple[bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """How much is kept."""
+
+    max_entries: int = 16_384
+    max_bytes: int = 64 << 20
+    max_text_bytes: int = 64 << 10
+    """A longer text is not cached. System prompts and role tags recur, and system prompts may be
+    long; longer texts are mostly documents that are asked about once."""
+
+
+class SegmentCache:
+    """Least recently used texts are evicted first; texts are found only in the scope they were put
+    in. Not thread-safe."""
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self._policy = policy
+        self._ids: OrderedDict[_Key, array[int]] = OrderedDict()
+        self.num_bytes = 0
+        """Memory of all entries, within a few per cent."""
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def get(self, text: str, scope: bytes = b"") -> array[int] | None:
+        """The ids of `text`, not to be modified; None if it is not cached."""
+        key = scope, text
+        ids = self._ids.get(key)
+        if ids is not None:
+            self._ids.move_to_end(key)
+        return ids
+
+    def put(self, text: str, ids: array[int], scope: bytes = b"") -> None:
+        """Cache the ids of `text`, if it is not too long."""
+        key = scope, text
+        size = _num_bytes(key, ids)
+        policy = self._policy
+        if text.__sizeof__() > policy.max_text_bytes or size > policy.max_bytes:
+            return
+        before = self._ids.pop(key, None)
+        if before is not None:
+            self.num_bytes -= _num_bytes(key, before)
+        self._ids[key] = ids
+        self.num_bytes += size
+        while len(self._ids) > policy.max_entries or self.num_bytes > policy.max_bytes:
+            self.num_bytes -= _num_bytes(*self._ids.popitem(last=False))
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._ids.clear()
+        self.num_bytes = 0
+
+
+def _num_bytes(key: _Key, ids: array[int]) -> int:
+    scope, text = key
+    return len(scope) + text.__sizeof__() + len(ids) * ids.itemsize + _ENTRY_BYTES
+
+
+DOCUMENT_CHARS: Final = 4096
+"""A user's message of so many characters or more is classed as a document."""
+
+
+class ContentClass(StrEnum):
+    """The class of one text between control tokens, for the cache's statistics."""
+
+    ROLE_TAG = "role_tag"
+    """Text of the chat template itself."""
+    SYSTEM = "system"
+    USER = "user"
+    REPLY = "reply"
+    """An earlier message of the assistant."""
+    DOCUMENT = "document"
+
+
+_OF_ROLE: Final = {"system": ContentClass.SYSTEM, "assistant": ContentClass.REPLY}
+
+
+def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[ContentClass]:
+    """The class of every text segment, in order; control tokens are left out.
+
+    Messages come in order, and a template may trim them: a segment with the next one's text in it
+    is that message's, any other is the template's.
+    """
+    pending = [message for message in messages if message.content.strip()]
+    found: list[ContentClass] = []
+    at = 0
+    for segment in segments:
+        if segment.is_control:
+            continue
+        if at < len(pending) and pending[at].content.strip() in segment.text:
+            found.append(_class_of(pending[at]))
+            at += 1
+        else:
+            found.append(ContentClass.ROLE_TAG)
+    return found
+
+
+def _class_of(message: Message) -> ContentClass:
+    is_long = len(message.content) >= DOCUMENT_CHARS
+    return _OF_ROLE.get(message.role, ContentClass.DOCUMENT if is_long else ContentClass.USER)

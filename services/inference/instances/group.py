@@ -1,0 +1,126 @@
+"""Several engine instances behind one session table: a model thread each, one placement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from outrider.engines.base import Engine
+from outrider.errors import EngineError, OutriderError, UnavailableError
+from outrider.telemetry import names
+from outrider.telemetry.metrics import Metrics
+from services.inference.instances.placement import InstancePlacement
+from services.inference.runner import ModelRunner, ModelTick
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest, total_load
+
+
+class InstanceGroup:
+    """A ModelRunner for several instances. Its methods are the event loop's.
+
+    If one instance breaks down the whole replica does: `problem` is set and no session is opened
+    any more. Those on the other instances run on until the replica is stopped.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[tuple[Engine, Scheduler]],
+        on_tick: Callable[[ModelTick], None],
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Engines of one shape, each with a scheduler of the same limits. `on_tick` is called in
+        the event loop; `clock` gives the seconds of all deadlines."""
+        first = instances[0][1]
+        loads = [scheduler.load() for _, scheduler in instances]
+        self._placement = InstancePlacement(first.limits, first.info.block_tokens, loads)
+        self._on_tick = on_tick
+        self._metrics = metrics
+        self._num_over = 0
+        self._runners = [
+            ModelRunner(engine, scheduler, partial(self._take, number), clock=clock)
+            for number, (engine, scheduler) in enumerate(instances)
+        ]
+
+    @property
+    def problem(self) -> str:
+        """Why no session can be opened; empty if one can."""
+        return next((runner.problem for runner in self._runners if runner.problem), "")
+
+    def start(self) -> None:
+        """Begin. The running event loop gets the ticks."""
+        for runner in self._runners:
+            runner.start()
+
+    async def stop(self) -> None:
+        """End every thread after its current tick and close the engines; sessions left are
+        lost."""
+        await asyncio.gather(*(runner.stop() for runner in self._runners))
+
+    def open(self, request: OpenRequest) -> None:
+        """Hand a session to the instance where it will end first. Raises UnavailableError or
+        OverloadedError; whatever is wrong with the request itself comes back as Failed."""
+        if self.problem:
+            raise UnavailableError(f"this replica takes no sessions: {self.problem}")
+        instance = self._placement.place(request)
+        try:
+            self._hand(instance, request)
+        except OutriderError:
+            self._placement.forget(request.session_id)
+            raise
+
+    def draft(self, session: int, drafts: Drafts) -> bool:
+        """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
+        instance = self._placement.instance_of(session)
+        return instance is not None and self._runners[instance].draft(session, drafts)
+
+    def cancel(self, session: int) -> None:
+        """End a session; Finished comes back unless it is gone already."""
+        instance = self._placement.cancel(session)
+        if instance is not None:
+            self._runners[instance].cancel(session)
+
+    def _hand(self, instance: int, request: OpenRequest) -> None:
+        self._runners[instance].open(request)
+        self._metrics.counter(names.INSTANCE_SESSIONS).add(1, {names.INSTANCE: str(instance)})
+
+    def _take(self, instance: int, tick: ModelTick) -> None:
+        blocks = self._placement.report(instance, tick.load, tick.blocks)
+        events = [event for event in tick.events if not self._moved(event)]
+        if tick.over:
+            self._num_over += 1
+            events += self._lost(instance, tick.problem)
+        for event in events:
+            self._placement.take(event)
+        self._on_tick(
+            ModelTick(
+                tuple(events),
+                tick.load,
+                tick.num_scheduled,
+                tick.overhead_ms,
+                blocks,
+                self.problem,
+                over=self._num_over == len(self._runners),
+                total=total_load(self._placement.loads),
+            )
+        )
+
+    def _moved(self, event: Event) -> bool:
+        """Whether a session that an instance had no room for is with another one now."""
+        if not isinstance(event, Failed):
+            return False
+        other = self._placement.place_again(event)
+        if other is None:
+            return False
+        try:
+            self._hand(*other)
+        except OutriderError:
+            return False
+        return True
+
+    def _lost(self, instance: int, problem: str) -> list[Event]:
+        error = EngineError(f"{problem}; open the session on another replica")
+        return [Failed(session, error) for session in self._placement.sessions_on(instance)]

@@ -1,0 +1,205 @@
+"""What the next engine call computes: replies, prefill chunks and drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    LogitsRows,
+    NewSequence,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
+from services.inference.kv.pool import BlockCopy, KvPool
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
+from services.inference.scheduler.draft_budget import BatchSlot, DraftBudget, DraftGrant
+from services.inference.scheduler.draft_sources import DraftAttempt
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.prefill_budget import PrefillBudget
+from services.inference.scheduler.queues import SessionQueues
+from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.types import OverloadLevel
+
+_MAX_LEARNED_TOKENS = 512
+"""Prompt tokens that suffix drafters learn per call, over all sessions: about a millisecond, where
+a whole long prompt would hold everybody up."""
+
+
+class ScheduledSequence(NamedTuple):
+    """One session's place in a batch."""
+
+    session: Session
+    num_tokens: int
+    """The session's own; the drafts follow them."""
+    drafts: tuple[int, ...]
+    num_drafts: int
+    """The first num_drafts of `drafts` are drafts; the rest pads the slice to min_rows."""
+    attempt: DraftAttempt | None = None
+    """Set if its suffix drafter was asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One engine call, in this order: close `closed`, open `opened`, copy the blocks of `copies`,
+    step `slices` (if any)."""
+
+    slices: tuple[SequenceSlice, ...]
+    opened: tuple[NewSequence, ...]
+    closed: tuple[int, ...]
+    """Sequences for Engine.close_sequence."""
+    copies: tuple[BlockCopy, ...]
+    """For Engine.copy_block."""
+    scheduled: tuple[ScheduledSequence, ...]
+    """What each slice is for, in the same order."""
+    scheduled_at: float
+
+    def run(self, engine: Engine, overlapped_work: OverlappedWork = no_work) -> list[LogitsRows]:
+        """The engine's answer to the call. Raises EngineError."""
+        self.prepare(engine)
+        return engine.step(self.slices, overlapped_work) if self.slices else []
+
+    def prepare(self, engine: Engine) -> None:
+        """Tell the engine what has to come before its step. Raises EngineError."""
+        for sequence in self.closed:
+            engine.close_sequence(sequence)
+        for new in self.opened:
+            engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
+        for copy in self.copies:
+            engine.copy_block(copy.source, copy.target)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the call, drafts and padding included."""
+        return sum(len(part.tokens) for part in self.slices)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each session has one token in it, and drafts: no prompts."""
+        return all(one.num_tokens == 1 for one in self.scheduled)
+
+    @property
+    def attention_work(self) -> float:
+        """What the call reads of contexts, as the cost model counts it."""
+        return sum(attention_work(len(part.tokens), part.past) for part in self.slices)
+
+
+class BatchBuilder:
+    """Builds batches from the session queues, under the prefill and the draft budget."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: SchedulerLimits,
+        pool: KvPool,
+        queues: SessionQueues,
+        cost: CostModel,
+        decode_cost: DecodeCostModel,
+    ) -> None:
+        self._min_rows = max(1, info.min_rows)
+        self._max_pause_s = limits.max_pause_ms / 1e3
+        self._pool = pool
+        self._queues = queues
+        self.prefill_budget = PrefillBudget(limits, cost, self._min_rows)
+        self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
+
+    def build(self, now: float, level: OverloadLevel) -> Batch | None:
+        """The next call, at this overload level; None if there is nothing to do."""
+        queues, prefill_budget = self._queues, self.prefill_budget
+        queues.admit(now, hold_low=level >= OverloadLevel.QUEUE_LOW)
+        schedulable, starving = queues.schedulable(now, self._max_pause_s)
+        short = prefill_budget.must_be_short(schedulable, now)
+        if short:
+            schedulable = prefill_budget.fit_short_call(schedulable, now)
+        max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
+        slots = self._allocate(schedulable, max_tokens, starving)
+        self._learn_prompts(slots)
+        scheduled = self._add_drafts(slots, short=short, level=level)
+        if not scheduled and not queues.has_sequence_changes:
+            return None
+        slices = tuple([self._slice(one) for one in scheduled])
+        for one in scheduled:
+            one.session.last_scheduled_at = now
+        opened, closed = queues.take_sequence_changes()
+        return Batch(slices, opened, closed, self._pool.take_copies(), tuple(scheduled), now)
+
+    def _allocate(
+        self, schedulable: list[Session], max_prompt_tokens: int, starving: Session | None
+    ) -> list[BatchSlot]:
+        """Who takes part, with how many tokens, in order of rank. KV is allocated for these, not
+        yet for drafts; it may be taken from sessions that come later in the list."""
+        prompts = [s for s in schedulable if s.state is SessionState.PREFILLING]
+        for session in prompts:
+            # Others may have computed the same tokens since the last call.
+            session.reuse(self._pool.reuse(session.sequence, session.ids, session.num_computed))
+        chunks: dict[int, int] = {}
+        if prompts:
+            chunks = self.prefill_budget.share_out(prompts, max_prompt_tokens, starving)
+        slots: list[BatchSlot] = []
+        for session in schedulable:
+            if session.state is SessionState.WAITING:
+                continue  # preempted for one before it
+            num_uncomputed = session.num_uncomputed
+            count = chunks.get(session.sequence, num_uncomputed)
+            padding = max(0, self._min_rows - count)
+            if count and self._queues.grow(session, session.num_computed + count + padding):
+                slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
+        return slots
+
+    def _learn_prompts(self, slots: list[BatchSlot]) -> None:
+        """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
+        first. Replies go on drafting meanwhile."""
+        left = _MAX_LEARNED_TOKENS
+        sessions = [slot.session for slot in slots]
+        behind = [one for one in sessions if not one.sources.is_ready(one.ids)]
+        for session in sorted(behind, key=lambda one: one.sources.num_unseen(one.ids)):
+            left -= session.sources.learn_prompt(session.ids, left)
+
+    def _add_drafts(
+        self, slots: list[BatchSlot], *, short: bool, level: OverloadLevel
+    ) -> list[ScheduledSequence]:
+        """The slots with the drafts that are worth their rows."""
+        drafting = [slot for slot in slots if slot.is_last]
+        rows = sum(1 + slot.num_padding for slot in drafting)
+        taken = sum(slot.num_tokens + slot.num_padding for slot in slots)
+        max_rows = self._draft_budget.max_rows(drafting, rows, taken, short=short, level=level)
+        grants = self._draft_budget.allocate(drafting, rows, max_rows)
+        num_drafts = sum(grant.num_drafts for grant in grants) + len(drafting) - rows
+        self.prefill_budget.drafts_scheduled(num_drafts)
+        granted = iter(grants)
+        return [
+            self._scheduled(slot, next(granted))
+            if slot.is_last
+            else ScheduledSequence(slot.session, slot.num_tokens, (), 0)
+            for slot in slots
+        ]
+
+    def _scheduled(self, slot: BatchSlot, grant: DraftGrant) -> ScheduledSequence:
+        """Drafts take free blocks only: no session loses KV for them."""
+        session = slot.session
+        count = grant.num_drafts
+        if count > slot.num_padding and not self._pool.grow(
+            session.sequence, len(session.ids) + count
+        ):
+            count = min(count, slot.num_padding)
+        padding = (session.ids[-1],) * (slot.num_padding - count)
+        drafts = grant.ids[:count] + padding
+        return ScheduledSequence(session, slot.num_tokens, drafts, count, grant.attempt)
+
+    def _slice(self, one: ScheduledSequence) -> SequenceSlice:
+        session = one.session
+        past = session.num_computed
+        end = past + one.num_tokens
+        tokens = (*session.ids[past:end], *one.drafts)
+        return SequenceSlice(
+            sequence=session.sequence,
+            tokens=np.array(tokens, dtype=np.int32),
+            past=past,
+            blocks=self._pool.blocks(session.sequence),
+            num_rows=1 + len(one.drafts) if end == len(session.ids) else 0,
+        )

@@ -1,0 +1,185 @@
+"""How long engine calls take, learned from those that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from outrider.engines.sizing import NO_SIZING, SizingRule
+from outrider.speculation.suffix_drafter import LEAST_SURVIVAL
+
+_FORGETTING = 0.98
+"""Weight of an observation against the next one: the last 50 calls count."""
+_MIN_ROW_MS = 1e-4
+
+# CostModel
+_PRIOR_ROWS = (2.0, 64.0)
+"""The first guess enters the fit as two calls of these sizes."""
+_RIDGE = 4.0
+"""Pull of the last slopes, rows^2 and attention^2: keeps them while all calls are alike."""
+_REPACKING_ROWS = 24
+"""What reading a sequence's KV once costs, in rows of attention over it: measured on SmolLM2-135M,
+contexts of 500 and 1,500 tokens, slices of 1 to 128 rows."""
+_MAX_SURPRISE = 2.0
+"""An observation counts as this many times the prediction at most: what took longer was held up by
+something else."""
+
+# DecodeCostModel
+_DECODE_RIDGE = 16.0
+"""Pull of the expected slope, rows^2, where calls all have nearly the same size."""
+_DECODE_MAX_SURPRISE = 1.5
+_MAX_LEAST_SURVIVAL = 0.6
+"""Drafts at least this likely are always looked for: some rows are free."""
+_EXTRAPOLATION = 2
+"""The fitted line holds down to the smallest recent call over this; smaller calls are taken to cost
+in proportion to their rows, the most that a row can cost."""
+
+
+def attention_work(num_tokens: int, past: int) -> float:
+    """What a slice of num_tokens behind `past` ones reads of its context, in thousands of tokens
+    times rows."""
+    return (num_tokens + _REPACKING_ROWS) * (past + num_tokens / 2) / 1e3
+
+
+class CostModel:
+    """Duration of any engine call: fixed_ms + row_ms * rows + attention_ms * attention work.
+
+    Least squares that forget exponentially (Haykin, Adaptive Filter Theory, chapter 10). Rows are
+    those that the engine computes (SizingRule).
+    """
+
+    def __init__(self, fixed_ms: float, row_ms: float, sizing: SizingRule = NO_SIZING) -> None:
+        """`fixed_ms` and `row_ms`: the first guess."""
+        self._sizing = sizing
+        self.fixed_ms = fixed_ms
+        self.row_ms = row_ms
+        self.attention_ms = 0.0
+        """Per thousand tokens of context times rows."""
+        self._moments = _Moments()
+        for rows in _PRIOR_ROWS:
+            self._moments.add(rows, 0.0, fixed_ms + row_ms * rows)
+
+    def predict_ms(self, rows: int, attention: float = 0.0) -> float:
+        """Of the next call; `attention` is the sum of its slices' attention_work()."""
+        padded = self._sizing.padded(rows)
+        return self.fixed_ms + self.row_ms * padded + self.attention_ms * attention
+
+    def decode_ms(self, contexts: Iterable[int], slice_rows: int, draft_rows: float = 0.0) -> float:
+        """Of a call with a slice of `slice_rows` behind each of these contexts, lengths in tokens,
+        and `draft_rows` more: after others of its size, so without padding."""
+        num_slices, attention = 0, 0.0
+        for num_tokens in contexts:
+            num_slices += 1
+            attention += attention_work(slice_rows, num_tokens)
+        rows = num_slices * slice_rows + draft_rows
+        return self.fixed_ms + self.row_ms * rows + self.attention_ms * attention
+
+    def padded_rows(self, rows: int) -> int:
+        """Rows that the engine computes in a call that needs `rows`."""
+        return self._sizing.padded(rows)
+
+    def observe(self, rows: int, duration_ms: float, attention: float = 0.0) -> None:
+        """One call of this many rows and this attention work took this long."""
+        longest_ms = _MAX_SURPRISE * self.predict_ms(rows, attention)
+        self._moments.add(self._sizing.padded(rows), attention, min(duration_ms, longest_ms))
+        row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms)
+        mean_rows, mean_attention, mean_ms = self._moments.means()
+        self.row_ms = min(max(row_ms, _MIN_ROW_MS), max(mean_ms / max(mean_rows, 1.0), _MIN_ROW_MS))
+        self.attention_ms = min(attention_ms, mean_ms / max(mean_attention, 1.0))
+        variable_ms = self.row_ms * mean_rows + self.attention_ms * mean_attention
+        self.fixed_ms = max(0.0, mean_ms - variable_ms)
+
+
+class _Moments:
+    """Weighted sums of two causes x, z and of what they cost, y."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._z = self._y = 0.0
+        self._xx = self._zz = self._xz = self._xy = self._zy = 0.0
+
+    def add(self, x: float, z: float, y: float) -> None:
+        keep = _FORGETTING
+        self._n = self._n * keep + 1.0
+        self._x = self._x * keep + x
+        self._z = self._z * keep + z
+        self._y = self._y * keep + y
+        self._xx = self._xx * keep + x * x
+        self._zz = self._zz * keep + z * z
+        self._xz = self._xz * keep + x * z
+        self._xy = self._xy * keep + x * y
+        self._zy = self._zy * keep + z * y
+
+    def means(self) -> tuple[float, float, float]:
+        return self._x / self._n, self._z / self._n, self._y / self._n
+
+    def slopes(self, last_x: float, last_z: float) -> tuple[float, float]:
+        """Cost per x and per z, each drawn towards the last one; that of z is not negative."""
+        x, z, y = self.means()
+        xx = self._xx - self._x * x + _RIDGE
+        zz = self._zz - self._z * z + _RIDGE
+        xz = self._xz - self._x * z
+        xy = self._xy - self._x * y + _RIDGE * last_x
+        zy = self._zy - self._z * y + _RIDGE * last_z
+        slope_z = (zy * xx - xy * xz) / (xx * zz - xz * xz)
+        if slope_z <= 0.0:
+            return xy / xx, 0.0
+        return (xy - xz * slope_z) / xx, slope_z
+
+
+class DecodeCostModel:
+    """Duration of calls without prompt tokens: a line near the sizes that such calls have.
+
+    Separate from CostModel: the rows of a long prompt are cheaper than the first few behind every
+    reply, and one line through both makes drafts look cheaper than they are. Least squares that
+    forget exponentially (Haykin, Adaptive Filter Theory, chapter 10).
+    """
+
+    def __init__(self, fixed_ms: float, row_ms: float, sizing: SizingRule = NO_SIZING) -> None:
+        """The first guess of the line."""
+        self._sizing = sizing
+        self.fixed_ms = fixed_ms
+        self.row_ms = row_ms
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self._smallest = 0.0
+        """Rows of the smallest recent call."""
+
+    def predict_ms(self, rows: int) -> float:
+        """Duration of a call that needs `rows`."""
+        size = float(self._sizing.padded(rows))
+        known = max(size, self._smallest / _EXTRAPOLATION)
+        share = size / known if known else 1.0
+        return max(_MIN_ROW_MS, (self.fixed_ms + self.row_ms * known) * share)
+
+    def padded_rows(self, rows: int) -> int:
+        """Rows that the engine computes in a call that needs `rows`."""
+        return self._sizing.padded(rows)
+
+    def least_survival(self, num_sessions: int) -> float:
+        """Drafts less likely than this are not worth looking for in calls of so many sessions: none
+        of them pays for its row where all sessions are alike."""
+        share = self.row_ms * num_sessions / self.predict_ms(max(1, num_sessions))
+        return min(_MAX_LEAST_SURVIVAL, max(LEAST_SURVIVAL, share))
+
+    def observe(self, rows: int, duration_ms: float, expected_row_ms: float) -> None:
+        """A call of this many rows, all of them behind replies, took this long. The slope is drawn
+        to `expected_row_ms` while calls of nearly the same size say nothing of it."""
+        if self._weight:
+            duration_ms = min(duration_ms, _DECODE_MAX_SURPRISE * self.predict_ms(rows))
+        self._add(float(self._sizing.padded(rows)), duration_ms)
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        variance = self._xx - self._x * mean_x
+        covariance = self._xy - self._x * mean_y
+        slope = (covariance + _DECODE_RIDGE * expected_row_ms) / (variance + _DECODE_RIDGE)
+        # Where the curve is steep the line may start below zero: it holds near the sizes seen.
+        self.row_ms = max(slope, _MIN_ROW_MS)
+        self.fixed_ms = mean_y - self.row_ms * mean_x
+
+    def _add(self, x: float, y: float) -> None:
+        if self._weight:
+            self._smallest = min(x, x + _FORGETTING * (self._smallest - x))
+        else:
+            self._smallest = x
+        self._weight = self._weight * _FORGETTING + 1.0
+        self._x = self._x * _FORGETTING + x
+        self._y = self._y * _FORGETTING + y
+        self._xx = self._xx * _FORGETTING + x * x
+        self._xy = self._xy * _FORGETTING + x * y

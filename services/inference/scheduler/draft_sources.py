@@ -1,0 +1,335 @@
+"""Where drafts come from, how likely they are to be accepted, and when the drafter is asked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
+from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
+from outrider.speculation.verification import Verification
+from services.inference.scheduler.types import Drafts
+
+MAX_UNSEEN_TOKENS = 32
+"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has fewer."""
+
+# EdgeAcceptance
+_ACCEPTANCE_FORGETTING = 0.95
+_PRIOR_WEIGHT = 4.0
+"""Drafts that the prior counts for."""
+_EDGE_PRIOR = 0.6
+"""Chance that an edge's draft is accepted, before any was seen."""
+
+# ProfitTracker, DraftBackoff
+_PROFIT_FORGETTING = 0.995
+"""Weight of an attempt against the next one: the last 200 count."""
+_FIRST_PROFIT, _FIRST_WEIGHT = 0.1, 50.0
+"""Tokens that attempts are assumed to gain until some were made, and attempts this counts for."""
+_MAX_SKIPPED_CALLS = 15
+"""Calls between two attempts of a session that finds nothing."""
+
+
+class EdgeChain:
+    """The edge's drafts beyond the committed reply, of its newest epoch.
+
+    An epoch is dead once one of its drafts proved wrong; the edge then starts the next one, and
+    what still arrives of the dead one is dropped. A gap kills it too: had a lost draft been wrong,
+    the edge would have left the epoch, and could not tell what an accepted one behind it was.
+    """
+
+    def __init__(self, epoch: int, max_lead: int) -> None:
+        self.epoch = epoch
+        self.dead = False
+        self.ids: list[int] = []
+        """The draft for the next uncommitted token, and those after it."""
+        self._max_lead = max_lead
+        self._end: int | None = None
+        """Number of the reply's token behind the last draft of the epoch; None before the first."""
+
+    def receive(self, drafts: Drafts, ids: Sequence[int], num_prompt: int = 0) -> None:
+        """Add a frame, given prompt and committed reply. Frames of an epoch extend each other;
+        drafts beyond the lead limit are cut."""
+        if drafts.epoch > self.epoch:
+            self.epoch = drafts.epoch
+            self.dead = False
+            self.ids = []
+            self._end = None
+        if drafts.epoch < self.epoch or self.dead:
+            return
+        if drafts.continues and self._end is None:
+            self._die()  # the frame with the chain's beginning was lost
+            return
+        num_reply = len(ids) - num_prompt
+        end = min(drafts.base, num_reply) if self._end is None else self._end
+        if drafts.base > end or not self._add(drafts, ids, num_prompt + drafts.base):
+            self._die()
+            return
+        self._end = max(end, min(drafts.base + len(drafts.ids), num_reply + len(self.ids)))
+
+    def _add(self, drafts: Drafts, ids: Sequence[int], begin: int) -> bool:
+        """False if the frame, which begins at index `begin` of `ids`, contradicts what is known."""
+        overlap = max(0, len(ids) - begin)
+        offset = max(0, begin - len(ids))
+        old, new = drafts.ids[:overlap], drafts.ids[overlap:]
+        known = tuple(self.ids[offset : offset + len(new)])
+        if old != tuple(ids[begin : begin + len(old)]) or known != new[: len(known)]:
+            return False
+        room = self._max_lead - len(self.ids)
+        self.ids.extend(new[len(known) : len(known) + max(0, room)])
+        return True
+
+    def advance(self, committed: Sequence[int]) -> int:
+        """Tokens were committed; returns how many of them, from the first on, the chain had."""
+        agreed = 0
+        for draft, token in zip(self.ids, committed, strict=False):
+            if draft != token:
+                self._die()
+                return agreed
+            agreed += 1
+        del self.ids[:agreed]
+        return agreed
+
+    def _die(self) -> None:
+        self.dead = True
+        self.ids = []
+
+
+class EdgeAcceptance:
+    """Chance that an edge's draft is right if all before it were; forgets exponentially."""
+
+    def __init__(self, prior: float) -> None:
+        self._accepted = prior * _PRIOR_WEIGHT
+        self._tried = _PRIOR_WEIGHT
+
+    @property
+    def rate(self) -> float:
+        return self._accepted / self._tried
+
+    def observe(self, tried: int, accepted: int) -> None:
+        """`tried` counts the accepted drafts and the one that was wrong, if any."""
+        self._accepted = self._accepted * _ACCEPTANCE_FORGETTING + accepted
+        self._tried = self._tried * _ACCEPTANCE_FORGETTING + tried
+
+
+@dataclass(slots=True)
+class ProfitTracker:
+    """What drafting attempts of one kind gained less what they cost, in tokens; forgets
+    exponentially."""
+
+    profit: float = _FIRST_PROFIT * _FIRST_WEIGHT
+    weight: float = _FIRST_WEIGHT
+
+    def add(self, profit: float) -> None:
+        """One more attempt."""
+        self.profit = self.profit * _PROFIT_FORGETTING + profit
+        self.weight = self.weight * _PROFIT_FORGETTING + 1.0
+
+
+class DraftAttempt(NamedTuple):
+    """The suffix drafter of one session was asked for drafts in one call."""
+
+    tracker: ProfitTracker
+    """Where the outcome is counted."""
+    cost_tokens: float
+    """Tokens that all sessions of the call would commit in the time that the attempt and the rows
+    of its drafts take."""
+    succeeded: bool
+    """Whether drafts were worth their rows."""
+
+
+@dataclass(slots=True)
+class DraftBackoff:
+    """When a session's suffix drafter is asked next: after calls skipped at doubling distances
+    while attempts do not pay (binary exponential backoff: Metcalfe and Boggs, 1976)."""
+
+    num_skipped: int = 0
+    """Calls that are skipped after the last attempt."""
+    num_to_skip: int = 0
+    """Those of them that are still to come."""
+
+    def is_due(self, tracker: ProfitTracker) -> bool:
+        """Whether to ask in a call whose attempts this tracker counts; call once per call."""
+        if tracker.profit >= 0.0:
+            self.num_skipped = 0
+            self.num_to_skip = 0
+            return True
+        if self.num_to_skip == 0:
+            return True
+        self.num_to_skip -= 1
+        return False
+
+    def observe(self, attempt: DraftAttempt, num_committed: int) -> None:
+        """The call that the attempt was made for committed so many tokens to the session."""
+        # After a success the next one is likelier than usual: while attempts do not pay, only those
+        # that follow a failure tell whether they would.
+        if attempt.tracker.profit >= 0.0 or self.num_skipped:
+            attempt.tracker.add(num_committed - 1 - attempt.cost_tokens)
+        if attempt.succeeded:
+            self.num_skipped = 0
+        else:
+            self.num_skipped = min(_MAX_SKIPPED_CALLS, 2 * self.num_skipped + 1)
+        self.num_to_skip = self.num_skipped
+
+
+class Proposal(NamedTuple):
+    """Drafts for one session's next call."""
+
+    ids: tuple[int, ...]
+    survival: tuple[float, ...]
+    """Probability that draft i and all before it are accepted; never rises."""
+
+
+NO_PROPOSAL = Proposal((), ())
+_NO_GUESS = DraftTokens()
+
+
+class DraftSources:
+    """One session's edge chain and suffix drafter; None for a source that is not to be used."""
+
+    def __init__(
+        self,
+        chain: EdgeChain | None,
+        drafter: SuffixDrafter | None,
+        group_acceptance: EdgeAcceptance,
+    ) -> None:
+        """`group_acceptance`: of the edge drafts of the trust group's sessions, which a new session
+        starts from and adds to."""
+        self.chain = chain
+        self.backoff = DraftBackoff()
+        self._drafter = drafter
+        self._group_acceptance = group_acceptance
+        self._acceptance = EdgeAcceptance(group_acceptance.rate)
+        self._num_seen = 0
+        """The session's tokens that the suffix drafter has learned, from the first on."""
+        self._unseen: Sequence[int] = ()
+        """The tokens behind them, if they are few enough for it to draft."""
+        self._is_ready = False
+        """Whether the suffix drafter lacks no more than `_unseen`."""
+        self._was_asked = True
+        """Whether the suffix drafter was asked for the last proposal."""
+        self._was_drafted = False
+        """Whether the last proposal is the suffix drafter's alone."""
+        self._edge_offer: tuple[int, ...] = ()
+        """What the chain had at the last proposal."""
+
+    @property
+    def has_drafter(self) -> bool:
+        return self._drafter is not None
+
+    def num_unseen(self, ids: Sequence[int]) -> int:
+        """How many of the session's `ids` the suffix drafter has not learned."""
+        return 0 if self._drafter is None else len(ids) - self._num_seen
+
+    def is_ready(self, ids: Sequence[int]) -> bool:
+        """Note the session's `ids`, all so far, and say whether the suffix drafter can draft behind
+        them. It can if it has not learned the last few: update_estimates() does that later. It
+        cannot where they are more, as in a prompt: then learn_prompt() is needed."""
+        num_seen = self._num_seen
+        self._is_ready = self._drafter is None or 0 < num_seen >= len(ids) - MAX_UNSEEN_TOKENS
+        self._unseen = ids[num_seen:] if self._is_ready and self._drafter is not None else ()
+        return self._is_ready
+
+    def learn_prompt(self, ids: Sequence[int], max_tokens: int) -> int:
+        """Let the suffix drafter learn at most max_tokens of `ids` if it is not ready; it drafts
+        nothing before. Returns how many it learned."""
+        if self.is_ready(ids):
+            return 0
+        count = min(self.num_unseen(ids), max_tokens)
+        self._learn(ids[self._num_seen : self._num_seen + count])
+        self.is_ready(ids)
+        return count
+
+    def update_estimates(self) -> None:
+        """Let the suffix drafter learn what was committed. If it is not being asked for drafts, not
+        before there are several tokens: its tables are then fetched from memory once for all."""
+        if self._drafter is not None and (
+            self._was_asked or len(self._unseen) >= MAX_UNSEEN_TOKENS // 2
+        ):
+            self._learn(self._unseen)
+            self._unseen = ()
+            self._drafter.update_statistics()
+
+    def _learn(self, ids: Sequence[int]) -> None:
+        if ids and self._drafter is not None:
+            self._drafter.extend(ids)
+            self._num_seen += len(ids)
+
+    def propose(
+        self, max_tokens: int, least: float = LEAST_SURVIVAL, *, ask_drafter: bool = True
+    ) -> Proposal:
+        """At most max_tokens drafts, as long as they are at least this likely to survive.
+
+        Either the edge's chain, continued by the suffix drafter, or the suffix drafter's own drafts
+        if these promise more tokens: a chain of bad drafts costs nothing where the text repeats
+        itself.
+        """
+        self._was_asked = ask_drafter
+        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
+        self._edge_offer = edge
+        drafter = self._drafter if ask_drafter and self._is_ready and max_tokens else None
+        guess = drafter.draft_after(self._unseen, max_tokens, least) if drafter else _NO_GUESS
+        survival: tuple[float, ...] = ()
+        if edge:
+            survival = tuple(accumulate([self._acceptance.rate] * len(edge), float.__mul__))
+        self._was_drafted = drafter is not None and sum(guess.survival) >= sum(survival)
+        if self._was_drafted:
+            return Proposal(guess.ids, guess.survival) if guess.ids else NO_PROPOSAL
+        if drafter is None or len(edge) == max_tokens:
+            return Proposal(edge, survival) if edge else NO_PROPOSAL
+        more = drafter.draft_after((*self._unseen, *edge), max_tokens - len(edge), least)
+        tail = tuple(survival[-1] * chance for chance in more.survival)
+        return Proposal(edge + more.ids, survival + tail)
+
+    def observe(self, num_verified: int, verdict: Verification) -> None:
+        """The verdict of a call that verified num_verified drafts of the last proposal, if there
+        was one. The edge's acceptance is learned from all that its chain offered, verified or
+        not."""
+        edge_offer, was_drafted = self._edge_offer, self._was_drafted
+        self._edge_offer = ()  # the next call may go without a proposal
+        self._was_drafted = False
+        if self._drafter is not None and was_drafted and num_verified:
+            self._drafter.observe(num_verified, verdict.accepted)
+        tried = right = 0
+        for draft, token in zip(edge_offer, verdict.ids, strict=False):
+            tried += 1
+            if draft != token:
+                break
+            right += 1
+        if tried:
+            self._acceptance.observe(tried, right)
+            self._group_acceptance.observe(tried, right)
+
+
+class GroupStatistics(NamedTuple):
+    """What the replies of one trust group taught."""
+
+    phrases: NgramStatistics
+    edge_acceptance: EdgeAcceptance
+
+
+class GroupStatisticsTable:
+    """Found by cache salt, which names a trust group. Nothing passes from one to another."""
+
+    def __init__(self, prior: NgramPrior | None = None) -> None:
+        """`prior`: n-grams that the model is known to produce, used for all groups."""
+        self._books = NgramStore(prior)
+        self._acceptances: OrderedDict[bytes, EdgeAcceptance] = OrderedDict()
+
+    def of(self, salt: bytes) -> GroupStatistics:
+        """The group's own. An empty salt is no group: what is learned is dropped with the reply."""
+        return GroupStatistics(self._books.of(salt), self._edge_acceptance(salt))
+
+    def _edge_acceptance(self, salt: bytes) -> EdgeAcceptance:
+        found = self._acceptances.get(salt)
+        if found is None:
+            found = EdgeAcceptance(_EDGE_PRIOR)
+        if salt:
+            self._acceptances[salt] = found
+            self._acceptances.move_to_end(salt)
+            if len(self._acceptances) > MAX_SALTS:
+                self._acceptances.popitem(last=False)
+        return found

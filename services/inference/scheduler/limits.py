@@ -1,0 +1,105 @@
+"""Bounds of the scheduler, and of what an engine can hold at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from outrider.engines.base import EngineInfo
+from outrider.errors import ConfigError
+from outrider.session_types import Priority
+
+_LEAST = {
+    "max_queue": 0.0,
+    "max_draft_tokens": 0.0,
+    "max_lead": 0.0,
+    "ageing_s": 0.0,
+    "fixed_ms": 0.0,
+    "draft_attempt_ms": 0.0,
+    "prefill_stretch": 1.0,
+    "max_pause_ms": 0.0,
+    "slo_ttft_low_ms": 0.0,
+    "slo_ttft_medium_ms": 0.0,
+    "slo_ttft_high_ms": 0.0,
+}
+"""Smallest valid value; of the other fields 1 for counts, anything above 0 for times."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one replica. Raises ConfigError at construction."""
+
+    max_sessions: int = 16
+    """Sessions that hold KV and share engine calls."""
+    max_queue: int = 128
+    """Sessions that wait to be admitted; further ones are refused with a retry delay."""
+    max_batch_tokens: int = 512
+    """Tokens of one engine call, drafts included."""
+    prefill_chunk_tokens: int = 256
+    """Prompt tokens of one engine call, over all sessions."""
+    max_tick_ms: float = 40.0
+    """Latency budget: a call with decoding sessions takes prompt tokens and drafts only up to this
+    predicted duration."""
+    prefill_stretch: float = 1.8
+    """How many times longer than without prompt tokens a call with decoding sessions may take."""
+    low_tick_ms: float = 20.0
+    """Latency budget of calls with LOW sessions while others keep coming: a call cannot be
+    interrupted."""
+    max_pause_ms: float = 500.0
+    """Time after which a session that is left out of the calls gets a starvation turn, one session
+    per call."""
+    max_draft_tokens: int = 8
+    """Drafts of one session in one call."""
+    max_lead: int = 64
+    """Edge drafts of one session kept ahead of its commits."""
+    ageing_s: float = 60.0
+    """Waiting time after which a session ranks with new ones of the next higher class."""
+    fixed_ms: float = 8.0
+    """First guess of an engine call's fixed cost; then measured."""
+    row_ms: float = 1.2
+    """First guess of the cost of one token in a call; then measured."""
+    draft_attempt_ms: float = 0.08
+    """CPU time of asking one session's suffix drafter, learning included: bench.tick."""
+    slo_ttft_low_ms: float = 0.0
+    """LOW sessions whose first token would come later than this are refused; 0: none are."""
+    slo_ttft_medium_ms: float = 0.0
+    """The same for MEDIUM ones."""
+    slo_ttft_high_ms: float = 0.0
+    """The same for HIGH ones."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            low = _LEAST.get(spec.name, 1 if spec.type == "int" else 1e-6)
+            if not (math.isfinite(value) and value >= low):
+                raise ConfigError(f"{spec.name} must be at least {low:g}, not {value}")
+
+    def slo_ttft_ms(self, priority: Priority) -> float:
+        """The time-to-first-token objective of a class; 0: none."""
+        return {
+            Priority.LOW: self.slo_ttft_low_ms,
+            Priority.MEDIUM: self.slo_ttft_medium_ms,
+            Priority.HIGH: self.slo_ttft_high_ms,
+        }[priority]
+
+    def check_fits(self, info: EngineInfo) -> None:
+        """Raises ConfigError if max_sessions decoding sessions would leave a prefill no room."""
+        least = (self.max_sessions + 3) * max(1, info.min_rows)
+        if self.max_batch_tokens < least:
+            raise ConfigError(
+                f"max_batch_tokens must be at least {least} for {self.max_sessions} sessions of "
+                f"{info.min_rows} rows, a starvation turn and a prefill chunk, not "
+                f"{self.max_batch_tokens}"
+            )
+
+
+def context_limit(info: EngineInfo) -> int:
+    """Most tokens of prompt and reply together that this engine can serve.
+
+    A reply that reaches it ends with LENGTH. The last token's own KV is never needed, but the
+    rows that pad its slice to min_rows must lie in the context and in the pool.
+    """
+    positions = min(
+        info.max_context_tokens, info.num_blocks * info.block_tokens - info.scratch_tokens
+    )
+    return positions - max(0, info.min_rows - 2)

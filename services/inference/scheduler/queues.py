@@ -1,0 +1,284 @@
+"""Which sessions wait, run or are paused, and which of them have to give up their KV."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+
+import numpy as np
+
+from outrider.engines.base import NewSequence
+from outrider.engines.candidates import num_candidates
+from outrider.session_types import Priority
+from services.inference.kv.pool import KvPool
+from services.inference.scheduler.session import Session, SessionInput, SessionState
+
+STARVATION_TURNS = 4
+"""All sessions that are left out of the calls together still get this many turns per
+max_pause_ms."""
+
+
+def _rank(session: Session) -> tuple[float, int]:
+    return session.rank
+
+
+def _outranks(first: Session, second: Session) -> bool:
+    """Whether it is of a higher class, and the second has not made up for that by waiting."""
+    return first.priority > second.priority and first.rank < second.rank
+
+
+def _yields_to(session: Session, other: Session | None) -> bool:
+    """Whether it is a LOW session that the other one outranks."""
+    return other is not None and session.priority is Priority.LOW and _outranks(other, session)
+
+
+class SessionQueues:
+    """All live sessions in order of rank. The first in rank keeps its KV longest.
+
+    Memory runs out only for the last: a session that needs room takes it from those behind it, so
+    the first one always advances, and every session becomes the first one day. A session is paused
+    only for one that comes before it, so the first one never is.
+    """
+
+    def __init__(self, pool: KvPool, max_sessions: int, min_rows: int) -> None:
+        self.sessions: dict[int, Session] = {}
+        """By engine session id."""
+        self.waiting: list[Session] = []
+        self.running: list[Session] = []
+        """Sessions that have a place in the calls."""
+        self.paused: list[Session] = []
+        """Sessions in the middle of a reply that lost their place and kept their KV."""
+        self._pool = pool
+        self._max_sessions = max_sessions
+        self._min_rows = min_rows
+        self._last_sequence = 0
+        self._opened: list[NewSequence] = []
+        self._closed: list[int] = []
+        self._in_flight: frozenset[int] = frozenset()
+        """Sequences of the engine call that is under way."""
+        self._to_release: list[int] = []
+        """Those of them that were dropped meanwhile."""
+        self._starvation_turn_at = -math.inf
+
+    @property
+    def has_sequence_changes(self) -> bool:
+        """Whether the engine has yet to be told of opened or closed sequences."""
+        return bool(self._opened or self._closed)
+
+    def num_free_places(self, priority: Priority) -> int:
+        """Places that sessions of this class will take at the next admission, memory permitting;
+        those of lower classes give theirs up."""
+        taken = sum(s.priority >= priority for s in self.running)
+        return max(0, self._max_sessions - taken - sum(s.priority >= priority for s in self.paused))
+
+    def add(self, session: Session) -> None:
+        """A new session, at its place in the queue."""
+        self.sessions[session.session_id] = session
+        insort(self.waiting, session, key=_rank)
+
+    def _urgent(self) -> Session | None:
+        """The first session above LOW whose prompt is not computed yet: LOW ones yield to it."""
+        for session in self.running:
+            if session.priority > Priority.LOW and session.state is SessionState.PREFILLING:
+                return session
+        return None
+
+    def admit(self, now: float, *, hold_low: bool = False) -> None:
+        """Give places to paused and waiting sessions, strictly in order, while there is room, and
+        pause those that yield.
+
+        A session may take the place of the last running one if it outranks that. `hold_low`:
+        LOW sessions stay in the queue while others are there that outrank them.
+        """
+        while (session := self._next(hold_low)) is not None:
+            paused = session.state is SessionState.PAUSED
+            if not (self._resume(session) if paused else self._admit(session, now)):
+                break
+        urgent = self._urgent()
+        for session in list(self.paused):
+            # A waiting session that lacks memory leaves its place to paused ones, which have some.
+            if len(self.running) < self._max_sessions and not _yields_to(session, urgent):
+                self._resume(session)
+        for session in list(self.running) if urgent is not None else ():
+            if session.state is SessionState.DECODING and _yields_to(session, urgent):
+                self._pause(session)
+
+    def _next(self, hold_low: bool) -> Session | None:
+        """The next session to get a place."""
+        if not self.paused and not self.waiting:
+            return None
+        urgent = self._urgent()
+        above_low = self._first_above_low() if hold_low else None
+        paused = next((s for s in self.paused if not _yields_to(s, urgent)), None)
+        if len(self.running) + len(self.paused) < self._max_sessions:
+            urgent = None  # a place is left over: new sessions may at least get starvation turns
+        waiting = next(
+            (s for s in self.waiting if not (_yields_to(s, urgent) or _yields_to(s, above_low))),
+            None,
+        )
+        return min((s for s in (paused, waiting) if s is not None), key=_rank, default=None)
+
+    def _first_above_low(self) -> Session | None:
+        """The first of all sessions above LOW."""
+        queues = (self.waiting, self.running, self.paused)
+        first = [next((s for s in q if s.priority > Priority.LOW), None) for q in queues]
+        return min((s for s in first if s is not None), key=_rank, default=None)
+
+    def _resume(self, session: Session) -> bool:
+        if not self._has_place(session):
+            return False
+        self._take_place()
+        self.paused.remove(session)
+        session.transition(SessionInput.RESUME)
+        insort(self.running, session, key=_rank)
+        return True
+
+    def _admit(self, session: Session, now: float) -> bool:
+        if not self._has_place(session):
+            return False
+        while (num_cached := self._open(session)) is None:
+            last = self._last_with_kv()
+            if last is None or not _outranks(session, last):
+                return False
+            self.preempt(last)
+        self._take_place()
+        self._last_sequence += 1
+        self.waiting.remove(session)
+        session.admit(self._last_sequence, num_cached, now)
+        insort(self.running, session, key=_rank)
+        self._opened.append(
+            NewSequence(
+                sequence=session.sequence,
+                ids=np.array(session.ids, dtype=np.int32),
+                salt=session.request.cache_salt,
+                num_candidates=num_candidates(session.request.sampling),
+            )
+        )
+        return True
+
+    def _open(self, session: Session) -> int | None:
+        """Cached tokens of its new table; None if there is no room for all its tokens, the rows of
+        the next one, and a block for each running session."""
+        sequence = self._last_sequence + 1
+        num_cached = self._pool.open(sequence, session.ids, session.request.cache_salt)
+        reserve = len(self.running) * self._pool.block_tokens
+        if not self._pool.can_grow(sequence, len(session.ids) + self._min_rows - 1 + reserve):
+            self._pool.release(sequence)
+            return None
+        return num_cached
+
+    def _has_place(self, session: Session) -> bool:
+        return len(self.running) < self._max_sessions or _outranks(session, self.running[-1])
+
+    def _take_place(self) -> None:
+        """Of the last running session, if there is no free place: a reply keeps its KV, a prompt
+        what is shared in the prefix tree."""
+        if len(self.running) < self._max_sessions:
+            return
+        last = self.running[-1]
+        if last.state is SessionState.DECODING:
+            self._pause(last)
+        else:
+            self.preempt(last)
+
+    def _pause(self, session: Session) -> None:
+        self.running.remove(session)
+        session.transition(SessionInput.PAUSE)
+        insort(self.paused, session, key=_rank)
+
+    def schedulable(self, now: float, max_pause_s: float) -> tuple[list[Session], Session | None]:
+        """The sessions that may take part in the next call, in order of rank: those that run and
+        yield to no other, and at times, as the second value, the one that was left out longest, if
+        for at least max_pause_s: it has a starvation turn."""
+        urgent = self._urgent()
+        if urgent is None and not self.paused:
+            return list(self.running), None
+        schedulable = [s for s in self.running if not _yields_to(s, urgent)]
+        left_out = [*self.paused, *(s for s in self.running if _yields_to(s, urgent))]
+        longest = min(left_out, key=lambda s: s.last_scheduled_at, default=None)
+        if longest is None or now - longest.last_scheduled_at < max_pause_s:
+            return schedulable, None
+        if now - self._starvation_turn_at < max_pause_s / STARVATION_TURNS:
+            return schedulable, None
+        self._starvation_turn_at = now
+        insort(schedulable, longest, key=_rank)
+        return schedulable, longest
+
+    def grow(self, session: Session, num_tokens: int) -> bool:
+        """Cover num_tokens, taking KV from sessions behind this one if need be. False: it is
+        the last one and has to wait for the next call."""
+        while not self._pool.grow(session.sequence, num_tokens):
+            last = self._last_with_kv()
+            if last is None or last is session:
+                return False
+            self.preempt(last)
+        return True
+
+    def _last_with_kv(self) -> Session | None:
+        return max((*self.running[-1:], *self.paused[-1:]), key=_rank, default=None)
+
+    def preempt(self, session: Session) -> None:
+        """Drop its KV and put it back into the queue; it goes on exactly where it was."""
+        self._queue_of(session).remove(session)
+        self._drop(session.sequence)
+        session.preempt()
+        insort(self.waiting, session, key=_rank)
+
+    def end(self, session: Session) -> None:
+        """Forget a session. Blocks of a call in flight are freed only when that has returned."""
+        del self.sessions[session.session_id]
+        self._queue_of(session).remove(session)
+        if session.state is not SessionState.WAITING:
+            self._drop(session.sequence)
+        session.transition(SessionInput.END)
+
+    def _queue_of(self, session: Session) -> list[Session]:
+        if session.state is SessionState.WAITING:
+            return self.waiting
+        return self.paused if session.state is SessionState.PAUSED else self.running
+
+    def _drop(self, sequence: int) -> None:
+        self._closed.append(sequence)
+        if sequence in self._in_flight:
+            self._to_release.append(sequence)
+        else:
+            self._pool.release(sequence)
+
+    def take_sequence_changes(self) -> tuple[tuple[NewSequence, ...], tuple[int, ...]]:
+        """Sequences opened and closed since the last call; those that were both are in neither."""
+        if not self._opened and not self._closed:
+            return (), ()
+        closed = set(self._closed)
+        opened = tuple(new for new in self._opened if new.sequence not in closed)
+        unknown = {new.sequence for new in self._opened} & closed
+        gone = tuple(sequence for sequence in self._closed if sequence not in unknown)
+        self._opened, self._closed = [], []
+        return opened, gone
+
+    def begin_in_flight(self, sequences: frozenset[int]) -> None:
+        """An engine call with these sequences is under way."""
+        self._in_flight = sequences
+
+    def end_in_flight(self) -> None:
+        """The call has returned: blocks of sessions that ended meanwhile are freed now."""
+        self._in_flight = frozenset()
+        for sequence in self._to_release:
+            self._pool.release(sequence)
+        self._to_release = []
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if a session is lost, doubled, or in a list of another state."""
+        everyone = self.waiting + self.running + self.paused
+        assert sorted(s.session_id for s in everyone) == sorted(self.sessions)
+        assert all(s.state is SessionState.WAITING for s in self.waiting)
+        running = (SessionState.PREFILLING, SessionState.DECODING)
+        assert all(s.state in running for s in self.running)
+        assert all(s.state is SessionState.PAUSED for s in self.paused)
+        for queue in (self.waiting, self.running, self.paused):
+            assert queue == sorted(queue, key=_rank)
+        assert len(self.running) <= self._max_sessions
+        for session in everyone:
+            assert 0 <= session.num_computed < len(session.ids) or session.num_computed == 0
+            holds = session.state is not SessionState.WAITING
+            covered = len(self._pool.blocks(session.sequence)) if holds else 0
+            assert covered * self._pool.block_tokens >= session.num_computed

@@ -1,0 +1,336 @@
+"""The scheduler of one model replica: schedule a batch, let the engine run it, postprocess.
+
+Every batch takes all ready sessions, together with chunks of waiting prompts: the engine never
+idles while a session is ready. Sessions that share a call do not change each other's text. No timer
+holds a batch back: calls come one after the other, so whoever arrives while the engine is busy
+waits for the call's end anyway and is gathered there with all others. The call itself is the batch
+window; at rest there is none, since one would only delay the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from outrider.engines.base import EngineInfo, LogitsRows
+from outrider.errors import (
+    DeadlineError,
+    DuplicateSessionError,
+    EngineError,
+    OutriderError,
+)
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import Reply
+from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Priority
+from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from services.inference.kv.events import BlockEvent
+from services.inference.kv.pool import KvPool
+from services.inference.scheduler.admission import Admission, check_ids, check_request
+from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel
+from services.inference.scheduler.draft_sources import (
+    DraftSources,
+    EdgeChain,
+    GroupStatisticsTable,
+)
+from services.inference.scheduler.limits import SchedulerLimits, context_limit
+from services.inference.scheduler.queues import SessionQueues
+from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.types import (
+    ClassLoad,
+    Drafts,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    Opened,
+    OpenRequest,
+)
+
+
+class Scheduler:
+    """Sessions in, engine calls out, committed tokens out.
+
+    Calls alternate: every batch of schedule() is answered by postprocess() or fail() before the
+    next. open, draft, cancel and expire may come at any time, also in between. Times are seconds on
+    any monotonic clock. Raises RuntimeError only for misuse of this order.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: SchedulerLimits,
+        new_reply: Callable[[SamplingParams], Reply],
+        prior: NgramPrior | None = None,
+    ) -> None:
+        """`prior`: n-grams that the model is known to produce, for drafts. Raises ConfigError if
+        the limits cannot serve this engine."""
+        limits.check_fits(info)
+        self.info = info
+        self.limits = limits
+        self._context_limit = context_limit(info)
+        self._new_reply = new_reply
+        self._pool = KvPool(
+            info.num_blocks,
+            info.block_tokens,
+            min_rows=info.min_rows,
+            scratch_tokens=info.scratch_tokens,
+        )
+        self._min_rows = max(1, info.min_rows)
+        self._queues = SessionQueues(self._pool, limits.max_sessions, self._min_rows)
+        self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
+        self._decode_cost = DecodeCostModel(limits.fixed_ms, limits.row_ms, info.sizing)
+        self._builder = BatchBuilder(
+            info, limits, self._pool, self._queues, self._cost, self._decode_cost
+        )
+        self._statistics = GroupStatisticsTable(prior)
+        self._admission = Admission(limits, self._queues, self._cost)
+        self._num_opened = 0
+        self._in_flight: Batch | None = None
+        self._timed: tuple[Batch, float] | None = None
+        """The last call and its milliseconds, until the cost models have learned from them."""
+
+    # A tick: schedule, run (Batch.run), postprocess.
+
+    def schedule(self, now: float) -> Batch | None:
+        """The next engine call; None when there is nothing to do."""
+        if self._in_flight is not None:
+            raise RuntimeError("the last batch was neither postprocessed nor failed")
+        level = self._admission.update_level(self._rank(Priority.MEDIUM, now), now)
+        batch = self._builder.build(now, level)
+        if batch is not None:
+            self._in_flight = batch
+            self._queues.begin_in_flight(frozenset([part.sequence for part in batch.slices]))
+        return batch
+
+    def overlapped_work(self) -> None:
+        """Learn from the last call, what it committed and how long it took, and draw the noise for
+        the rows of this one. To be called while the engine computes (Engine.step)."""
+        self._update_cost()
+        if self._in_flight is not None:
+            for one, part in zip(self._in_flight.scheduled, self._in_flight.slices, strict=True):
+                one.session.sources.update_estimates()
+                one.session.prefetch_noise(part.num_rows)
+
+    def postprocess(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
+        """Take the engine's answer, one LogitsRows per slice: commit, finish, free."""
+        if len(rows) != len(batch.slices):
+            wrong = f"the engine answered {len(batch.slices)} slices with {len(rows)}"
+            return self.fail(batch, EngineError(wrong))
+        self._end_in_flight(batch)
+        if batch.slices:
+            self._update_cost()
+            self._timed = batch, (now - batch.scheduled_at) * 1e3
+        events: list[Event] = []
+        for one, answer in zip(batch.scheduled, rows, strict=True):
+            session = one.session
+            if self._queues.sessions.get(session.session_id) is not session:
+                continue  # it ended while the engine computed
+            end = session.num_computed + one.num_tokens
+            if end < len(session.ids):
+                session.num_computed = end
+                self._pool.commit(session.sequence, session.ids, end)
+            else:
+                events += self._commit(one, answer, batch.scheduled_at, now)
+        return events
+
+    def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
+        """The engine call failed: the sessions in it, and those it was to open or to copy blocks
+        for, end with this error; the others go on."""
+        self._end_in_flight(batch)
+        lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
+        lost |= {copy.sequence for copy in batch.copies}
+        with_kv = (*self._queues.running, *self._queues.paused)
+        doomed = [session for session in with_kv if session.sequence in lost]
+        return [self._fail(session, error) for session in doomed]
+
+    def _end_in_flight(self, batch: Batch) -> None:
+        if batch is not self._in_flight:
+            raise RuntimeError("this is not the batch in flight")
+        self._in_flight = None
+        self._queues.end_in_flight()
+
+    def _commit(
+        self, one: ScheduledSequence, rows: LogitsRows, started_at: float, now: float
+    ) -> list[Event]:
+        session = one.session
+        try:
+            committed = session.commit(
+                rows,
+                one.drafts,
+                num_drafts=one.num_drafts,
+                started_at=started_at,
+                row_ms=self._cost.row_ms,
+                now=now,
+            )
+        except OutriderError as error:
+            return [self._fail(session, error)]
+        if one.attempt is not None:
+            num_committed = len(committed.accepted_ids) + len(committed.ids)
+            session.sources.backoff.observe(one.attempt, num_committed)
+        self._pool.commit(session.sequence, session.ids, session.num_computed)
+        self._pool.truncate(session.sequence, session.num_computed + self._min_rows)
+        if session.finished is None:
+            return [committed]
+        return [committed, self._finish(session, session.finished, now)]
+
+    def _update_cost(self) -> None:
+        """From the last call that was timed."""
+        if self._timed is None:
+            return
+        (batch, duration_ms), self._timed = self._timed, None
+        num_tokens = batch.num_tokens
+        self._cost.observe(num_tokens, duration_ms, batch.attention_work)
+        if batch.is_decode:
+            self._decode_cost.observe(num_tokens, duration_ms, self._cost.row_ms)
+
+    # Sessions come and go.
+
+    @property
+    def has_work(self) -> bool:
+        """Whether schedule() would return a batch."""
+        return bool(self._queues.sessions) or self._queues.has_sequence_changes
+
+    def open(self, request: OpenRequest, now: float) -> list[Event]:
+        """Take a session into the queue; a reply that `resume` already completes ends at once.
+
+        Raises DuplicateSessionError, EmptyPromptError, InvalidRequestError (ids outside the
+        vocabulary, resume past the reply's end), InvalidSamplingError, PromptTooLongError,
+        DeadlineError for a deadline that cannot be met, and OverloadedError with a retry delay
+        when the queue is full or the first token would miss the class's objective.
+        """
+        if request.session_id in self._queues.sessions:
+            raise DuplicateSessionError(f"session {request.session_id} is open already")
+        check_request(request, self.info, self._context_limit)
+        if request.deadline is not None and request.deadline <= now:
+            raise DeadlineError("the deadline had passed when the session was opened")
+        self._admission.check_room(request.priority)
+        session = self._new_session(request, now)
+        num_cached = self._pool.match(session.ids, request.cache_salt)
+        session.cached_at_arrival = num_cached
+        if session.finished is None:
+            self._admission.check_time(session, num_cached, now)
+        num_prompt = len(request.prompt)
+        opened = Opened(request.session_id, num_prompt, min(num_cached, num_prompt))
+        self._queues.add(session)
+        self._builder.prefill_budget.session_opened(request.priority, now)
+        if request.drafts is not None:
+            self.draft(request.session_id, request.drafts, now)
+        if session.finished is None:
+            return [opened]
+        return [opened, self._finish(session, session.finished, now)]
+
+    def draft(self, session: int, drafts: Drafts, now: float) -> None:
+        """Keep an edge's drafts for the next calls; for a session that is gone they are void.
+
+        Raises InvalidRequestError for ids outside the vocabulary.
+        """
+        check_ids("a draft", drafts.ids, self.info)
+        live = self._queues.sessions.get(session)
+        if live is not None and live.sources.chain is not None:
+            live.sources.chain.receive(drafts, live.ids, len(live.request.prompt))
+
+    def cancel(self, session: int, now: float) -> list[Event]:
+        """End a session at once; nothing for one that is gone already."""
+        live = self._queues.sessions.get(session)
+        return [] if live is None else [self._finish(live, FinishReason.CANCELLED, now)]
+
+    def expire(self, now: float) -> list[Event]:
+        """End the sessions whose deadline has come, or comes before their next token can."""
+        late = [s for s in self._queues.sessions.values() if self._is_late(s, now)]
+        return [self._finish(session, FinishReason.DEADLINE, now) for session in late]
+
+    def _is_late(self, session: Session, now: float) -> bool:
+        deadline = session.request.deadline
+        if deadline is None or deadline <= now:
+            return deadline is not None
+        forecast = self._admission.forecast
+        if self._in_flight is not None or not forecast.is_late(session, now):
+            return False
+        num_cached = self._pool.match(session.ids, session.request.cache_salt)
+        return forecast.is_late(session, now, num_cached)
+
+    def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
+        return now - priority * self.limits.ageing_s, self._num_opened
+
+    def _new_session(self, request: OpenRequest, now: float) -> Session:
+        self._num_opened += 1
+        statistics = self._statistics.of(request.cache_salt)
+        chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
+        drafter = None
+        if request.region_drafts:
+            drafter = SuffixDrafter(
+                statistics=statistics.phrases,
+                num_prompt=len(request.prompt),
+                sampled=request.sampling.temperature > 0.0,
+            )
+        return Session(
+            request,
+            rank=self._rank(request.priority, now),
+            sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
+            reply=self._new_reply(request.sampling),
+            sources=DraftSources(chain, drafter, statistics.edge_acceptance),
+            context_limit=self._context_limit,
+            now=now,
+        )
+
+    def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
+        if session.num_reply and session.state is not SessionState.WAITING:
+            self._admission.forecast.observe_stay(session.stay_ms(now))
+        self._queues.end(session)
+        return Finished(
+            session_id=session.session_id,
+            reason=reason,
+            upto=session.num_reply,
+            usage=session.usage(),
+            timings=session.timings(now),
+        )
+
+    def _fail(self, session: Session, error: OutriderError) -> Failed:
+        self._queues.end(session)
+        return Failed(session.session_id, error)
+
+    # What others are told.
+
+    def load(self) -> Load:
+        """A snapshot for routers."""
+        queues = self._queues
+        return Load(
+            running_sessions=len(queues.running),
+            queued_sessions=len(queues.waiting),
+            queued_prompt_tokens=_prompt_tokens(queues.sessions.values()),
+            kv_blocks_total=self._pool.num_blocks,
+            kv_blocks_free=self._pool.num_free,
+            fixed_ms=self._cost.fixed_ms,
+            row_ms=self._cost.row_ms,
+            max_sessions=self.limits.max_sessions,
+            paused_sessions=len(queues.paused),
+            overload_level=self._admission.level,
+            low=self._class_load(Priority.LOW),
+            medium=self._class_load(Priority.MEDIUM),
+            stay_ms=self._admission.forecast.stay_ms,
+        )
+
+    def _class_load(self, priority: Priority) -> ClassLoad:
+        queues = self._queues
+        found = [s for s in (*queues.running, *queues.waiting) if s.priority is priority]
+        return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
+
+    def record_blocks(self) -> None:
+        """From now on take_block_events() tells what is cached, and the caller takes them."""
+        self._pool.record()
+
+    def take_block_events(self) -> tuple[BlockEvent, ...]:
+        """What changed in the prefix cache since the last take."""
+        return self._pool.take_events()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError on a leak or a lost session; for tests."""
+        self._pool.check_invariants()
+        self._queues.check_invariants()
+
+
+def _prompt_tokens(sessions: Iterable[Session]) -> int:
+    """Those still to be computed; the next token of a reply is none."""
+    return sum([s.num_uncached for s in sessions if s.num_uncomputed > 1])

@@ -1,0 +1,303 @@
+"""One session in the scheduler: its tokens, its state, and what a call commits to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum, auto
+
+from outrider.engines.base import LogitsRows
+from outrider.errors import InvalidRequestError
+from outrider.sampling.reply import Reply
+from outrider.sampling.sampler import Sampler
+from outrider.session_types import FinishReason, Timings, Usage
+from outrider.speculation.verification import verify
+from services.inference.scheduler.draft_sources import DraftSources
+from services.inference.scheduler.types import Committed, OpenRequest
+
+_INTERVAL_SMOOTHING = 0.25
+"""Weight of the last commit interval in the average."""
+
+
+class SessionState(IntEnum):
+    """All but WAITING and ENDED sessions hold KV."""
+
+    WAITING = auto()
+    """In the queue."""
+    PREFILLING = auto()
+    """Running; nothing committed since it was admitted."""
+    DECODING = auto()
+    """Running."""
+    PAUSED = auto()
+    """In the middle of its reply, taken out of the calls; its KV is kept."""
+    ENDED = auto()
+
+
+class SessionInput(IntEnum):
+    """What can happen to a session."""
+
+    ADMIT = auto()
+    """It gets a KV table."""
+    COMMIT = auto()
+    """Rows behind its last token were verified."""
+    PREEMPT = auto()
+    """Its KV is dropped, to be computed again later."""
+    PAUSE = auto()
+    """It is taken out of the calls and keeps its KV."""
+    RESUME = auto()
+    """It takes part in every call again."""
+    END = auto()
+    """It finished, failed, was cancelled or reached its deadline."""
+
+
+TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
+    SessionState.WAITING: {
+        SessionInput.ADMIT: SessionState.PREFILLING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.PREFILLING: {
+        SessionInput.COMMIT: SessionState.DECODING,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.DECODING: {
+        SessionInput.COMMIT: SessionState.DECODING,
+        SessionInput.PAUSE: SessionState.PAUSED,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.PAUSED: {
+        SessionInput.COMMIT: SessionState.PAUSED,  # a starvation turn
+        SessionInput.RESUME: SessionState.DECODING,
+        SessionInput.PREEMPT: SessionState.WAITING,
+        SessionInput.END: SessionState.ENDED,
+    },
+    SessionState.ENDED: {},
+}
+
+
+class _SessionTimes:
+    """When things first happened to a session, infinity until then, and how often it commits."""
+
+    def __init__(self, now: float) -> None:
+        self.opened_at = now
+        self.admitted_at = math.inf
+        self.first_commit_at = math.inf
+        self._last_commit_at = now
+        self._is_interval_measured = False
+        self.interval_ms = 0.0
+        """Between commits, smoothed."""
+
+    def committed(self, started_at: float, now: float) -> None:
+        """Of the first commit there is no interval yet: the duration of its call, which began at
+        `started_at`, stands in until the second."""
+        interval_ms = (now - self._last_commit_at) * 1e3
+        if self.first_commit_at == math.inf:
+            self.first_commit_at = now
+            self.interval_ms = (now - started_at) * 1e3
+        elif not self._is_interval_measured:
+            self._is_interval_measured = True
+            self.interval_ms = interval_ms
+        else:
+            self.interval_ms += _INTERVAL_SMOOTHING * (interval_ms - self.interval_ms)
+        self._last_commit_at = now
+
+    def timings(self, now: float) -> Timings:
+        admitted_at = min(self.admitted_at, now)
+        first_commit_at = min(self.first_commit_at, now)
+        return Timings(
+            queue_ms=(admitted_at - self.opened_at) * 1e3,
+            prefill_ms=(first_commit_at - admitted_at) * 1e3,
+            ttft_ms=(first_commit_at - self.opened_at) * 1e3,
+            total_ms=(now - self.opened_at) * 1e3,
+        )
+
+
+class Session:
+    """Invariant: 0 <= num_computed < len(ids), and KV exists for exactly ids[:num_computed]."""
+
+    def __init__(
+        self,
+        request: OpenRequest,
+        *,
+        rank: tuple[float, int],
+        sampler: Sampler,
+        reply: Reply,
+        sources: DraftSources,
+        context_limit: int,
+        now: float,
+    ) -> None:
+        """Sessions of lower `rank` are served first. Raises InvalidRequestError if resume goes past
+        the reply's end."""
+        self.request = request
+        self.session_id = request.session_id
+        self.priority = request.priority
+        self.rank = rank
+        self.is_sampled = request.sampling.temperature > 0.0
+        self.state = SessionState.WAITING
+        self.sequence = 0
+        """The engine's number of this stay in the pool; a new one after every preemption."""
+        self.ids = list(request.prompt)
+        """Prompt and committed reply."""
+        self.num_computed = 0
+        self.cached_tokens = 0
+        """Prompt tokens that were reused before the first commit."""
+        self.cached_at_arrival = 0
+        """Tokens of `ids` whose KV was in the prefix cache when the session was opened."""
+        self.last_scheduled_at = now
+        """When it last took part in a call, or got its KV table."""
+        self.sources = sources
+        self.finished: FinishReason | None = None
+        self._context_limit = context_limit
+        self._times = _SessionTimes(now)
+        self._sampler = sampler
+        self._reply = reply
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
+        self._resume(request.resume)
+
+    def _resume(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if self.finished is not None:
+                raise InvalidRequestError(
+                    f"resume has {len(ids)} tokens, but the reply ended after {self.num_reply}; "
+                    "send only what was committed"
+                )
+            self._sampler.observe(token)
+            self._append(token)
+
+    @property
+    def num_reply(self) -> int:
+        """Committed tokens of the reply, resumed ones included."""
+        return len(self.ids) - len(self.request.prompt)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens whose KV has to be computed before the next one can be chosen."""
+        return len(self.ids) - self.num_computed
+
+    @property
+    def num_uncached(self) -> int:
+        """num_uncomputed, less what was cached at arrival: an estimate, the cache may have lost
+        it."""
+        return len(self.ids) - max(self.num_computed, self.cached_at_arrival)
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts that are of use: the row behind the last one may still commit a token."""
+        left = self.request.sampling.max_tokens - self._reply.num_tokens
+        return min(left, self._context_limit - len(self.ids)) - 1
+
+    def transition(self, what: SessionInput) -> None:
+        """Change the state. Raises RuntimeError for an input that the state does not allow."""
+        target = TRANSITIONS[self.state].get(what)
+        if target is None:
+            raise RuntimeError(
+                f"session {self.session_id} cannot {what.name} while {self.state.name}"
+            )
+        self.state = target
+
+    def admit(self, sequence: int, num_cached: int, now: float) -> None:
+        """The pool has a table for it, with num_cached tokens in it."""
+        self.transition(SessionInput.ADMIT)
+        self.sequence = sequence
+        self.num_computed = 0
+        self.last_scheduled_at = now
+        self._times.admitted_at = min(self._times.admitted_at, now)
+        if self._times.first_commit_at == math.inf:
+            self.cached_tokens = 0
+        self.reuse(num_cached)
+
+    def reuse(self, num_cached: int) -> None:
+        """The pool holds the KV of the first num_cached tokens, whoever computed it."""
+        if num_cached <= self.num_computed:
+            return
+        if self._times.first_commit_at == math.inf:
+            num_prompt = len(self.request.prompt)
+            self.cached_tokens += min(num_cached, num_prompt) - min(self.num_computed, num_prompt)
+        self.num_computed = num_cached
+
+    def preempt(self) -> None:
+        """Its KV is dropped; its tokens, sampler and reply stay as they are."""
+        self.transition(SessionInput.PREEMPT)
+        self.num_computed = 0
+
+    def prefetch_noise(self, num_rows: int) -> None:
+        """Draw the sampler's noise for the num_rows rows behind its last token: it depends on
+        position and seed only, so this can be done while the engine computes them."""
+        self._sampler.prepare(len(self.ids), num_rows)
+
+    def commit(
+        self,
+        rows: LogitsRows,
+        drafts: Sequence[int],
+        *,
+        num_drafts: int,
+        started_at: float,
+        row_ms: float,
+        now: float,
+    ) -> Committed:
+        """Verify `drafts`, which follow ids[-1] in a call that began at `started_at`.
+
+        The first num_drafts of them are drafts, the rest is padding. Sets `finished` when the reply
+        is over. Raises EngineError.
+        """
+        base = self.num_reply
+        position = len(self.ids)
+        verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._append)
+        self.transition(SessionInput.COMMIT)
+        self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
+        num_verified = min(num_drafts, len(rows.logits))
+        self._draft_tokens += num_verified
+        self._accepted_tokens += min(verdict.accepted, num_drafts)
+        self.sources.observe(num_verified, verdict)
+        self._times.committed(started_at, now)
+        chain = self.sources.chain
+        num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
+        return Committed(
+            session_id=self.session_id,
+            epoch=self.request.epoch if chain is None else chain.epoch,
+            base=base,
+            accepted=num_from_edge,
+            ids=verdict.ids[num_from_edge:],
+            commit_interval_ms=self._times.interval_ms,
+            row_ms=row_ms,
+            lossy=tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
+            accepted_ids=verdict.ids[:num_from_edge],
+        )
+
+    def _append(self, token: int) -> bool:
+        """Add a committed token; whether the reply is over."""
+        self.ids.append(token)
+        self._reply.push(token)
+        if self._reply.finished is not None:
+            self.finished = self._reply.finished
+        elif len(self.ids) >= self._context_limit:
+            self.finished = FinishReason.LENGTH
+        return self.finished is not None
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.num_reply,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
+        )
+
+    @property
+    def opened_at(self) -> float:
+        return self._times.opened_at
+
+    @property
+    def first_commit_at(self) -> float:
+        """When its first token was committed here; infinity until then."""
+        return self._times.first_commit_at
+
+    def stay_ms(self, now: float) -> float:
+        """Since it was first admitted; 0 before."""
+        return max(0.0, now - self._times.admitted_at) * 1e3
+
+    def timings(self, now: float) -> Timings:
+        """What has not happened yet lasts until now."""
+        return self._times.timings(now)

@@ -1,0 +1,184 @@
+"""What goes into the scheduler and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Timings, Usage
+
+
+class OverloadLevel(IntEnum):
+    """What the replica gives up under load, each level with all those before it. Admitted sessions
+    are never dropped. The numbers are the wire's."""
+
+    NORMAL = 0
+    NO_DRAFTS = 1
+    """Drafts are verified only in rows that cost nothing."""
+    SMALL_CHUNKS = 2
+    """Prompts get smaller chunks: replies that have begun go first."""
+    QUEUE_LOW = 3
+    """LOW sessions stay in the queue while others are there."""
+    REFUSE = 4
+    """New sessions are refused with a retry delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft tokens of the edge, for the reply from token number `base` on."""
+
+    epoch: int
+    base: int
+    ids: tuple[int, ...]
+    continues: bool = False
+    """Whether an earlier frame of the epoch began its chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A session to run. Ids are validated against the vocabulary by the scheduler."""
+
+    session_id: int
+    """Engine session id: unique among the live sessions of the replica."""
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    priority: Priority = Priority.MEDIUM
+    deadline: float | None = None
+    """Seconds, on the clock of `now`."""
+    resume: tuple[int, ...] = ()
+    """Reply tokens committed before; generation goes on after them."""
+    epoch: int = 0
+    drafts: Drafts | None = None
+    edge_drafts: bool = True
+    """Whether drafts from the edge are used."""
+    region_drafts: bool = True
+    """Whether the region drafts for itself."""
+    cache_salt: bytes = b""
+    """The trust group: equal salts share cached prefixes and drafting statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session was taken in and will be served."""
+
+    session_id: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens that are final now: [base, base + accepted) are the edge's drafts of `epoch`; `ids`
+    follow them."""
+
+    session_id: int
+    epoch: int
+    base: int
+    accepted: int
+    ids: tuple[int, ...]
+    commit_interval_ms: float
+    row_ms: float
+    lossy: tuple[int, ...] = ()
+    """Numbers of the tokens that only the acceptance threshold let through."""
+    accepted_ids: tuple[int, ...] = ()
+    """The accepted drafts' ids."""
+
+    @property
+    def upto(self) -> int:
+        """Number of tokens now final."""
+        return self.base + self.accepted + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The session ended without an error: complete, cancelled or at its deadline."""
+
+    session_id: int
+    reason: FinishReason
+    upto: int
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session ended with an error; its KV is freed."""
+
+    session_id: int
+    error: OutriderError
+
+
+Event: TypeAlias = Opened | Committed | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLoad:
+    """The sessions of one priority class in a Load."""
+
+    sessions: int = 0
+    """Running and queued."""
+    queued_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of one scheduler, or of a replica (total_load), as routers are told it."""
+
+    running_sessions: int
+    queued_sessions: int
+    queued_prompt_tokens: int
+    kv_blocks_total: int
+    kv_blocks_free: int
+    fixed_ms: float
+    row_ms: float
+    max_sessions: int
+    paused_sessions: int = 0
+    """In the middle of a reply, taken out of the calls; their KV is kept."""
+    overload_level: int = 0
+    """An OverloadLevel."""
+    num_instances: int = 1
+    """Engine instances that these numbers add up."""
+    low: ClassLoad = ClassLoad()
+    """LOW sessions: MEDIUM and HIGH ones are served before them."""
+    medium: ClassLoad = ClassLoad()
+    stay_ms: float = 0.0
+    """Mean time from a session's admission to its end; 0: none has ended yet."""
+
+
+def total_load(loads: Sequence[Load]) -> Load:
+    """The load of a replica with one or more engine instances.
+
+    Sessions, places, prompt tokens and KV are sums. Costs are means, of one call of one instance:
+    calls of different instances run at the same time. The overload level is the lowest: new
+    sessions go to the instance that is best off.
+    """
+    count = len(loads)
+    return Load(
+        running_sessions=sum(load.running_sessions for load in loads),
+        queued_sessions=sum(load.queued_sessions for load in loads),
+        queued_prompt_tokens=sum(load.queued_prompt_tokens for load in loads),
+        kv_blocks_total=sum(load.kv_blocks_total for load in loads),
+        kv_blocks_free=sum(load.kv_blocks_free for load in loads),
+        fixed_ms=sum(load.fixed_ms for load in loads) / count,
+        row_ms=sum(load.row_ms for load in loads) / count,
+        max_sessions=sum(load.max_sessions for load in loads),
+        paused_sessions=sum(load.paused_sessions for load in loads),
+        overload_level=min(load.overload_level for load in loads),
+        num_instances=sum(load.num_instances for load in loads),
+        low=_total_class_load(load.low for load in loads),
+        medium=_total_class_load(load.medium for load in loads),
+        stay_ms=sum(load.stay_ms for load in loads) / count,
+    )
+
+
+def _total_class_load(loads: Iterable[ClassLoad]) -> ClassLoad:
+    sessions = queued_prompt_tokens = 0
+    for load in loads:
+        sessions += load.sessions
+        queued_prompt_tokens += load.queued_prompt_tokens
+    return ClassLoad(sessions, queued_prompt_tokens)

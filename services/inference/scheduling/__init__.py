@@ -1,1 +1,0 @@
-"""The scheduler: decide, run, apply."""

@@ -1,1 +1,0 @@
-"""Whose drafts take part in a call."""

@@ -1,0 +1,101 @@
+"""The gRPC listeners at which workers join: a socket for those of this node, a port for others."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from outrider.rpc import bind, make_server
+from outrider.tls import PLAINTEXT, Tls
+from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.long_texts.texts import LongTexts
+from services.tokenizer.long_texts.worker_pool import WorkerPool
+from services.tokenizer.vocabularies import Vocabularies, vocabulary_pieces
+
+_MAX_CALLS: Final = 512
+"""Open calls of one listener: a worker has one, and at times another for a vocabulary."""
+_LAST_ANSWERS_S: Final = 0.2
+_SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
+
+_log = structlog.get_logger()
+
+
+class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
+    """Gives workers the parts of long texts."""
+
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
+
+    async def Work(
+        self,
+        request_iterator: AsyncIterator[tokenizer_pb2.WorkRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[tokenizer_pb2.WorkResponse]:
+        """One worker's parts, from its hello until it leaves."""
+        async with aclosing(self._workers.work(request_iterator)) as parts:
+            async for part in parts:
+                yield part
+
+
+@asynccontextmanager
+async def worker_listeners(
+    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+) -> AsyncIterator[None]:
+    """Workers may join while the context is open. Raises ConfigError."""
+    async with AsyncExitStack() as stack:
+        if config.worker_processes:
+            # Only this user can open the folder (mkdtemp(3)): who connects to the socket is trusted
+            # as much as this process.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
+            address = f"unix:{Path(folder) / 'workers'}"
+            server = _server(config, texts, vocabularies, PLAINTEXT)
+            bind(server, address, 0)
+            await _serve(stack, server)
+            texts.processes.address = address
+        if config.worker_port is not None:
+            server = _server(config, texts, vocabularies, tls)
+            port = bind(server, config.host, config.worker_port, tls)
+            await _serve(stack, server)
+            _log.info("workers_may_join", port=port)
+        yield
+
+
+def _server(
+    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+) -> grpc.aio.Server:
+    server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
+    work = TokenizerWorkService(texts.workers)
+    tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
+    server.add_generic_rpc_handlers((_vocabulary_handler(vocabularies),))
+    return server
+
+
+def _vocabulary_handler(vocabularies: Vocabularies) -> grpc.GenericRpcHandler:
+    """The one method of TokenizerService that workers need: the vocabularies of their parts."""
+
+    async def get_vocabulary(
+        request: tokenizer_pb2.GetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
+        found = vocabularies.find(request.model, request.vocabulary_digest)
+        for piece in vocabulary_pieces(found):
+            yield piece
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        get_vocabulary,
+        request_deserializer=tokenizer_pb2.GetVocabularyRequest.FromString,
+        response_serializer=tokenizer_pb2.GetVocabularyResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(_SERVICE, {"GetVocabulary": handler})
+
+
+async def _serve(stack: AsyncExitStack, server: grpc.aio.Server) -> None:
+    await server.start()
+    stack.push_async_callback(server.stop, _LAST_ANSWERS_S)

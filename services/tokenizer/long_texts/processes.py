@@ -1,0 +1,119 @@
+"""The worker processes of this node: started when first needed, restarted when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Final
+
+import structlog
+
+from outrider.telemetry.metrics import Metrics
+
+RESTARTS: Final = "outrider.tokenizer.worker.restarts"
+
+_WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.worker")
+_FIRST_BACKOFF_S: Final = 0.1
+_MAX_BACKOFF_S: Final = 5.0
+_TERMINATE_S: Final = 2.0
+"""From SIGTERM to SIGKILL."""
+
+_log = structlog.get_logger()
+
+
+class WorkerProcesses:
+    """Keeps `count` worker processes running, from `start` to `close`."""
+
+    def __init__(self, count: int, metrics: Metrics) -> None:
+        self.count = count
+        self._metrics = metrics
+        self._supervisors: list[asyncio.Task[None]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.address = ""
+        """Address of the service they work for; set before `start`."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that run."""
+        return [process.pid for process in self._running.values()]
+
+    def start(self) -> None:
+        """Start them, unless they are started."""
+        if not self._supervisors:
+            self._supervisors = [asyncio.create_task(self._supervise(n)) for n in range(self.count)]
+
+    def kill(self, name: str) -> None:
+        """Kill a worker that does not answer; another one is started."""
+        process = self._running.get(name)
+        if process is not None:
+            process.kill()
+
+    async def close(self) -> None:
+        """End them all: SIGTERM, then SIGKILL."""
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        self._supervisors.clear()
+
+    async def _supervise(self, number: int) -> None:
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                status = await self._run(f"local-{os.getpid()}-{number}")
+                _log.warning("worker_ended", number=number, status=status)
+            except OSError as error:  # out of memory, processes or descriptors
+                status = 1
+                _log.error("worker_not_started", number=number, error=str(error))
+            self._metrics.counter(RESTARTS).add(1)
+            # A process that was killed (status < 0) may run next time; one that fails by itself
+            # will not.
+            backoff_s = _FIRST_BACKOFF_S if status < 0 else min(2 * backoff_s, _MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _run(self, name: str) -> int:
+        process = _start(self.address, name)
+        self._running[name] = process
+        try:
+            return await _exit_status(process)
+        finally:
+            del self._running[name]
+            if process.returncode is None:
+                await _terminate(process)
+
+
+def _start(address: str, name: str) -> subprocess.Popen[bytes]:
+    """A worker in a session of its own: a terminal's Ctrl-C goes to the service, which ends it.
+
+    Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are in
+    gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers.
+    """
+    return subprocess.Popen(
+        (*_WORKER, address, "--name", name, "--once"),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+async def _exit_status(process: subprocess.Popen[bytes]) -> int:
+    """Its exit status, once it has one (pidfd_open(2): readable when the process is over)."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    loop.add_reader(descriptor, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return process.wait()
+
+
+async def _terminate(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        async with asyncio.timeout(_TERMINATE_S):
+            await _exit_status(process)
+    except TimeoutError:
+        process.kill()
+        await _exit_status(process)

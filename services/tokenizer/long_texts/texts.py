@@ -1,0 +1,207 @@
+"""Texts of any size: cut as they arrive, tokenized by workers, their ids read in order; and long
+sequences of ids to text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from outrider.codec.tokens import negotiate
+from outrider.errors import EmptyPromptError, InvalidRequestError, UnavailableError
+from outrider.rpc import incoming
+from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cuts import CutRule, Cutter
+from outrider.tokenization.pool.job_queue import JobClass
+from outrider.v1 import common_pb2, tokenizer_pb2
+from outrider.wire import tokens as wire_tokens
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.long_texts.jobs import DispatcherLimits
+from services.tokenizer.long_texts.processes import WorkerProcesses
+from services.tokenizer.long_texts.worker_pool import OpenJob, PartPayload, WorkerPool
+from services.tokenizer.requests import push_in_steps
+from services.tokenizer.threads import RequestThreads
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+
+TokenizeRequests = AsyncIterator[tokenizer_pb2.TokenizeRequest]
+DetokenizeRequests = AsyncIterator[tokenizer_pb2.DetokenizeRequest]
+
+_STEP_CHARS: Final = 1 << 14
+"""Characters searched for cuts at a time: at most about a millisecond of the event loop."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LongTexts:
+    """Makes token blocks of texts of any size, in bounded memory."""
+
+    vocabularies: Vocabularies
+    rules: Mapping[bytes, CutRule]
+    """The rules of vocabularies whose texts may be cut, by digest."""
+    workers: WorkerPool
+    processes: WorkerProcesses
+    part_chars: int
+    max_part_chars: int
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, config: TokenizerConfig, vocabularies: Vocabularies, metrics: Metrics
+    ) -> AsyncIterator[LongTexts]:
+        """Takes texts once `processes.address` is set. Leaves no process behind."""
+        rules = await asyncio.to_thread(_rules, vocabularies)
+        processes = WorkerProcesses(config.worker_processes, metrics)
+        limits = DispatcherLimits(
+            max_jobs=config.max_long_texts,
+            window_parts=config.window_parts,
+            worker_timeout_s=config.worker_timeout_s,
+            hedge_delay_s=config.part_hedge_delay_s,
+        )
+        workers = WorkerPool(limits, metrics, processes.kill)
+        watching = asyncio.create_task(workers.watch())
+        try:
+            yield cls(
+                vocabularies, rules, workers, processes, config.part_chars, config.max_part_chars
+            )
+        finally:
+            watching.cancel()
+            await processes.close()
+
+    async def blocks(
+        self, requests: TokenizeRequests
+    ) -> AsyncGenerator[tuple[ServedVocabulary, common_pb2.TokenBlock], None]:
+        """The blocks of one text, in order, each as soon as it and all before it are there.
+
+        Text is read while there is room for parts; taking blocks makes room. Raises
+        EmptyPromptError, UnknownModelError, BadTokenBlockError, FrameTooLargeError for text that
+        cannot be cut, OverloadedError, UnavailableError without workers, PoisonousRequestError.
+        """
+        messages = incoming(requests)
+        first = await anext(messages, None)
+        if first is None:
+            raise EmptyPromptError("There is nothing to tokenize: send text.")
+        served = self.vocabularies.find(first.model, first.vocabulary_digest)
+        codec = negotiate(first.codecs, served.coder.supported)
+        self._check_workers()
+        job = self.workers.open()
+        template = PartPayload(served.model, served.vocabulary.digest, codec, "")
+        writer = asyncio.create_task(self._write(job, template, first, messages))
+        writer.add_done_callback(lambda _: job.changed.set())
+        try:
+            async for block in _results(job, writer):
+                yield served, block
+        finally:
+            writer.cancel()
+            self.workers.close(job)
+
+    def _check_workers(self) -> None:
+        self.processes.start()
+        if not self.processes.count and not self.workers.num_workers:
+            raise UnavailableError("No worker is there: start one, or set worker_processes.")
+
+    async def _write(
+        self,
+        job: OpenJob,
+        template: PartPayload,
+        first: tokenizer_pb2.TokenizeRequest,
+        rest: TokenizeRequests,
+    ) -> None:
+        rule = self.rules.get(template.vocabulary_digest)
+        cutter = Cutter(rule, target_chars=self.part_chars, max_chars=self.max_part_chars)
+        async for step in _steps(first, rest):
+            for part in cutter.feed(step):
+                await self._add(job, template, part)
+        last = cutter.finish()
+        if last:
+            await self._add(job, template, last)
+        job.state.is_complete = True
+
+    async def _add(self, job: OpenJob, template: PartPayload, text: str) -> None:
+        while not job.state.has_room:
+            job.room.clear()
+            await job.room.wait()
+        payload = PartPayload(template.model, template.vocabulary_digest, template.codec, text)
+        self.workers.add(job, payload)
+
+
+def _rules(vocabularies: Vocabularies) -> dict[bytes, CutRule]:
+    rules = {}
+    for served in vocabularies:
+        try:
+            rules[served.vocabulary.digest] = prove(served.vocabulary.tokenizer_json)
+        except UnprovenError as error:
+            _log.warning("texts_not_cut", model=served.model, reason=str(error))
+    return rules
+
+
+async def _steps(
+    first: tokenizer_pb2.TokenizeRequest, rest: TokenizeRequests
+) -> AsyncIterator[str]:
+    """The text as it comes, in short steps between which the event loop runs other tasks."""
+    message: tokenizer_pb2.TokenizeRequest | None = first
+    while message is not None:
+        text = message.text  # protobuf copies it at every access
+        for start in range(0, len(text), _STEP_CHARS):
+            yield text[start : start + _STEP_CHARS]
+            await asyncio.sleep(0)
+        message = await anext(rest, None)
+
+
+async def _results(
+    job: OpenJob, writer: asyncio.Task[None]
+) -> AsyncGenerator[common_pb2.TokenBlock, None]:
+    while True:
+        job.changed.clear()
+        blocks = job.state.take()
+        if blocks:
+            job.room.set()
+        for block in blocks:
+            yield block
+        if job.state.error is not None:
+            raise job.state.error
+        if writer.done():
+            writer.result()
+            if job.state.is_done:
+                return
+        await job.changed.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class LongDetokenizer:
+    """Ids to text as their blocks arrive. Holds one block at a time, and the bytes of an unfinished
+    character."""
+
+    vocabularies: Vocabularies
+    threads: RequestThreads
+    max_decode_ids: int
+
+    async def texts(self, requests: DetokenizeRequests) -> AsyncGenerator[str, None]:
+        """The text that each block completes, and at the end what an unfinished character becomes.
+
+        Raises InvalidRequestError for no ids, UnknownModelError, VocabularyMismatchError,
+        BadTokenBlockError, OverloadedError.
+        """
+        messages = incoming(requests)
+        message = await anext(messages, None)
+        if message is None:
+            raise InvalidRequestError("There is nothing to detokenize: send a token block.")
+        served = self.vocabularies.find(message.model, message.vocabulary_digest)
+        detokenizer = served.vocabulary.detokenizer(keep_special=message.keep_special)
+
+        def step(message: tokenizer_pb2.DetokenizeRequest) -> str:
+            block = wire_tokens.from_proto(message.ids)
+            ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
+            return push_in_steps(detokenizer, ids)
+
+        while message is not None:
+            if text := await self.threads.run(step, message, JobClass.LONG):
+                yield text
+            message = await anext(messages, None)
+        if rest := detokenizer.finish():
+            yield rest

@@ -1,0 +1,144 @@
+"""The Redis cache that tokenizers may share: built from settings, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from outrider.errors import ConfigError
+from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry import names
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.packages import Fastokens
+from outrider.tokenization.encoder import SharedCache
+from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.vocabularies import MakeSharedCache
+
+if TYPE_CHECKING:
+    from outrider.tokenization.shared_cache.redis_cache import RedisStore
+
+MIN_KEY_CHARS: Final = 32
+"""Whoever can read the Redis can try keys offline, without limit."""
+_MIN_CHARS: Final = {REFERENCE: 1024, Fastokens.name: 8192}
+"""Length from which a lookup is faster than encoding, by backend (`python -m bench.tokenizer`)."""
+_NEVER: Final = 1 << 30
+"""For splintr-rs, which encodes 64 KB faster than they are looked up."""
+
+
+@contextmanager
+def shared_cache(
+    config: TokenizerConfig, registry: CollectorRegistry
+) -> Iterator[MakeSharedCache | None]:
+    """None without `shared_cache`. Raises ConfigError for an invalid URL or secret, and if the
+    Redis client is not installed."""
+    if not config.shared_cache:
+        yield None
+        return
+    key = _secret(config.shared_cache_key, config.shared_cache_key_file, "shared_cache_key")
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"shared_cache_key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
+            "example with `openssl rand -hex 32`."
+        )
+    store = _open_store(config)
+    collector = _SharedCacheMetrics(store)
+    registry.register(collector)
+    try:
+        yield lambda vocabulary, backend: _cache_of(config, key, store, vocabulary, backend)
+    finally:
+        registry.unregister(collector)
+        store.close()
+
+
+def _open_store(config: TokenizerConfig) -> RedisStore:
+    try:
+        from outrider.tokenization.shared_cache.redis_cache import (
+            RedisAddress,
+            RedisStore,
+            SharedCachePolicy,
+            connect,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            "shared_cache needs the Redis client: pip install 'outrider[redis]'."
+        ) from error
+    address = RedisAddress(
+        config.shared_cache,
+        config.shared_cache_user,
+        _secret(
+            config.shared_cache_password,
+            config.shared_cache_password_file,
+            "shared_cache_password",
+        ),
+        config.shared_cache_ca,
+    )
+    try:
+        # One connection for each thread that tokenizes, and one for the writer.
+        client = connect(address, config.shared_cache_timeout_ms / 1e3, config.threads + 1)
+    except ValueError as error:
+        # Neither the URL nor Redis' own message is quoted: they may hold a password.
+        raise ConfigError(f"shared_cache cannot be used: {error}.") from None
+    return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache_ttl_s))
+
+
+def _secret(value: str, file: Path | None, where: str) -> str:
+    """The value of a setting, or of its file. Raises ConfigError."""
+    if file is None:
+        return value
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}_file {file} cannot be read: {type(error).__name__}.") from None
+
+
+def _cache_of(
+    config: TokenizerConfig,
+    key: str,
+    store: RedisStore,
+    vocabulary: Vocabulary,
+    backend: FallbackBackend,
+) -> SharedCache:
+    from outrider.tokenization.shared_cache.entries import Entries
+    from outrider.tokenization.shared_cache.redis_cache import RedisTokenCache
+
+    min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
+    entries = Entries(key, vocabulary.digest, vocabulary.size)
+    return RedisTokenCache(store, entries, min_chars=min_chars)
+
+
+class _SharedCacheMetrics(Collector):
+    """Reads the store's statistics when Prometheus scrapes."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        stats = self._store.stats
+        texts = CounterMetricFamily(
+            names.SHARED_CACHE_TEXTS,
+            "texts by outcome of their lookup or write",
+            labels=["outcome"],
+        )
+        for outcome in ("asked", "found", "skipped", "damaged", "written", "dropped"):
+            texts.add_metric([outcome], getattr(stats, f"num_{outcome}"))
+        yield texts
+        yield CounterMetricFamily(
+            names.SHARED_CACHE_FAILURES,
+            "reads and writes that failed or timed out",
+            stats.num_failures,
+        )
+        is_up = 0 if stats.is_open else 1
+        yield GaugeMetricFamily(
+            names.SHARED_CACHE_UP,
+            "1 while Redis is used, 0 while the circuit breaker is open",
+            is_up,
+        )

@@ -1,0 +1,93 @@
+"""Runs requests in threads, so that the event loop never tokenizes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from outrider.tokenization.pool.job_queue import JobClass
+from outrider.tokenization.pool.threads import WorkerThreads
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+
+class _Call(Generic[RequestT, AnswerT]):
+    """One request, run in a thread and answered in the event loop."""
+
+    def __init__(self, work: Callable[[RequestT], AnswerT], request: RequestT) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work = work
+        self._request = request
+        self.answer: asyncio.Future[AnswerT] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In a thread: do the work and give the loop its outcome."""
+        try:
+            answer = self._work(self._request)
+        except Exception as error:
+            self._deliver(self._fail, error)
+        else:
+            self._deliver(self._succeed, answer)
+
+    def _deliver(self, settle: Callable[[Any], None], outcome: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(settle, outcome)
+
+    def _succeed(self, answer: AnswerT) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class RequestThreads:
+    """Threads with a bounded queue. Long texts never take the last of several threads, which is
+    left to short ones."""
+
+    def __init__(self, threads: int, max_pending: int) -> None:
+        self._threads: WorkerThreads[_Call[Any, Any]] = WorkerThreads(
+            threads, max(0, max_pending - threads), _Call.run
+        )
+        self.num_pending = 0
+        """Requests queued or running."""
+        self._idle = asyncio.Event()
+
+    async def run(
+        self,
+        work: Callable[[RequestT], AnswerT],
+        request: RequestT,
+        job_class: JobClass = JobClass.SHORT,
+    ) -> AnswerT:
+        """Run `work(request)` in a thread; cancelled while queued, it never starts.
+
+        Raises OverloadedError when the queue is full, and what `work` raises.
+        """
+        call = _Call(work, request)
+        self._threads.put(call, job_class)
+        self.num_pending += 1
+        try:
+            return await call.answer
+        finally:
+            self._threads.remove(call, job_class)
+            self.num_pending -= 1
+            if not self.num_pending:
+                self._idle.set()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is queued or running, for `timeout_s` at most."""
+        if not self.num_pending:
+            return
+        self._idle.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+
+    def close(self) -> None:
+        """Drop what is queued, and end the threads after their current requests."""
+        self._threads.close()
+        self._threads.join()

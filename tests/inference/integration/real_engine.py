@@ -1,0 +1,81 @@
+"""The shared real model as a replica takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.codec.shipped import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    Ids,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import Reply, ReplyText, reply_end
+from services.inference.app import LoadedModel
+
+if TYPE_CHECKING:
+    from outrider.engines.openvino.engine import OpenVinoEngine
+
+
+class Borrowed:
+    """The session's shared engine: closing it gives back what was opened, and it lives on."""
+
+    def __init__(self, engine: OpenVinoEngine) -> None:
+        self._engine = engine
+        self._opened: set[int] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
+        self._engine.open(sequence, prompt, salt, num_candidates)
+        self._opened.add(sequence)
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        return self._engine.step(slices, overlapped_work)
+
+    def close_sequence(self, sequence: int) -> None:
+        self._engine.close_sequence(sequence)
+        self._opened.discard(sequence)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._engine.copy_block(source, target)
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytes:
+        return self._engine.export_blocks(blocks)
+
+    def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
+        self._engine.import_blocks(blocks, data)
+
+    def close(self) -> None:
+        for sequence in list(self._opened):
+            self.close_sequence(sequence)
+
+
+def coder_of(vocabulary: Vocabulary) -> TokenCoder:
+    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+
+
+def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
+    """The model around one engine."""
+
+    def new_reply(params: SamplingParams) -> Reply:
+        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
+
+    return LoadedModel("smollm2", (engine,), coder_of(vocabulary), vocabulary.digest, new_reply)
+
+
+def texts_of(vocabulary: Vocabulary) -> Callable[[SamplingParams], ReplyText]:
+    """What makes replies whose text is read."""
+    return lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())

@@ -1,0 +1,156 @@
+"""A scheduler, the fake engine and virtual time, with every answer checked on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.sampling.params import SamplingParams
+from services.inference.reference import generate
+from services.inference.scheduler.batch import Batch
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import (
+    Committed,
+    Drafts,
+    Event,
+    Failed,
+    Finished,
+    Opened,
+    OpenRequest,
+)
+from tests.inference.letters import new_reply
+
+PROMPT = tuple(range(3, 23))
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+OPTIONS = FakeOptions(min_rows=2, block_tokens=4, fixed_ms=8.0, row_ms=1.0)
+
+
+def request(session: int = 1, prompt: tuple[int, ...] = PROMPT, **changes: object) -> OpenRequest:
+    fields: dict[str, object] = {"sampling": LONG, "region_drafts": False}
+    return OpenRequest(session, prompt, **(fields | changes))  # type: ignore[arg-type]
+
+
+def prompts(count: int) -> list[tuple[int, ...]]:
+    """Prompts without a common prefix."""
+    return [(3 + number, *PROMPT) for number in range(count)]
+
+
+@dataclass
+class Peer:
+    """What the edge knows of one session: the chains it sent, the reply it rebuilt."""
+
+    reply: list[int]
+    chains: dict[int, dict[int, int]] = field(default_factory=dict)
+    commits: list[Committed] = field(default_factory=list)
+    opened: Opened | None = None
+    finished: Finished | None = None
+    failed: Failed | None = None
+
+    def sent(self, drafts: Drafts) -> None:
+        chain = self.chains.setdefault(drafts.epoch, {})
+        chain.update({drafts.base + index: token for index, token in enumerate(drafts.ids)})
+
+    def take(self, event: Event) -> None:
+        assert self.finished is None and self.failed is None, "an event after the last one"
+        match event:
+            case Opened():
+                assert self.opened is None
+                self.opened = event
+            case Committed():
+                assert event.base == len(self.reply)
+                chain = self.chains.get(event.epoch, {})
+                echoed = [chain[event.base + index] for index in range(event.accepted)]
+                self.reply += [*echoed, *event.ids]
+                assert event.upto == len(self.reply)
+                self.commits.append(event)
+            case Finished():
+                assert event.upto == len(self.reply) == event.usage.completion_tokens
+                self.finished = event
+            case Failed():
+                self.failed = event
+
+
+class Driver:
+    """Runs a scheduler tick by tick on a clock that only calls and `now` move."""
+
+    def __init__(
+        self, options: FakeOptions | None = None, limits: SchedulerLimits | None = None
+    ) -> None:
+        self.engine = FakeEngine(options or FakeOptions(min_rows=2))
+        self.limits = limits or SchedulerLimits()
+        self.scheduler = Scheduler(self.engine.info, self.limits, new_reply)
+        self.now = 100.0
+        self.peers: dict[int, Peer] = {}
+        self.batches: list[Batch] = []
+
+    def open(self, request: OpenRequest) -> Peer:
+        events = self.scheduler.open(request, self.now)
+        peer = self.peers[request.session_id] = Peer(list(request.resume))
+        if request.drafts is not None:
+            peer.sent(request.drafts)
+        self.take(events)
+        return peer
+
+    def draft(self, session: int, drafts: Drafts) -> None:
+        self.peers[session].sent(drafts)
+        self.scheduler.draft(session, drafts, self.now)
+
+    def cancel(self, session: int) -> None:
+        self.take(self.scheduler.cancel(session, self.now))
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.peers[event.session_id].take(event)
+        self.scheduler.check_invariants()
+
+    def schedule(self) -> Batch | None:
+        batch = self.scheduler.schedule(self.now)
+        self.scheduler.check_invariants()
+        if batch is not None:
+            self.batches.append(batch)
+            self._check_batch(batch)
+        return batch
+
+    def _check_batch(self, batch: Batch) -> None:
+        assert batch.num_tokens <= self.limits.max_batch_tokens
+        for part, purpose in zip(batch.slices, batch.scheduled, strict=True):
+            assert len(part.tokens) >= self.engine.info.min_rows
+            if part.num_rows == 0:
+                assert (
+                    purpose.session.num_uncomputed - len(part.tokens) >= self.engine.info.min_rows
+                )
+
+    def run(self, batch: Batch) -> None:
+        """The engine's turn, and the answer's way back."""
+        rows = batch.run(self.engine, self.scheduler.overlapped_work)
+        self.now += self.engine.step_ms / 1e3 if batch.slices else 0.0
+        self.take(self.scheduler.postprocess(batch, rows, self.now))
+
+    def tick(self) -> bool:
+        """One whole turn; False when there was nothing to do."""
+        self.take(self.scheduler.expire(self.now))
+        batch = self.schedule()
+        if batch is None:
+            return False
+        self.run(batch)
+        return True
+
+    def finish(self, max_ticks: int = 5000) -> None:
+        """Run until nothing is left to do, and check that nothing is left behind."""
+        for _ in range(max_ticks):
+            if not self.tick():
+                break
+        else:
+            raise AssertionError(f"not done after {max_ticks} ticks")
+        assert not self.scheduler.has_work
+        load = self.scheduler.load()
+        assert load.kv_blocks_free == load.kv_blocks_total
+        assert load.running_sessions == load.queued_sessions == 0
+        assert not self.engine._opened, "the engine still has open sequences"
+
+
+def reference(request: OpenRequest, options: FakeOptions) -> tuple[int, ...]:
+    """The reply of an engine of its own: no scheduler, no drafts, one token at a time."""
+    return generate(FakeEngine(options), request.prompt, request.sampling, new_reply).ids

@@ -1,0 +1,175 @@
+"""The cost models find the line that calls follow."""
+
+from __future__ import annotations
+
+import random
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.sizing import SizingRule
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
+
+CONTEXT_MS = 0.23
+"""Per thousand tokens and row: what SmolLM2-135M shows on one core."""
+
+
+def test_starts_from_its_first_guess() -> None:
+    cost = CostModel(8.0, 1.2)
+    assert cost.predict_ms(10) == pytest.approx(20.0)
+
+
+def test_finds_another_engines_line() -> None:
+    cost, rng = CostModel(8.0, 1.2), random.Random(1)
+    for _ in range(400):
+        rows = rng.choice([2, 4, 8, 40, 128])
+        cost.observe(rows, 20.0 + 0.3 * rows + rng.uniform(-0.5, 0.5))
+    assert cost.fixed_ms == pytest.approx(20.0, rel=0.05)
+    assert cost.row_ms == pytest.approx(0.3, rel=0.1)
+
+
+def test_follows_a_machine_that_became_slower() -> None:
+    cost = CostModel(8.0, 1.0)
+    for step in range(300):
+        rows = 2 + step % 30
+        cost.observe(rows, 2.0 * (8.0 + rows))
+    assert cost.predict_ms(10) == pytest.approx(36.0, rel=0.05)
+
+
+def test_calls_of_one_size_keep_the_slope() -> None:
+    cost = CostModel(8.0, 1.2)
+    for _ in range(1000):
+        cost.observe(2, 8.0 + 1.2 * 2)
+    assert cost.row_ms == pytest.approx(1.2, rel=0.05)
+    assert cost.predict_ms(2) == pytest.approx(10.4, rel=0.01)
+
+
+def test_a_first_call_that_was_held_up_is_soon_forgotten() -> None:
+    cost = CostModel(8.0, 1.2)
+    cost.observe(39, 500.0)
+    for _ in range(20):
+        cost.observe(2, 10.4)
+    assert cost.row_ms < 1.5 * 1.2
+    assert cost.predict_ms(2) < 1.5 * 10.4
+
+
+def test_an_engine_ten_times_slower_than_guessed_is_soon_known() -> None:
+    cost = CostModel(8.0, 1.2)
+    for step in range(40):
+        rows = 2 + step % 30
+        cost.observe(rows, 10 * (8.0 + 1.2 * rows))
+    assert cost.predict_ms(10) == pytest.approx(200.0, rel=0.2)
+
+
+def test_one_held_up_call_changes_little() -> None:
+    cost = CostModel(8.0, 1.0)
+    for step in range(100):
+        cost.observe(2 + step % 20, 10.0 + step % 20)
+    cost.observe(4, 5000.0)
+    assert cost.predict_ms(4) < 15.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.0, 5000.0)), max_size=40))
+def test_costs_are_never_negative(calls: list[tuple[int, float]]) -> None:
+    cost = CostModel(8.0, 1.2)
+    for rows, duration_ms in calls:
+        cost.observe(rows, duration_ms)
+        assert cost.row_ms > 0.0
+        assert cost.fixed_ms >= 0.0
+
+
+def slices_of(rng: Random) -> list[tuple[int, int]]:
+    """(tokens, past) of a call: replies, and perhaps a chunk of a prompt."""
+    replies = [(1, rng.choice([100, 500, 1500])) for _ in range(rng.randrange(1, 9))]
+    return [*replies, *([(rng.choice([16, 64]), rng.randrange(0, 1500))] * rng.randrange(2))]
+
+
+def test_the_cost_of_contexts_is_found() -> None:
+    cost, rng = CostModel(8.0, 1.2), Random(1)
+    for _ in range(400):
+        slices = slices_of(rng)
+        rows = sum(n for n, _ in slices)
+        work = sum(attention_work(n, past) for n, past in slices)
+        noise = rng.uniform(0.95, 1.05)
+        cost.observe(rows, noise * (9.0 + 0.5 * rows + CONTEXT_MS * work), work)
+    assert cost.attention_ms == pytest.approx(CONTEXT_MS, rel=0.15)
+    assert cost.row_ms == pytest.approx(0.5, rel=0.25)
+    assert cost.predict_ms(8, 8 * attention_work(1, 1500)) == pytest.approx(
+        13.0 + CONTEXT_MS * 8 * attention_work(1, 1500), rel=0.1
+    )
+
+
+def test_an_engine_to_which_contexts_cost_nothing_is_believed() -> None:
+    cost, rng = CostModel(8.0, 1.2), Random(1)
+    for _ in range(300):
+        slices = slices_of(rng)
+        rows = sum(n for n, _ in slices)
+        work = sum(attention_work(n, past) for n, past in slices)
+        cost.observe(rows, 9.0 + 0.5 * rows, work)
+    assert cost.attention_ms == pytest.approx(0.0, abs=0.01)
+    assert cost.predict_ms(20, 300.0) == pytest.approx(19.0, rel=0.1)
+
+
+def test_decode_cost_starts_from_the_first_guess() -> None:
+    assert DecodeCostModel(8.0, 1.2).predict_ms(10) == pytest.approx(20.0)
+
+
+def test_finds_the_slope_near_the_sizes_seen() -> None:
+    """Flat up to 8 rows, steep above: between 12 and 16 rows the steep part counts."""
+    cost, rng = DecodeCostModel(8.0, 1.2), random.Random(1)
+    for _ in range(200):
+        rows = rng.randint(12, 16)
+        cost.observe(rows, 10.0 + 2.0 * (rows - 8) + rng.uniform(-0.2, 0.2), 0.5)
+    assert cost.row_ms == pytest.approx(2.0, rel=0.15)
+    assert cost.predict_ms(14) == pytest.approx(22.0, rel=0.02)
+
+
+def test_decode_calls_of_one_size_go_by_the_expected_slope() -> None:
+    cost = DecodeCostModel(8.0, 1.2)
+    for _ in range(300):
+        cost.observe(8, 20.0, 0.7)
+    assert cost.row_ms == pytest.approx(0.7)
+    assert cost.predict_ms(8) == pytest.approx(20.0)
+
+
+def test_the_more_sessions_the_likelier_a_draft_must_be_to_be_looked_for() -> None:
+    cost = DecodeCostModel(9.0, 1.0)
+    least = [cost.least_survival(num_sessions) for num_sessions in (0, 1, 9, 200)]
+    assert least == [0.01, pytest.approx(0.1), pytest.approx(0.5), 0.6]
+
+
+def test_calls_far_below_those_seen_are_taken_to_cost_in_proportion() -> None:
+    """The line, a guess there, would say that rows are nearly free."""
+    cost = DecodeCostModel(8.0, 1.2)
+    for _ in range(100):
+        cost.observe(8, 40.0, 0.1)
+    at_half = cost.fixed_ms + cost.row_ms * 4
+    assert at_half > 39.0
+    shares = [cost.predict_ms(rows) / at_half for rows in (1, 2, 3, 4)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    cost.observe(1, 5.5, 0.1)
+    assert cost.predict_ms(1) == pytest.approx(cost.fixed_ms + cost.row_ms)
+
+
+def test_padding_is_free() -> None:
+    cost = DecodeCostModel(8.0, 1.0, SizingRule(quantum=4))
+    assert cost.predict_ms(5) == cost.predict_ms(8) == pytest.approx(16.0)
+    assert cost.padded_rows(5) == 8
+
+
+def test_a_decode_call_that_was_held_up_changes_little() -> None:
+    cost = DecodeCostModel(8.0, 1.0)
+    for step in range(100):
+        cost.observe(8 + step % 5, 16.0 + step % 5, 1.0)
+    cost.observe(8, 5000.0, 1.0)
+    assert cost.predict_ms(8) < 17.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.0, 5000.0)), max_size=40))
+def test_decode_costs_are_never_negative(calls: list[tuple[int, float]]) -> None:
+    cost = DecodeCostModel(8.0, 1.2)
+    for rows, duration_ms in calls:
+        cost.observe(rows, duration_ms, 1.2)
+        assert 0.0 < cost.predict_ms(1) <= cost.predict_ms(8)

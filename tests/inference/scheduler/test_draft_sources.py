@@ -1,0 +1,390 @@
+"""Edge chains by epoch; how likely drafts are to be accepted; what trust groups learn."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.fake import FakeOptions
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from outrider.speculation.verification import Verification
+from services.inference.scheduler.draft_sources import (
+    MAX_UNSEEN_TOKENS,
+    DraftSources,
+    EdgeAcceptance,
+    EdgeChain,
+    GroupStatisticsTable,
+)
+from services.inference.scheduler.types import Committed, Drafts
+from tests.inference.scheduler.driver import Driver, prompts, request
+
+
+def chain(*ids: int, epoch: int = 1, max_lead: int = 8) -> EdgeChain:
+    made = EdgeChain(epoch, max_lead)
+    made.receive(Drafts(epoch, 0, ids), [])
+    return made
+
+
+def test_frames_of_an_epoch_extend_each_other() -> None:
+    edge = chain(1, 2)
+    edge.receive(Drafts(1, 2, (3, 4)), [])
+    assert edge.ids == [1, 2, 3, 4]
+
+
+def test_a_frame_sent_twice_changes_nothing() -> None:
+    edge = chain(1, 2, 3)
+    edge.receive(Drafts(1, 1, (2, 3, 4)), [])
+    assert edge.ids == [1, 2, 3, 4]
+
+
+def test_a_newer_epoch_replaces_the_chain_and_an_older_one_is_dropped() -> None:
+    edge = chain(1, 2)
+    edge.receive(Drafts(3, 0, (7,)), [])
+    edge.receive(Drafts(2, 0, (8, 9)), [])
+    assert (edge.epoch, edge.ids) == (3, [7])
+
+
+def test_late_drafts_count_from_where_the_reply_is_now() -> None:
+    edge = chain()
+    edge.receive(Drafts(1, 0, (1, 2, 3, 4)), [1, 2])
+    assert edge.ids == [3, 4]
+
+
+def test_drafts_wholly_behind_the_commits_are_agreed_or_fatal() -> None:
+    edge = chain()
+    edge.receive(Drafts(1, 0, (1,)), [1, 2])
+    assert (edge.ids, edge.dead) == ([], False)
+    edge.receive(Drafts(1, 1, (5,)), [1, 2])
+    assert edge.dead
+
+
+def test_the_prompt_is_not_part_of_the_reply() -> None:
+    edge = chain()
+    edge.receive(Drafts(1, 0, (1, 2, 3, 4)), [8, 9, 1, 2], 2)
+    assert edge.ids == [3, 4]
+    edge.receive(Drafts(1, 1, (9,)), [8, 9, 1, 2], 2)
+    assert edge.dead
+
+
+def test_an_overlap_that_disagrees_kills_the_epoch() -> None:
+    edge = chain()
+    edge.receive(Drafts(1, 0, (1, 9, 3)), [1, 2])
+    assert (edge.ids, edge.dead) == ([], True)
+    edge.receive(Drafts(1, 2, (3,)), [1, 2])
+    assert edge.ids == []
+    edge.receive(Drafts(2, 2, (3,)), [1, 2])
+    assert (edge.ids, edge.dead) == ([3], False)
+
+
+def test_an_epoch_that_contradicts_itself_dies() -> None:
+    edge = chain(1, 2)
+    edge.receive(Drafts(1, 1, (9,)), [])
+    assert edge.dead
+
+
+def test_the_lead_is_cut() -> None:
+    edge = chain(1, 2, 3, 4, max_lead=3)
+    assert edge.ids == [1, 2, 3]
+    edge.advance([1, 2])
+    edge.receive(Drafts(1, 3, (4, 5)), [1, 2])
+    assert edge.ids == [3, 4, 5]
+
+
+def test_a_gap_ends_the_epoch() -> None:
+    edge = chain(1, 2, 3, 4, max_lead=3)
+    edge.receive(Drafts(1, 4, (5,)), [])
+    assert (edge.ids, edge.dead) == ([], True)
+    edge = chain()
+    edge.receive(Drafts(1, 1, (5,)), [])
+    assert edge.dead
+
+
+def test_an_epoch_without_its_beginning_is_dropped() -> None:
+    """The first frame was lost and its tokens are committed: whether it was right is unknown."""
+    edge = chain()
+    edge.receive(Drafts(2, 2, (3, 4), continues=True), [1, 2])
+    assert (edge.ids, edge.dead) == ([], True)
+    edge.receive(Drafts(3, 2, (3, 4)), [1, 2])
+    assert edge.ids == [3, 4]
+
+
+def test_a_gap_that_commits_have_filled_ends_the_epoch_all_the_same() -> None:
+    """The guess that was cut was wrong: the edge is in its next epoch and cannot resolve this."""
+    edge = chain(1, 2, 3, 4, max_lead=3)
+    assert edge.advance([1, 2, 3, 9]) == 3
+    edge.receive(Drafts(1, 4, (5, 6)), [1, 2, 3, 9, 5])
+    assert (edge.ids, edge.dead) == ([], True)
+    assert edge.advance([6]) == 0
+
+
+def test_commits_consume_the_chain_or_kill_it() -> None:
+    edge = chain(1, 2, 3)
+    assert edge.advance([1, 2]) == 2
+    assert edge.ids == [3]
+    assert edge.advance([4]) == 0
+    assert edge.dead
+    assert chain(1, 2).advance([1, 5]) == 1
+
+
+def test_commits_past_the_chain_leave_the_epoch_alive() -> None:
+    edge = chain(1)
+    assert edge.advance([1, 2, 3]) == 1
+    assert not edge.dead
+    edge.receive(Drafts(1, 1, (2, 3, 4)), [1, 2, 3])
+    assert edge.ids == [4]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 6), st.lists(st.integers(0, 1), max_size=5)),
+        max_size=12,
+    ),
+    st.lists(st.integers(0, 1), max_size=6),
+)
+def test_a_chain_is_what_the_newest_epoch_said(
+    frames: list[tuple[int, int, list[int]]], reply: list[int]
+) -> None:
+    """Against a naive map of positions, for an edge that keeps the rules."""
+    edge, said, epoch, dead = EdgeChain(0, 100), dict[int, int](), 0, False
+    end: int | None = None
+    for number, base, ids in frames:
+        known = {} if number > epoch else said
+        agrees = all(known.get(base + i, token) == token for i, token in enumerate(ids))
+        behind = end if end is not None and number == epoch else min(base, len(reply))
+        if number >= epoch and not (agrees and base <= behind):
+            continue
+        edge.receive(Drafts(number, base, tuple(ids)), reply)
+        if number < epoch:
+            continue
+        dead, end = dead and number == epoch, max(behind, base + len(ids))
+        epoch, said = number, known
+        wrong = any(reply[base + i : base + i + 1] not in ([], [t]) for i, t in enumerate(ids))
+        dead = dead or wrong
+        said.update({base + i: t for i, t in enumerate(ids) if base + i >= len(reply)})
+        said = {} if dead else said
+        assert edge.dead == dead
+        assert edge.ids == [said[place] for place in sorted(said)]
+    assert edge.epoch == epoch
+
+
+def test_acceptance_follows_what_happens() -> None:
+    rate = EdgeAcceptance(0.6)
+    assert rate.rate == pytest.approx(0.6)
+    for _ in range(60):
+        rate.observe(4, 4)
+    assert rate.rate > 0.95
+    for _ in range(60):
+        rate.observe(1, 0)
+    assert rate.rate < 0.3
+
+
+def sources(edge: EdgeChain | None, drafter: SuffixDrafter | None) -> DraftSources:
+    made = DraftSources(edge, drafter, EdgeAcceptance(0.5))
+    made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
+    return made
+
+
+def test_the_region_goes_on_behind_the_edge() -> None:
+    made = DraftSources(chain(3), SuffixDrafter(), EdgeAcceptance(0.9))
+    made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
+    # As long as the edge's guess and what follows it promise more than the region's own.
+    proposal = made.propose(1)
+    assert proposal.ids == (3,)
+    assert proposal.survival[0] == pytest.approx(0.9)
+    made = DraftSources(chain(3, 4), SuffixDrafter(), EdgeAcceptance(0.99))
+    made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
+    proposal = made.propose(3)
+    assert proposal.ids == (3, 4, 1)
+    assert list(proposal.survival) == sorted(proposal.survival, reverse=True)
+
+
+def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]) -> None:
+    """A round for which the edge had these ids; nothing of it is verified."""
+    made.chain = chain(*ids)
+    made.propose(4)
+    made.observe(0, Verification(committed, 0, ()))
+
+
+def test_the_source_that_promises_more_tokens_drafts() -> None:
+    made = DraftSources(chain(50, 51), SuffixDrafter(), EdgeAcceptance(0.5))
+    made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
+    assert made.propose(1).ids == (3,), "a copy, and an edge that is as often wrong as right"
+    for _ in range(30):
+        offered(made, (7,), (7,))
+    made.chain = chain(50, 51)
+    assert made.propose(2).ids == (50, 51)
+
+
+def test_what_the_edge_guessed_is_learned_whether_it_was_verified_or_not() -> None:
+    average = EdgeAcceptance(0.9)
+    made = DraftSources(chain(), None, average)
+    offered(made, (8, 9, 9), (8, 1, 9))
+    assert average.rate == pytest.approx((0.9 * 4 * 0.95 + 1) / (4 * 0.95 + 2))
+    rate = average.rate
+    offered(made, (), (1,))
+    assert average.rate == rate, "who had nothing to say was not wrong"
+
+
+def test_a_round_without_a_proposal_says_nothing_of_the_edge() -> None:
+    """As beside the end of another session's prompt."""
+    average = EdgeAcceptance(0.9)
+    made = DraftSources(chain(), None, average)
+    offered(made, (8, 9), (8,))
+    rate = average.rate
+    made.observe(0, Verification((5,), 0, ()))
+    assert average.rate == rate, "what was offered before it was not for this place"
+
+
+def test_the_region_drafts_when_no_edge_draft_is_ahead() -> None:
+    proposal = sources(chain(), SuffixDrafter()).propose(2)
+    assert proposal.ids == (3, 4)
+
+
+def test_sources_that_are_off_give_nothing() -> None:
+    assert sources(None, None).propose(4).ids == ()
+    assert sources(chain(9, 8, 7), None).propose(2).ids == (9, 8)
+    assert sources(chain(9), SuffixDrafter()).propose(0).ids == ()
+
+
+def test_the_region_drafts_only_when_it_has_seen_the_prompt() -> None:
+    made = DraftSources(chain(), SuffixDrafter(), EdgeAcceptance(0.5))
+    ids = [*range(1, MAX_UNSEEN_TOKENS + 4), 1, 2]
+    assert made.propose(2).ids == ()
+    assert [made.learn_prompt(ids, 4), made.num_unseen(ids), made.propose(2).ids] == [4, 33, ()]
+    assert [made.learn_prompt(ids, 4), made.num_unseen(ids), made.propose(2).ids] == [4, 29, (3, 4)]
+    assert [made.learn_prompt(ids, 4), made.num_unseen(ids)] == [0, 29]
+
+
+def test_a_guess_looks_past_tokens_that_are_yet_to_be_learned() -> None:
+    made = sources(None, SuffixDrafter())
+    ids = [1, 2, 3, 4, 1, 2, 3]
+    assert [made.learn_prompt(ids, 9), made.num_unseen(ids), made.propose(2).ids] == [0, 1, (4, 1)]
+    made.update_estimates()
+    assert [made.num_unseen(ids), made.learn_prompt(ids, 9), made.propose(2).ids] == [0, 0, (4, 1)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=12, max_size=60), st.data())
+def test_what_is_learned_late_is_learned_all_the_same(ids: list[int], data: st.DataObject) -> None:
+    """Whenever there is time to study, the guesses end up the same."""
+    late, early = (DraftSources(None, SuffixDrafter(), EdgeAcceptance(0.5)) for _ in range(2))
+    for end in range(8, len(ids)):
+        for made in (late, early):
+            made.learn_prompt(ids[:end], 100)
+        early.update_estimates()
+        if data.draw(st.booleans()):
+            late.update_estimates()
+    for made in (late, early):
+        made.update_estimates()
+        made.learn_prompt(ids, 100)
+        made.update_estimates()
+        made.learn_prompt(ids, 100)
+    assert late.propose(6) == early.propose(6)
+
+
+def test_there_is_nothing_to_teach_without_a_drafter() -> None:
+    made = DraftSources(chain(), None, EdgeAcceptance(0.5))
+    assert (made.num_unseen([1, 2]), made.learn_prompt([1, 2], 9)) == (0, 0)
+
+
+def test_a_new_session_is_believed_to_be_like_the_others() -> None:
+    average = EdgeAcceptance(0.5)
+    first = DraftSources(chain(1, 2, 3, 4), None, average)
+    for _ in range(20):
+        offered(first, (1, 2, 3, 4), (1, 2, 3, 4))
+    second = DraftSources(chain(1), None, average)
+    assert second.propose(1).survival[0] == pytest.approx(average.rate)
+    assert average.rate > 0.9
+
+
+def drafting_sources(*, edge: bool = False) -> DraftSources:
+    chain = EdgeChain(0, 8) if edge else None
+    return DraftSources(chain, SuffixDrafter(), EdgeAcceptance(0.5))
+
+
+def grown(source: DraftSources, text: list[int], *, ask_drafter: bool) -> list[tuple[int, ...]]:
+    """What it proposes as the text grows token by token."""
+    proposals = []
+    for end in range(1, len(text)):
+        source.learn_prompt(text[:end], 512)
+        proposals.append(source.propose(4, ask_drafter=ask_drafter).ids)
+        source.update_estimates()
+    return proposals
+
+
+def test_nothing_is_proposed_unasked_and_little_is_left_unlearned() -> None:
+    draw = random.Random(5)
+    text = [draw.randrange(4) for _ in range(300)]
+    source = drafting_sources()
+    assert set(grown(source, text, ask_drafter=False)) == {()}
+    assert source.num_unseen(text) <= MAX_UNSEEN_TOKENS // 2
+
+
+def test_a_drafter_asked_after_many_calls_proposes_what_one_asked_always_does() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 6
+    never, always = drafting_sources(), drafting_sources()
+    grown(never, text, ask_drafter=False)
+    grown(always, text, ask_drafter=True)
+    for source in (never, always):
+        source.learn_prompt(text, 512)
+    assert never.propose(4).ids == always.propose(4).ids == (1, 2, 3, 4)
+
+
+def test_the_edges_chain_is_offered_without_asking_the_drafter() -> None:
+    source = drafting_sources(edge=True)
+    source.learn_prompt([1, 2, 3], 512)
+    assert source.chain is not None
+    source.chain.ids = [7, 8]
+    assert source.propose(4, ask_drafter=False).ids == (7, 8)
+
+
+OPTIONS = FakeOptions(min_rows=2, repetition=0.0, fixed_ms=8.0, row_ms=0.1, num_blocks=64)
+
+
+def commits(salt: bytes, *, num_before: int) -> list[Committed]:
+    """Of a chat that others of group "a" have had before."""
+    driver = Driver(OPTIONS)
+    for number in range(num_before):
+        driver.open(request(number, cache_salt=b"a", region_drafts=True))
+        driver.finish()
+    peer = driver.open(request(99, cache_salt=salt, region_drafts=True))
+    driver.finish()
+    return peer.commits
+
+
+def test_a_reply_is_drafted_from_those_of_its_group() -> None:
+    told = commits(b"a", num_before=4)
+    assert len(told) < 0.7 * len(commits(b"a", num_before=0))
+
+
+@pytest.mark.parametrize("salt", [b"b", b""])
+def test_for_another_group_it_is_drafted_as_in_an_empty_house(salt: bytes) -> None:
+    busy, empty = commits(salt, num_before=4), commits(salt, num_before=0)
+    assert [(c.base, c.accepted, c.ids) for c in busy] == [
+        (c.base, c.accepted, c.ids) for c in empty
+    ]
+
+
+def test_how_good_edges_are_is_known_of_their_group_alone() -> None:
+    driver = Driver(OPTIONS)
+    for number, prompt in enumerate(prompts(6)):
+        wrong = Drafts(0, 0, (5, 5, 5))
+        driver.open(request(number, prompt, cache_salt=b"a", drafts=wrong))
+        driver.finish()
+    statistics = driver.scheduler._statistics
+    assert (
+        statistics.of(b"a").edge_acceptance.rate
+        < statistics.of(b"b").edge_acceptance.rate
+        == statistics.of(b"").edge_acceptance.rate
+    )
+
+
+def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.inference.scheduler.draft_sources.MAX_SALTS", 3)
+    statistics = GroupStatisticsTable()
+    first = statistics.of(b"1").edge_acceptance
+    for group in range(1, 5):
+        statistics.of(b"%d" % group)
+    assert len(statistics._acceptances) == 3 and statistics.of(b"1").edge_acceptance is not first

@@ -1,0 +1,198 @@
+"""Who goes first, who waits, who is turned away: priorities, memory, deadlines, overload."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.engines.fake import FakeOptions
+from outrider.errors import (
+    DeadlineError,
+    DuplicateSessionError,
+    EmptyPromptError,
+    InvalidRequestError,
+    InvalidSamplingError,
+    OutriderError,
+    OverloadedError,
+    PromptTooLongError,
+)
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import Drafts, OpenRequest
+from tests.inference.scheduler.driver import PROMPT, Driver, reference
+
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+OPTIONS = FakeOptions(min_rows=2, block_tokens=4, fixed_ms=8.0, row_ms=1.0)
+LOW, MEDIUM, HIGH = Priority
+
+
+def request(session: int = 1, prompt: tuple[int, ...] = PROMPT, **changes: object) -> OpenRequest:
+    return OpenRequest(session, prompt, **({"sampling": LONG} | changes))  # type: ignore[arg-type]
+
+
+def order_of_first_tokens(driver: Driver) -> list[int]:
+    driver.finish()
+    starts = {
+        number: peer.finished.timings.ttft_ms + peer.finished.timings.queue_ms * 1e-9
+        for number, peer in driver.peers.items()
+        if peer.finished is not None
+    }
+    return sorted(starts, key=lambda number: starts[number])
+
+
+def test_high_goes_first_and_equals_in_order_of_arrival() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    for number, priority in enumerate([LOW, MEDIUM, HIGH, LOW, MEDIUM, HIGH]):
+        driver.open(request(number, priority=priority))
+    assert order_of_first_tokens(driver) == [2, 5, 1, 4, 0, 3]
+
+
+def test_waiting_long_enough_outweighs_priority() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1, ageing_s=5.0))
+    driver.open(request(1, priority=HIGH))
+    driver.tick()
+    old = driver.open(request(2, priority=LOW))
+    driver.now += 10.5
+    new = driver.open(request(3, priority=HIGH))
+    driver.finish()
+    assert old.finished is not None and new.finished is not None
+    assert old.finished.timings.total_ms - 10_500.0 < new.finished.timings.ttft_ms
+
+
+def test_high_takes_the_place_of_low_which_then_goes_on_unharmed() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    low = driver.open(request(1, priority=LOW))
+    for _ in range(10):
+        driver.tick()
+    begun = list(low.reply)
+    high = driver.open(request(2, (9, 9, 9), priority=HIGH))
+    while high.finished is None:
+        driver.tick()
+    assert begun and low.reply == begun
+    driver.finish()
+    assert tuple(low.reply) == reference(request(1), OPTIONS)
+
+
+def test_equals_do_not_push_each_other_out() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    first = driver.open(request(1))
+    driver.tick()
+    second = driver.open(request(2, (9, 9, 9)))
+    while first.finished is None:
+        driver.tick()
+        assert first.finished is not None or not second.commits
+    driver.finish()
+
+
+@pytest.mark.parametrize("scratch_tokens", [0, 3])
+def test_a_pool_that_is_too_small_for_all_serves_all(scratch_tokens: int) -> None:
+    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=20, scratch_tokens=scratch_tokens)
+    driver = Driver(options)
+    requests = [
+        request(number, (3 + number, *PROMPT[:9]), priority=Priority(1 + number % 3))
+        for number in range(8)
+    ]
+    for each in requests:
+        driver.open(each)
+    driver.finish()
+    assert sum(len(batch.opened) for batch in driver.batches) > len(requests)
+    for each in requests:
+        assert tuple(driver.peers[each.session_id].reply) == reference(each, options)
+
+
+def test_the_oldest_keeps_its_memory() -> None:
+    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=20)
+    driver = Driver(options)
+    for number in range(5):
+        driver.open(request(number, (3 + number, *PROMPT[:9])))
+    driver.finish()
+    first = driver.batches[0].opened[0].sequence
+    closings = [sequence for batch in driver.batches for sequence in batch.closed]
+    total_ms = [peer.finished.timings.total_ms for peer in driver.peers.values() if peer.finished]
+    assert total_ms == sorted(total_ms)
+    assert closings.index(first) > 0
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2, max_queue=1))
+    for number in range(3):
+        driver.open(request(number))
+    with pytest.raises(OverloadedError, match="come back later") as refused:
+        driver.open(request(9))
+    assert 1 <= refused.value.retry_delay_ms <= 30_000
+    driver.finish()
+    driver.open(request(9))
+    driver.finish()
+
+
+def test_retry_delay_grows_with_what_waits() -> None:
+    delays = []
+    for length in (10, 300):
+        driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1, max_queue=1))
+        for number in range(2):
+            driver.open(request(number, (7,) * length))
+        with pytest.raises(OverloadedError) as refused:
+            driver.open(request(9))
+        delays.append(refused.value.retry_delay_ms)
+    assert delays[0] < delays[1]
+
+
+@pytest.mark.parametrize("num_ticks", [0, 1, 5])
+def test_a_deadline_ends_a_session_wherever_it_stands(num_ticks: int) -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(prefill_chunk_tokens=8))
+    peer = driver.open(request(1, deadline=driver.now + 5.0))
+    other = driver.open(request(2, deadline=driver.now + 500.0))
+    for _ in range(num_ticks):
+        driver.tick()
+    driver.now = 105.0
+    driver.take(driver.scheduler.expire(driver.now))
+    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
+    driver.finish()
+    assert tuple(peer.reply) == reference(request(), OPTIONS)[: len(peer.reply)]
+    assert other.finished is not None and other.finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (request(prompt=()), EmptyPromptError),
+        (request(prompt=(3, 64)), InvalidRequestError),
+        (request(prompt=(-1,)), InvalidRequestError),
+        (request(resume=(64,)), InvalidRequestError),
+        (request(drafts=Drafts(0, 0, (64,))), InvalidRequestError),
+        (request(sampling=SamplingParams(max_tokens=2), resume=(7, 8, 9)), InvalidRequestError),
+        (request(sampling=SamplingParams(logit_bias={99: 1.0})), InvalidSamplingError),
+        (request(prompt=(3,) * 2048), PromptTooLongError),
+        (request(deadline=99.0), DeadlineError),
+        (request(session=7), DuplicateSessionError),
+    ],
+)
+def test_bad_requests_are_refused_and_leave_nothing(
+    bad: OpenRequest, error: type[OutriderError]
+) -> None:
+    driver = Driver(OPTIONS)
+    good = driver.open(request(7))
+    with pytest.raises(error):
+        driver.scheduler.open(bad, driver.now)
+    driver.scheduler.check_invariants()
+    driver.finish()
+    assert tuple(good.reply) == reference(request(), OPTIONS)
+
+
+def test_bad_drafts_are_refused() -> None:
+    driver = Driver(OPTIONS)
+    driver.open(request())
+    with pytest.raises(InvalidRequestError, match="a draft has an id outside"):
+        driver.scheduler.draft(1, Drafts(0, 0, (64,)), driver.now)
+    driver.finish()
+
+
+def test_a_prompt_that_never_fits_the_pool_is_refused_and_the_longest_is_served() -> None:
+    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=10, scratch_tokens=1)
+    driver = Driver(options)
+    with pytest.raises(PromptTooLongError, match="room for 39"):
+        driver.scheduler.open(request(prompt=(3,) * 39), driver.now)
+    peer = driver.open(request(prompt=(3,) * 38))
+    driver.finish()
+    assert len(peer.reply) == 1
+    assert peer.finished is not None and peer.finished.reason is FinishReason.LENGTH

@@ -1,0 +1,378 @@
+"""The scheduler on the fake engine: prompts, drafts and ends of sessions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from outrider.engines.base import LogitsRows
+from outrider.engines.fake import FakeOptions
+from outrider.errors import EngineError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority
+from services.inference.scheduler.draft_sources import MAX_UNSEEN_TOKENS
+from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import ClassLoad, Drafts, OpenRequest
+from tests.inference.scheduler.driver import (
+    LONG,
+    OPTIONS,
+    PROMPT,
+    Driver,
+    prompts,
+    reference,
+    request,
+)
+
+
+def test_all_ready_sessions_share_every_call() -> None:
+    driver = Driver(OPTIONS)
+    for number, prompt in enumerate(prompts(8)):
+        driver.open(request(number, prompt))
+    driver.finish()
+    whole = [batch for batch in driver.batches if all(part.num_rows for part in batch.slices)]
+    assert sum(len(batch.slices) == 8 for batch in whole) >= 25
+    for number, prompt in enumerate(prompts(8)):
+        assert tuple(driver.peers[number].reply) == reference(request(0, prompt), OPTIONS)
+
+
+def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
+    sampling = SamplingParams(
+        max_tokens=30, temperature=0.9, seed=3, repetition_penalty=1.2, ignore_eos=True
+    )
+    truth = reference(request(sampling=sampling), OPTIONS)
+    for done in (1, 7, 29, 30):
+        driver = Driver(OPTIONS)
+        peer = driver.open(request(sampling=sampling, resume=truth[:done]))
+        driver.finish()
+        assert tuple(peer.reply) == truth
+        assert peer.finished is not None and peer.finished.reason is FinishReason.LENGTH
+
+
+def test_batches_are_answered_in_turn() -> None:
+    driver = Driver(OPTIONS)
+    driver.open(request())
+    batch = driver.schedule()
+    assert batch is not None
+    with pytest.raises(RuntimeError, match="neither postprocessed nor failed"):
+        driver.scheduler.schedule(driver.now)
+    driver.run(batch)
+    with pytest.raises(RuntimeError, match="not the batch in flight"):
+        driver.scheduler.postprocess(batch, [], driver.now)
+
+
+def test_load_tells_what_is_there_of_each_class() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2))
+    classes = (Priority.LOW, Priority.LOW, Priority.MEDIUM, Priority.HIGH)
+    for number, (prompt, priority) in enumerate(zip(prompts(4), classes, strict=True)):
+        driver.open(request(number, prompt, priority=priority))
+    load = driver.scheduler.load()
+    assert load.queued_sessions == 4 and load.queued_prompt_tokens == 4 * 21
+    assert load.low == ClassLoad(2, 2 * 21)
+    assert load.medium == ClassLoad(1, 21)
+    driver.finish()
+    assert driver.scheduler.load().low == driver.scheduler.load().medium == ClassLoad()
+
+
+def test_load_counts_no_prompt_tokens_that_are_cached_and_tells_how_long_sessions_stay() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2))
+    assert driver.scheduler.load().stay_ms == 0.0
+    driver.open(request(0))
+    driver.finish()
+    assert driver.scheduler.load().stay_ms > 0.0
+    for number in (1, 2, 3):
+        driver.open(request(number))
+    assert driver.scheduler.load().queued_prompt_tokens < 3 * OPTIONS.block_tokens
+    driver.finish()
+
+
+def test_load_tells_what_is_there_and_what_it_costs() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2, fixed_ms=8.0, row_ms=1.0))
+    for number, prompt in enumerate(prompts(3)):
+        driver.open(request(number, prompt))
+    assert driver.scheduler.load().queued_prompt_tokens == 3 * 21
+    driver.tick()
+    load = driver.scheduler.load()
+    assert (load.running_sessions, load.queued_sessions, load.max_sessions) == (2, 1, 2)
+    assert load.queued_prompt_tokens == 21
+    assert load.kv_blocks_total == 256
+    assert load.kv_blocks_free == 256 - 2 * 6
+    assert load.fixed_ms + 10 * load.row_ms == pytest.approx(18.0, rel=0.05)
+    driver.finish()
+
+
+def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
+    limits = SchedulerLimits(max_tick_ms=40.0, fixed_ms=8.0, row_ms=1.0)
+    driver = Driver(OPTIONS, limits)
+    peer = driver.open(request(1, sampling=SamplingParams(max_tokens=200, ignore_eos=True)))
+    driver.tick()
+    driver.open(request(2, tuple(3 + n % 50 for n in range(800))))
+    while not driver.peers[2].commits:
+        before = len(peer.reply)
+        driver.tick()
+        assert len(peer.reply) > before
+        assert driver.engine.step_ms <= 41.0
+    assert peer.commits[-1].commit_interval_ms <= 41.0
+
+
+def test_those_who_decode_do_not_stall_a_long_prompt() -> None:
+    limits = SchedulerLimits(max_sessions=4, max_batch_tokens=14, prefill_chunk_tokens=64)
+    driver = Driver(OPTIONS, limits)
+    for number, prompt in enumerate(prompts(3)):
+        driver.open(request(number, prompt, sampling=SamplingParams(max_tokens=99)))
+    for _ in range(15):
+        driver.tick()
+    driver.open(request(9, tuple(range(3, 43))))
+    for _ in range(10):
+        driver.tick()
+    assert driver.peers[9].commits
+
+
+def long_and_short(short: OpenRequest, **changes: object) -> Driver:
+    """A long prompt is being computed when a short one comes."""
+    options = FakeOptions(block_tokens=4, num_blocks=2048, fixed_ms=8.0, row_ms=1.0)
+    driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
+    driver.open(request(1, tuple(3 + n % 50 for n in range(1500)), **changes))
+    driver.tick()
+    driver.open(short)
+    return driver
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    driver = long_and_short(request(2))
+    driver.tick()
+    assert driver.peers[2].commits
+    assert driver.batches[-1].num_tokens == 100
+    while not driver.peers[1].commits:
+        driver.tick()
+    driver.finish()
+
+
+def test_short_prompts_take_half_from_a_long_one_and_no_more() -> None:
+    driver = long_and_short(request(2, (9, *PROMPT)))
+    for number in range(3, 9):
+        driver.open(request(number, (9, number, *PROMPT)))
+    driver.tick()
+    tokens = {part.session.session_id: part.num_tokens for part in driver.batches[-1].scheduled}
+    assert tokens == {1: 50, 2: 21, 3: 22, 4: 7}
+    driver.finish()
+
+
+@pytest.mark.parametrize(
+    "late", [request(2, (9,) * 351), request(2, priority=Priority.LOW, sampling=LONG)]
+)
+def test_neither_a_long_prompt_nor_a_lower_priority_overtakes(late: OpenRequest) -> None:
+    driver = long_and_short(late)
+    driver.tick()
+    assert [part.session.session_id for part in driver.batches[-1].scheduled] == [1]
+    driver.finish()
+
+
+def test_alone_a_prompt_takes_the_largest_chunks() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(prefill_chunk_tokens=100, max_tick_ms=10.0))
+    driver.open(request(1, tuple(3 + n % 50 for n in range(250))))
+    driver.tick()
+    driver.tick()
+    driver.tick()
+    assert [batch.num_tokens for batch in driver.batches] == [100, 100, 50]
+    assert driver.peers[1].commits
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    driver = Driver(OPTIONS)
+    first = driver.open(request(1))
+    driver.finish()
+    second = driver.open(request(2))
+    other = driver.open(request(3, cache_salt=b"another tenant"))
+    assert second.opened is not None and second.opened.cached_tokens == 18
+    assert other.opened is not None and other.opened.cached_tokens == 0
+    driver.finish()
+    assert second.finished is not None and second.finished.usage.cached_tokens == 18
+    assert first.reply == second.reply == other.reply
+
+
+def test_equal_prompts_that_arrive_together_share_their_chunks() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(prefill_chunk_tokens=8))
+    for number in range(4):
+        driver.open(request(number, sampling=SamplingParams(max_tokens=1)))
+    driver.finish()
+    assert sum(batch.num_tokens for batch in driver.batches) <= len(PROMPT) + 3 * (2 + 4)
+
+
+def test_drafts_sent_with_the_prompt_are_verified_in_its_last_chunk() -> None:
+    truth = reference(request(), OPTIONS)
+    driver = Driver(OPTIONS)
+    peer = driver.open(request(drafts=Drafts(0, 0, truth[:2])))
+    driver.tick()
+    assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
+
+
+def test_drafts_for_a_waiting_session_are_kept() -> None:
+    truth = reference(request(), OPTIONS)
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    driver.open(request(2, prompts(1)[0]))
+    driver.tick()
+    peer = driver.open(request())
+    driver.draft(1, Drafts(1, 0, truth[:3]))
+    driver.finish()
+    assert (peer.commits[0].epoch, peer.commits[0].accepted) == (1, 3)
+
+
+def test_the_replica_drafts_for_itself_while_no_edge_draft_is_ahead() -> None:
+    options = FakeOptions(min_rows=2, repetition=1.0, fixed_ms=8.0, row_ms=0.1)
+    calls = {}
+    for region in (False, True):
+        driver = Driver(options)
+        driver.open(request(region_drafts=region))
+        driver.finish()
+        calls[region] = len(driver.batches)
+    assert calls[True] < 0.6 * calls[False]
+
+
+def test_a_correct_edge_is_never_echoed_and_a_wrong_one_costs_no_token() -> None:
+    truth = reference(request(), OPTIONS)
+    driver = Driver(OPTIONS)
+    peer = driver.open(request())
+    driver.draft(1, Drafts(0, 0, (*truth[:2], (truth[2] + 1) % 64)))
+    driver.tick()
+    assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
+    driver.draft(1, Drafts(0, 3, truth[3:6]))
+    driver.tick()
+    assert peer.commits[1].accepted == 0
+    driver.draft(1, Drafts(1, len(peer.reply), truth[len(peer.reply) :][:3]))
+    driver.tick()
+    assert (peer.commits[2].epoch, peer.commits[2].accepted) == (1, 3)
+
+
+def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> None:
+    """Rows are nearly free and every draft is right: only the limit holds them back. The driver
+    checks every call against it."""
+    options = FakeOptions(min_rows=2, block_tokens=4, fixed_ms=8.0, row_ms=0.001)
+    limits = SchedulerLimits(max_sessions=5, max_batch_tokens=18, row_ms=0.001)
+    driver = Driver(options, limits)
+    repliers = [request(number, prompt) for number, prompt in enumerate(prompts(4), 1)]
+    truths = {one.session_id: reference(one, options) for one in repliers}
+    for one in repliers:
+        driver.open(one)
+    sizes = []
+    for turn in range(200):
+        for number, truth in truths.items():
+            told = len(driver.peers[number].reply)
+            if truth[told:]:
+                driver.draft(number, Drafts(turn, told, truth[told : told + 8]))
+        if turn == 8:
+            driver.open(request(5, tuple(range(3, 60)) * 3))
+        if not driver.tick():
+            break
+        sizes.append(driver.batches[-1].num_tokens)
+    driver.finish()
+    assert sizes.count(18) > 8, "without the limit they would be larger"
+    assert all(tuple(driver.peers[n].reply) == truth for n, truth in truths.items())
+
+
+def test_drafts_beyond_the_lead_are_cut() -> None:
+    truth = reference(request(), OPTIONS)
+    driver = Driver(OPTIONS, SchedulerLimits(max_lead=2, max_draft_tokens=16))
+    peer = driver.open(request(drafts=Drafts(0, 0, truth[:10])))
+    driver.tick()
+    assert peer.commits[0].accepted == 2
+
+
+def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies() -> None:
+    prompt = tuple(3 + n % 50 for n in range(1500))
+    options = FakeOptions(block_tokens=4, num_blocks=2048, repetition=1.0)
+    driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=100))
+    sampling = SamplingParams(max_tokens=1200, ignore_eos=True)
+    driver.open(request(1, region_drafts=True, sampling=sampling))
+    driver.tick()
+    peer = driver.open(request(2, prompt, region_drafts=True))
+    untaught = [1500]
+    while not peer.commits:
+        batch = driver.schedule()
+        assert batch is not None
+        short, long = (part.session for part in batch.scheduled)
+        assert short.sources.num_unseen(short.ids) <= MAX_UNSEEN_TOKENS
+        untaught.append(long.sources.num_unseen(long.ids))
+        driver.run(batch)
+    assert max(before - after for before, after in pairwise(untaught)) <= 512
+    assert untaught[1] > MAX_UNSEEN_TOKENS >= untaught[-1]
+    driver.finish()
+
+
+def test_unlikely_drafts_are_not_verified_when_rows_are_dear() -> None:
+    options = FakeOptions(min_rows=1, fixed_ms=0.5, row_ms=20.0)
+    driver = Driver(options, SchedulerLimits(fixed_ms=0.5, row_ms=20.0))
+    driver.open(request(drafts=Drafts(0, 0, (9,) * 20)))
+    driver.finish()
+    rows = [batch.num_tokens for batch in driver.batches if batch.slices]
+    assert rows == [len(PROMPT)] + [1] * 39
+
+
+def test_a_cancelled_session_keeps_its_blocks_until_the_call_returns() -> None:
+    driver = Driver(OPTIONS)
+    peer = driver.open(request())
+    batch = driver.schedule()
+    assert batch is not None
+    driver.cancel(1)
+    assert peer.finished is not None and peer.finished.reason is FinishReason.CANCELLED
+    assert driver.scheduler.load().kv_blocks_free < driver.engine.info.num_blocks
+    driver.run(batch)
+    assert peer.commits == []
+    assert driver.scheduler.load().kv_blocks_free == driver.engine.info.num_blocks
+    driver.finish()
+
+
+def test_a_number_may_be_used_again_while_its_old_session_is_in_flight() -> None:
+    driver = Driver(OPTIONS)
+    driver.open(request())
+    batch = driver.schedule()
+    assert batch is not None
+    driver.cancel(1)
+    fresh = request(1, prompts(1)[0])
+    driver.open(fresh)
+    driver.run(batch)
+    driver.finish()
+    assert tuple(driver.peers[1].reply) == reference(fresh, OPTIONS)
+
+
+def test_cancelling_what_is_gone_does_nothing() -> None:
+    driver = Driver(OPTIONS)
+    assert driver.scheduler.cancel(5, driver.now) == []
+    driver.scheduler.draft(5, Drafts(0, 0, (1,)), driver.now)
+    assert not driver.scheduler.has_work
+
+
+def test_an_engine_failure_ends_the_sessions_in_the_call_and_no_others() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    hit = driver.open(request(1))
+    spared = driver.open(request(2))
+    batch = driver.schedule()
+    assert batch is not None
+    error = EngineError("the device went away")
+    driver.take(driver.scheduler.fail(batch, error))
+    assert hit.failed is not None and hit.failed.error is error
+    driver.finish()
+    assert tuple(spared.reply) == reference(request(2), OPTIONS)
+
+
+def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:
+    driver = Driver(OPTIONS)
+    hit, spared = driver.open(request(1)), driver.open(request(2, prompts(1)[0]))
+    batch = driver.schedule()
+    assert batch is not None
+    rows = batch.run(driver.engine)
+    rows[0] = LogitsRows(np.full_like(rows[0].logits, np.nan))
+    driver.take(driver.scheduler.postprocess(batch, rows, driver.now))
+    assert hit.failed is not None and isinstance(hit.failed.error, EngineError)
+    driver.finish()
+    assert tuple(spared.reply) == reference(request(2, prompts(1)[0]), OPTIONS)
+
+
+def test_an_engine_that_answers_too_little_fails_the_call() -> None:
+    driver = Driver(OPTIONS)
+    peer = driver.open(request())
+    batch = driver.schedule()
+    assert batch is not None
+    driver.take(driver.scheduler.postprocess(batch, [], driver.now))
+    assert peer.failed is not None and "1 slices with 0" in peer.failed.error.message

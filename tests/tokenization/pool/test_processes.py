@@ -1,0 +1,62 @@
+"""Other processes: chosen by load, and no chat is lost with one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from random import Random
+
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.models.chat import Message
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.pool.job_queue import JobClass, two_choices
+from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
+from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool
+from tests.edge.live.region import small_vocabulary
+
+
+def test_the_less_loaded_of_two_is_chosen() -> None:
+    rng = Random(1)
+    assert two_choices([5], rng) == 0
+    chosen = [two_choices([9, 0, 3, 7], rng) for _ in range(200)]
+    assert 0 not in chosen and set(chosen) == {1, 2, 3}
+    assert chosen.count(1) > chosen.count(2) > chosen.count(3)
+
+
+def offer(processes: ProcessPool, messages: list[Message]) -> asyncio.Future[TokenizationResult]:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[TokenizationResult] = loop.create_future()
+    job = TokenizationJob(messages, future.set_result, JobClass.SHORT, loop, 0.0)
+
+    def finish(done: TokenizationJob, outcome: TokenizationResult) -> None:
+        loop.call_soon_threadsafe(done.deliver, outcome)
+
+    if not processes.offer(job, finish):
+        future.cancel()
+    return future
+
+
+@pytest.mark.e2e
+async def test_chats_of_another_process_survive_its_death() -> None:
+    vocabulary = small_vocabulary()
+    processes = ProcessPool(vocabulary, REFERENCE, num_processes=1, cache_bytes=1 << 20)
+    (member,) = processes.members
+    asks = [Message("user", "hello"), Message("user", "wörld " * 20_000)]
+    for ask in asks:
+        assert await offer(processes, [ask]) == tuple(vocabulary.encode_chat([ask]))
+    assert isinstance(await offer(processes, [Message("nobody", "hello")]), InvalidRequestError)
+
+    assert member.process is not None and member.process.pid is not None
+    os.kill(member.process.pid, signal.SIGSTOP)
+    held = [offer(processes, asks[:1]) for _ in range(MAX_PENDING)]
+    assert offer(processes, asks[:1]).cancelled(), "it has enough to do"
+    os.kill(member.process.pid, signal.SIGKILL)
+    for outcome in held:
+        assert await outcome == tuple(vocabulary.encode_chat(asks[:1]))
+    assert not member.is_alive and offer(processes, asks[:1]).cancelled()
+    processes.close()
+    await asyncio.to_thread(member.join, 30)
+    assert member.process.exitcode == -signal.SIGKILL

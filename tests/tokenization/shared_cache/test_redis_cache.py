@@ -1,0 +1,113 @@
+"""Through a real Redis, which is killed."""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import redis
+
+from outrider.testing import eventually, free_tcp_port
+from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
+from outrider.tokenization.shared_cache.entries import Entries
+from outrider.tokenization.shared_cache.redis_cache import (
+    RedisAddress,
+    RedisStore,
+    RedisTokenCache,
+    SharedCachePolicy,
+    connect,
+)
+from tests.redis_server import RedisServer, redis_server
+
+IDS = array("I", range(100))
+TEXT = "a text of some length"
+POLICY = SharedCachePolicy(
+    breaker=CircuitBreakerPolicy(max_failures=2, first_pause_s=0.0, max_pause_s=0.0)
+)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@contextmanager
+def a_process(
+    url: str, policy: SharedCachePolicy = POLICY
+) -> Iterator[tuple[RedisStore, RedisTokenCache]]:
+    """What a process has: its own connections, breaker and writer."""
+    store = RedisStore(connect(RedisAddress(url), 1.0, 4), policy)
+    try:
+        yield store, RedisTokenCache(store, Entries("secret", bytes(32), 1000), min_chars=10)
+    finally:
+        store.close()
+
+
+def is_open(store: RedisStore) -> bool:
+    return store.stats.is_open
+
+
+async def test_what_one_process_knows_another_finds(server: RedisServer) -> None:
+    with a_process(server.url) as (store, one), a_process(server.url) as (_, other):
+        one.put(TEXT, IDS, b"salt", "backend")
+        one.put("short", IDS, b"salt", "backend")
+        await eventually(lambda: store.stats.num_written == 1)
+        found = other.get([TEXT, "unknown " + TEXT, "short"], b"salt", "backend")
+        assert found == [IDS, None, None]
+        assert other.get([TEXT], b"another", "backend") == [None]
+        assert other.get([TEXT], b"salt", "another backend") == [None]
+
+
+async def test_what_nobody_with_the_key_wrote_is_not_used(server: RedisServer) -> None:
+    with a_process(server.url) as (store, tokens):
+        tokens.put(TEXT, IDS, b"", "backend")
+        await eventually(lambda: store.stats.num_written == 1)
+        with redis.Redis.from_url(server.url) as client:
+            (name,) = client.keys("*")
+            assert 0 < client.ttl(name) <= POLICY.ttl_s
+            client.set(name, b"x" * 50)
+        assert tokens.get([TEXT], b"", "backend") == [None]
+        assert store.stats.num_damaged == 1
+
+
+async def test_texts_are_encoded_while_redis_is_dead_and_found_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    with a_process(server.url) as (store, tokens):
+        tokens.put(TEXT, IDS, b"", "backend")
+        await eventually(lambda: store.stats.num_written == 1)
+        server.kill()
+        for _ in range(POLICY.breaker.max_failures):
+            assert tokens.get([TEXT], b"", "backend") == [None]
+        assert is_open(store)
+        tokens.put(TEXT, IDS, b"", "backend")
+        assert store.stats.num_dropped == 1, "nobody waits to write either"
+        server.start()
+        assert tokens.get([TEXT], b"", "backend") == [None], "it has forgotten"
+        assert not is_open(store)
+        tokens.put(TEXT, IDS, b"", "backend")
+        await eventually(lambda: store.stats.num_written == 2)
+        assert tokens.get([TEXT], b"", "backend") == [IDS]
+
+
+def test_nobody_is_asked_while_the_breaker_is_open() -> None:
+    policy = replace(POLICY, breaker=CircuitBreakerPolicy(max_failures=1, first_pause_s=3600.0))
+    with a_process(f"redis://127.0.0.1:{free_tcp_port()}/0", policy) as (store, tokens):
+        for _ in range(5):
+            assert tokens.get([TEXT], b"", "backend") == [None]
+        assert (store.stats.num_asked, store.stats.num_skipped) == (1, 4)
+
+
+def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        store = RedisStore(connect(RedisAddress(url), 0.005, 2), POLICY)
+        tokens = RedisTokenCache(store, Entries("secret", bytes(32), 1000), min_chars=10)
+        assert tokens.get([TEXT], b"", "backend") == [None]
+        store.close()
+    assert store.stats.num_failures == 1

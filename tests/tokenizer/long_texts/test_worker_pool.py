@@ -1,0 +1,140 @@
+"""A crew with workers in the same event loop: back-pressure, hellos, silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.models.vocabulary import Vocabulary
+from outrider.rpc import Outbox
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually
+from outrider.tokenization.cut_proofs import prove
+from outrider.v1 import common_pb2, tokenizer_pb2
+from services.tokenizer.long_texts.jobs import DispatcherLimits
+from services.tokenizer.long_texts.processes import WorkerProcesses
+from services.tokenizer.long_texts.texts import LongTexts
+from services.tokenizer.long_texts.worker_pool import (
+    QUEUED,
+    REASSIGNED,
+    SLOTS,
+    SLOTS_IN_USE,
+    WORKERS,
+    PartPayload,
+    WorkerPool,
+)
+from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+
+MODEL = "smollm2-135m-instruct"
+
+
+def message(**kind: object) -> tokenizer_pb2.WorkRequest:
+    return tokenizer_pb2.WorkRequest(**kind)  # type: ignore[arg-type]
+
+
+def hello(name: str = "w", slots: int = 2) -> tokenizer_pb2.WorkRequest:
+    return message(hello=tokenizer_pb2.WorkerHello(name=name, slots=slots))
+
+
+async def work(crew: WorkerPool) -> None:
+    """A worker whose blocks say how long each part was."""
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(100)
+    outbox.put_nowait(hello())
+    async for part in crew.work(outbox):
+        block = common_pb2.TokenBlock(count=len(part.text))
+        result = tokenizer_pb2.PartResult(job=part.job, sequence=part.sequence, ids=block)
+        outbox.put_nowait(message(result=result))
+
+
+@pytest.mark.model
+async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(window_parts=3), metrics, lambda name: None)
+    served = Vocabularies([ServedVocabulary.of(MODEL, vocabulary)])
+    rules = {vocabulary.digest: prove(vocabulary.tokenizer_json)}
+    texts = LongTexts(served, rules, crew, WorkerProcesses(0, metrics), 100, 1000)
+    worker = asyncio.create_task(work(crew))
+    sent = 0
+
+    async def source() -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
+        nonlocal sent
+        for _ in range(50):
+            sent += 1
+            yield tokenizer_pb2.TokenizeRequest(text="ten chars " * 20)
+            await asyncio.sleep(0)
+
+    await asyncio.sleep(0)
+    blocks = texts.blocks(source())
+    total, taken = 0, 0
+    async for _, block in blocks:
+        taken += 1
+        for _ in range(50):  # all that can go on without us does
+            await asyncio.sleep(0)
+        # Three parts of some 100 characters, and what completes the next.
+        assert sent * 200 <= total + 200 * 4 + 600
+        total += block.count
+    assert total == 50 * 200
+    assert taken >= 50
+    assert crew.num_jobs == 0
+    worker.cancel()
+    metrics.close()
+
+
+@pytest.mark.parametrize(
+    "first", [hello(name=""), hello(slots=0), hello(slots=65), message(), None]
+)
+async def test_a_worker_that_does_not_say_hello_is_refused(
+    first: tokenizer_pb2.WorkRequest | None,
+) -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    if first is not None:
+        outbox.put_nowait(first)
+    outbox.close()
+    with pytest.raises(InvalidRequestError, match="worker"):
+        await anext(crew.work(outbox))
+    assert crew.num_workers == 0
+    metrics.close()
+
+
+async def test_a_silent_worker_is_given_up_and_ended() -> None:
+    metrics = Metrics("tokenizer")
+    ended: list[str] = []
+    crew = WorkerPool(DispatcherLimits(worker_timeout_s=0.01), metrics, ended.append)
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    outbox.put_nowait(hello("quiet"))
+    watching = asyncio.create_task(crew.watch())
+    with pytest.raises(UnavailableError, match="given up"):
+        await anext(crew.work(outbox))
+    assert ended == ["quiet"]
+    assert crew.num_workers == 0
+    watching.cancel()
+    metrics.close()
+
+
+async def test_operators_see_the_places_what_waits_and_what_was_given_to_another() -> None:
+    metrics = Metrics("tokenizer")
+    crew = WorkerPool(DispatcherLimits(), metrics, lambda name: None)
+    watching = asyncio.create_task(crew.watch())
+
+    def stats() -> list[float | None]:
+        names = (WORKERS, SLOTS, SLOTS_IN_USE, QUEUED, REASSIGNED)
+        return [metrics.registry.get_sample_value(name.replace(".", "_")) for name in names]
+
+    job = crew.open()
+    for text in ("a", "b", "c"):
+        crew.add(job, PartPayload(MODEL, b"", 0, text))
+    await eventually(lambda: stats() == [0, 0, 0, 3, 0])
+    outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(1)
+    outbox.put_nowait(hello(slots=2))
+    parts = crew.work(outbox)
+    assert (await anext(parts)).text == "a"
+    await eventually(lambda: stats() == [1, 2, 2, 1, 0])
+    await parts.aclose()
+    await eventually(lambda: stats() == [0, 0, 0, 3, 2])
+    watching.cancel()
+    metrics.close()

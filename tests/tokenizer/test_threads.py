@@ -1,0 +1,86 @@
+"""The thread pool: bounded, off the loop, cancellable while queued."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.testing import eventually
+from outrider.tokenization.pool.job_queue import JobClass
+from services.tokenizer.threads import RequestThreads
+
+
+@pytest.fixture
+def workers() -> Iterator[RequestThreads]:
+    workers = RequestThreads(threads=1, max_pending=3)
+    yield workers
+    workers.close()
+
+
+async def test_work_runs_on_another_thread_and_raises_through(workers: RequestThreads) -> None:
+    def name(_: None) -> str:
+        return threading.current_thread().name
+
+    def fail(_: None) -> None:
+        raise InvalidRequestError("no")
+
+    assert (await workers.run(name, None)).startswith("tokenize")
+    with pytest.raises(InvalidRequestError):
+        await workers.run(fail, None)
+    assert workers.num_pending == 0
+
+
+async def test_a_full_queue_is_overload_and_a_cancelled_request_never_starts(
+    workers: RequestThreads,
+) -> None:
+    release, started = threading.Event(), list[int]()
+
+    def work(number: int) -> int:
+        started.append(number)
+        release.wait(10)
+        return number
+
+    running = [asyncio.create_task(workers.run(work, number)) for number in range(3)]
+    await eventually(lambda: started == [0] and workers.num_pending == 3)
+    with pytest.raises(OverloadedError) as caught:
+        await workers.run(work, 9)
+    assert caught.value.retry_delay_ms > 0
+    running[1].cancel()
+    await asyncio.wait([running[1]])
+    release.set()
+    assert await running[0] == 0
+    assert await running[2] == 2
+    assert started == [0, 2]
+    assert workers.num_pending == 0
+
+
+async def test_long_texts_leave_a_thread_to_short_ones() -> None:
+    workers = RequestThreads(threads=2, max_pending=10)
+    release = threading.Event()
+    longs = [
+        asyncio.create_task(workers.run(lambda _: release.wait(10), n, JobClass.LONG))
+        for n in range(3)
+    ]
+    assert await workers.run(str, 7) == "7"
+    assert not any(long.done() for long in longs)
+    release.set()
+    assert await asyncio.gather(*longs) == [True] * 3
+    workers.close()
+
+
+async def test_draining_waits_for_what_runs_within_the_limit(workers: RequestThreads) -> None:
+    await workers.drain(10.0)
+    release = threading.Event()
+    running = asyncio.create_task(workers.run(lambda _: release.wait(10), None))
+    await eventually(lambda: workers.num_pending == 1)
+    await workers.drain(0.01)
+    assert workers.num_pending == 1
+    draining = asyncio.create_task(workers.drain(10.0))
+    release.set()
+    await draining
+    assert workers.num_pending == 0
+    assert await running
