@@ -27,8 +27,8 @@ from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.core.drafter import Drafter, run
-from services.edge.drafter.messages import Commit, Guess, Open
+from services.edge.drafter.drafter import Drafter, run
+from services.edge.drafter.protocol import CommitTokens, DraftUpdate, OpenReply
 from services.edge.drafter.settings import DrafterLimits
 
 COUNTS = (1, 4, 16)
@@ -62,12 +62,12 @@ class Drafting:
         self._drafter = Drafter(engine.info, limits, ALONG)
         self._engine = engine
         self._count = count
-        self._chains: dict[int, Guess] = {}
+        self._chains: dict[int, DraftUpdate] = {}
         self._now = 0.0
         for number in range(count):
             prompt = np.random.default_rng(number).integers(1000, 40_000, CONTEXT).tolist()
             params = SamplingParams(temperature=temperature, seed=number, max_tokens=100_000)
-            self._drafter.open(Open(number, tuple(prompt), (), params), 0.0)
+            self._drafter.open(OpenReply(number, tuple(prompt), (), params), 0.0)
         while self._step() < count:
             pass
 
@@ -75,7 +75,7 @@ class Drafting:
         """One more guess for all."""
         if any(len(chain.ids) >= CHAIN for chain in self._chains.values()):
             for chain in self._chains.values():
-                self._drafter.commit(Commit(chain.session, chain.ids), 0.0)
+                self._drafter.commit(CommitTokens(chain.session, chain.ids), 0.0)
             self._chains.clear()
         begin = time.process_time()
         num_sessions = self._step()
@@ -91,13 +91,13 @@ class Drafting:
 
     def _step(self) -> int:
         """Sessions that were part of it."""
-        call = self._drafter.decide(0.0)
+        call = self._drafter.schedule(0.0)
         assert call is not None
         self._drafter.apply(call, run(self._engine, call), 0.0)
         self._now += 1.0  # long enough for all that is new to be told
-        for guess in self._drafter.take_guesses(self._now):
+        for guess in self._drafter.take_updates(self._now):
             self._chains[guess.session] = guess
-        return len(call.parts)
+        return len(call.scheduled)
 
 
 def measure(variants: dict[str, Variant], repeats: int) -> dict[str, list[float]]:

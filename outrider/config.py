@@ -3,9 +3,11 @@
     config = load(RouterConfig, "router", file=Path("outrider.toml"), flags={"port": 7001})
 
 reads table `[router]` of the file and the variables `OUTRIDER_ROUTER_<FIELD>`. A field may be
-str, int, float, bool, Path, `tuple[str, ...]`, `X | None`, or a tuple of dataclasses, which only
-the file can give (an array of tables). In the environment a tuple is comma-separated and an empty
-value means None where None is allowed. Every failure is a ConfigError that names the source.
+str, int, float, bool, Path, `tuple[str, ...]`, `X | None`, a dataclass (a table), or a tuple of
+dataclasses, which only the file can give (an array of tables). Field `near_ms` of table
+`placement` is `OUTRIDER_ROUTER_PLACEMENT_NEAR_MS` in the environment and `placement.near_ms` among
+the flags. In the environment a tuple is comma-separated and an empty value means None where None is
+allowed. Every failure is a ConfigError that names the source.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from outrider.errors import ConfigError
 
@@ -47,20 +49,42 @@ def load(
     for key, value in _file_table(file, section).items():
         where = f"{file} [{section}] {key}"
         values[key] = _convert(value, _kind(kinds, key, where), where)
+    entries: dict[str, dict[str, object]] = {}
+    """Of tables that are fields, by field."""
     for key, text in _environment(section, os.environ if environ is None else environ).items():
         where = f"environment variable OUTRIDER_{section.upper()}_{key.upper()}"
-        values[key] = _parse(text, _kind(kinds, key, where), where)
+        if (table := _table_key(kinds, key, "_")) is not None:
+            kind = _kind(typing.get_type_hints(table.kind), table.key, where)
+            entries.setdefault(table.name, {})[table.key] = _parse(text, kind, where)
+        else:
+            values[key] = _parse(text, _kind(kinds, key, where), where)
     for key, value in (flags or {}).items():
-        if value is not None:
-            where = f"flag {key}"
+        if value is None:
+            continue
+        where = f"flag {key}"
+        if (table := _table_key(kinds, key, ".")) is not None:
+            kind = _kind(typing.get_type_hints(table.kind), table.key, where)
+            entries.setdefault(table.name, {})[table.key] = _flag(value, kind, where)
+        else:
             values[key] = _flag(value, _kind(kinds, key, where), where)
+    for name, given in entries.items():
+        before = values.get(name, _default(cls, name))
+        where = f"configuration of {section}.{name}"
+        values[name] = (
+            _build(_table_class(kinds[name]), given, where)
+            if before is None
+            else dataclasses.replace(before, **given)  # type: ignore[type-var]
+        )
     return _build(cls, values, f"configuration of {section}")
 
 
 def from_text(cls: type[object], key: str, text: str, where: str) -> object:
-    """The value of one key of `cls`, out of text as it stands in the environment. Raises
-    ConfigError, which names `where` it stood."""
-    return _parse(text, _kind(typing.get_type_hints(cls), key, where), where)
+    """The value of one key of `cls`, or `table.key`, out of text as it stands in the environment.
+    Raises ConfigError, which names `where` it stood."""
+    kinds = typing.get_type_hints(cls)
+    if (table := _table_key(kinds, key, ".")) is not None:
+        return from_text(table.kind, table.key, text, where)
+    return _parse(text, _kind(kinds, key, where), where)
 
 
 def check_address(address: str, where: str) -> None:
@@ -95,6 +119,43 @@ def _environment(section: str, environ: Mapping[str, str]) -> dict[str, str]:
         for name, text in environ.items()
         if name.startswith(prefix)
     }
+
+
+class _TableKey(NamedTuple):
+    """A key of a table that is itself a field."""
+
+    name: str
+    """Of the field."""
+    kind: type[object]
+    key: str
+
+
+def _table_key(kinds: Mapping[str, object], key: str, separator: str) -> _TableKey | None:
+    """The table and its key that `key` means, if it is `<field><separator><key of the table>`."""
+    if key in kinds:
+        return None
+    for name, kind in kinds.items():
+        inner = _without_none(kind)
+        is_table = dataclasses.is_dataclass(inner) and isinstance(inner, type)
+        if is_table and key.startswith(name + separator):
+            return _TableKey(name, _table_class(kind), key[len(name) + len(separator) :])
+    return None
+
+
+def _table_class(kind: object) -> type[object]:
+    inner = _without_none(kind)
+    assert isinstance(inner, type), "the kind of a table is its dataclass"
+    return inner
+
+
+def _default(cls: type[object], name: str) -> object:
+    """The default of a field; None if it has none."""
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name == name and field.default_factory is not dataclasses.MISSING:
+            return field.default_factory()
+        if field.name == name and field.default is not dataclasses.MISSING:
+            return field.default
+    return None
 
 
 def _kind(kinds: Mapping[str, object], key: str, where: str) -> object:

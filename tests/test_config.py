@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from outrider.config import check_address, load
+from outrider.config import check_address, from_text, load
 from outrider.errors import ConfigError
 
 
@@ -31,6 +31,23 @@ class Sample:
     def __post_init__(self) -> None:
         if self.port < 0:
             raise ConfigError(f"port must be at least 0, not {self.port}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_open: int = 4
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.max_open <= 0:
+            raise ConfigError(f"limits.max_open is {self.max_open}: set it above 0.")
+
+
+@dataclass(frozen=True)
+class Nested:
+    max_open: int = 1
+    limits: Limits = field(default_factory=Limits)
+    region: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +176,31 @@ def test_required_fields_must_be_given() -> None:
     with pytest.raises(ConfigError, match="router must be given"):
         load(Required, "edge", environ={})
     assert load(Required, "edge", environ={}, flags={"router": "r:1"}) == Required("r:1")
+
+
+def test_tables_are_set_key_by_key_in_the_environment_and_by_flags(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[nested]\nmax_open = 2\n[nested.limits]\nshare = 0.25\n")
+    environ = {"OUTRIDER_NESTED_LIMITS_MAX_OPEN": "8", "OUTRIDER_NESTED_REGION_NAME": "us"}
+    loaded = load(Nested, "nested", file=file, environ=environ, flags={"limits.share": "0.75"})
+    assert loaded == Nested(2, Limits(8, 0.75), Region("us"))
+    loaded = load(Nested, "nested", environ={}, flags={"limits.max_open": 3})
+    assert loaded == Nested(limits=Limits(3))
+    assert from_text(Nested, "limits.max_open", "9", "here") == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("LIMITS_MAX_OPEN", "0", "limits.max_open is 0"),
+        ("LIMITS_MAX_OPEM", "1", "did you mean max_open?"),
+        ("LIMITS_MAX_OPEN", "x", "OUTRIDER_NESTED_LIMITS_MAX_OPEN: expected an integer"),
+        ("REGION_RTT_MS", "1", "name must be given"),
+    ],
+)
+def test_bad_keys_of_tables_in_the_environment(name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Nested, "nested", environ={f"OUTRIDER_NESTED_{name}": text})
+    assert message in str(caught.value)
 
 
 def test_flags_are_checked_and_may_carry_tuples() -> None:

@@ -246,10 +246,10 @@ def _router(
         "replicas": table,
         "tokenizers": tuple(tokenizer.address for tokenizer in tokenizers),
         "max_backoff_s": 0.5,
-        "near_ms": 50.0,
+        "placement": {"near_ms": 50.0},
     }
     if not shape.quarantine:
-        values["quarantine_failures"] = 1_000_000
+        values["quarantine"] = {"max_failures": 1_000_000}
     return Service(f"router-{number}", "router", values, folder)
 
 

@@ -20,12 +20,12 @@ _RECONNECT_S = {"inference": 0.7, "router": 2.5, "edge": 0.1}
 """Time after a restart until the others use the process again: here routers retry a lost replica
 every 0.5 s, edges a lost router every 2 s."""
 _DETECT_S = 5.0
-"""Enough for a stopped replica (router.hang_s, 2 s) or a cut link (router.silence_s, 3 s) to be
-detected."""
+"""Enough for a stopped replica (router.hang.min_silence_s, 2 s) or a cut link (router.silence_s, 3
+s) to be detected."""
 _HELD_SHARE = 0.1
 """A chat whose pause lasted at least this share of a stop counts as interrupted by it."""
 _HEAL_S = 3.0
-"""A replica that hung gets trial sessions again after router.quarantine_s, 2 s."""
+"""A replica that hung gets trial sessions again after router.quarantine.first_s, 2 s."""
 
 
 @dataclass(slots=True)

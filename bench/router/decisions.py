@@ -11,11 +11,10 @@ from random import Random
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
-from services.router.fleet.load import Load, Model
-from services.router.fleet.replica import Replica
+from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy, Request
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import PlacementPolicy, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 
 BLOCK = 16
 _SHARED_BLOCKS = 30
@@ -23,7 +22,12 @@ _OWN_BLOCKS = 30
 _PROMPTS_PER_GROUP = 5
 _QUESTION_TOKENS = 40
 _VOCABULARY = 49_152
-_MODEL = Model("m", b"\x01" * 32, block_tokens=BLOCK)
+_MODEL = ServedModel(
+    "m",
+    b"\x01" * 32,
+    block_tokens=BLOCK,
+    prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25),  # a replica's defaults
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,8 @@ def measure(size: Size, rounds: int) -> DecisionTimings:
     """Decide `rounds` times, with load reports in between."""
     rng = Random(1)
     fleet = FleetTable(size.replicas, rng)
-    index = PrefixIndex(PrefixLimits(max_blocks=1 << 23))
-    policy = PlacementPolicy(near_ms=5.0, max_queued=128)
+    index = PrefixIndex(PrefixIndexLimits(max_blocks=1 << 23))
+    policy = PlacementPolicy()
     placement = Placement(fleet, index, policy, Random(2))
     before = _resident_bytes()
     prompts = _fill(index, placement, size, rng, rounds)
@@ -104,7 +108,7 @@ def _decide(
     number: int,
     now: float,
 ) -> None:
-    request = Request(_MODEL.name, _MODEL.vocabulary_digest, len(ids) // 4)
+    request = PlacementRequest(_MODEL.name, _MODEL.vocabulary_digest, len(ids) // 4)
     first = time.perf_counter()
     prompt = index.prompt(ids, b"")
     decision = placement.decide(replace(request, prompt=prompt), now)
@@ -159,8 +163,8 @@ def _replica(name: str, region: int, rng: Random) -> Replica:
     )
 
 
-def _load(rng: Random) -> Load:
-    return Load(
+def _load(rng: Random) -> ReplicaLoad:
+    return ReplicaLoad(
         running_sessions=rng.randrange(16),
         queued_prompt_tokens=rng.choice((0, 0, 500, 2000)),
         fixed_ms=10.0,

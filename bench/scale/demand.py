@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bench.scale.regions import Region
 from outrider.codec.block_hashes import block_hash, root_hash
-from services.router.placement.request import MEDIUM
+from outrider.session_types import Priority
 
 GROUPS_PER_REPLICA = 15
 BLOCK_TOKENS = 32
@@ -47,7 +47,7 @@ class Ask:
     hashes: tuple[bytes, ...]
     """Of the prompt's full blocks, as replicas and routers name them."""
     reply_tokens: int
-    priority: int = MEDIUM
+    priority: int = Priority.MEDIUM
     first_at: float = 0.0
     """When the first token was back at the user's router; 0.0 before."""
     ended_at: float = 0.0
@@ -96,7 +96,7 @@ class Demand:
         warm_s: float = 0.0,
         shape: Shape | None = None,
         diurnal: bool = True,
-        classes: Sequence[int] = (MEDIUM,),
+        classes: Sequence[int] = (Priority.MEDIUM,),
     ) -> None:
         """`classes`: the priorities that asks have, each as often as it stands there."""
         self._regions = regions

@@ -16,20 +16,26 @@ from outrider.errors import NoReplicaError, OutriderError
 from outrider.session_types import Priority
 from services.inference.kv import events as replicas
 from services.inference.scheduler import types as scheduling
+from services.inference.scheduler.types import OverloadLevel
 from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.admission.ticket import Arrival
-from services.router.config import ReplicaConfig, RouterConfig
+from services.router.admission.session import AdmissionRequest
+from services.router.admission.tenants import TenantPolicy
+from services.router.config import ReplicaConfig
 from services.router.fleet.geography import Geography
-from services.router.fleet.load import ClassLoad, Load, Model
 from services.router.fleet.registry import Registry
+from services.router.fleet.replica import ClassLoad, PrefillLimits, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.request import Decision, PlacementPolicy, Request
-from services.router.prefixes import follower
-from services.router.prefixes.follower import BlockEvent, Follower, Removed, Stored
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
-from services.router.relay.entry.scout import FleetScout
+from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvEventFollower,
+    SnapshotPart,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +53,15 @@ class Report:
     """What a replica said, a while ago."""
 
     name: str
-    load: Load
-    blocks: tuple[BlockEvent, ...]
+    load: ReplicaLoad
+    blocks: tuple[KvEvent, ...]
 
     @classmethod
     def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
         """As routers read from the wire what a replica's scheduler and pool say."""
         return cls(
             name,
-            Load(
+            ReplicaLoad(
                 running_sessions=load.running_sessions,
                 queued_sessions=load.queued_sessions,
                 queued_prompt_tokens=load.queued_prompt_tokens,
@@ -66,6 +72,8 @@ class Report:
                 low=_part(load.low),
                 medium=_part(load.medium),
                 stay_ms=load.stay_ms,
+                queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
+                refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),
             tuple(_event(event) for event in blocks),
         )
@@ -75,10 +83,10 @@ def _part(load: scheduling.ClassLoad) -> ClassLoad:
     return ClassLoad(load.sessions, load.queued_prompt_tokens)
 
 
-def _event(event: replicas.BlockEvent) -> BlockEvent:
+def _event(event: replicas.BlockEvent) -> KvEvent:
     if isinstance(event, replicas.Stored):
-        return Stored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
-    return Removed(event.hashes)
+        return BlocksStored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
+    return BlocksRemoved(event.hashes)
 
 
 class Router(Protocol):
@@ -176,9 +184,13 @@ class LeastLoaded(_Balancer):
             self._counts[name] -= 1
 
 
-MODEL = Model("virtual", b"virtual", block_tokens=BLOCK_TOKENS)
-_DEFAULTS = RouterConfig()
-POLICY = PlacementPolicy(near_ms=_DEFAULTS.near_ms, max_queued=_DEFAULTS.max_queued)
+MODEL = ServedModel(
+    "virtual",
+    b"virtual",
+    block_tokens=BLOCK_TOKENS,
+    prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25),  # a replica's defaults
+)
+POLICY = PlacementPolicy()
 _EXPIRE_S = 0.5
 """What passes with time alone takes seconds; a router looks for it more often."""
 _TIDY_ROWS = 256
@@ -199,14 +211,14 @@ class MeshRouter:
         """`gated`: admission control with its own defaults before placement."""
         geography = Geography(own.name, [region.config for region in regions], 100.0)
         self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
-        self._index = PrefixIndex(PrefixLimits())
+        self._index = PrefixIndex(PrefixIndexLimits())
         self._placement = Placement(self._registry, self._index, policy, Random(seed))
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, KvEventFollower] = {}
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
-        self._scout = FleetScout(self._placement.decide, own.name, return_s=0.0)
+        self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
         self._gated = gated
-        self._asks: dict[int, tuple[Ask, Request]] = {}
+        self._asks: dict[int, tuple[Ask, PlacementRequest]] = {}
         self._on: dict[int, str] = {}
         """Which replica has a request."""
         self._expired_at = 0.0
@@ -219,8 +231,8 @@ class MeshRouter:
         registry.probed(site.name, site.rtt_ms, True, now)
         self._connected[site.name] = site
         owner = self._placement.owner(site.name)
-        self._followers[site.name] = made = Follower(self._index, owner, BLOCK_TOKENS)
-        made.snapshot(1, 1, follower.Part((), is_first=True, is_last=True))
+        self._followers[site.name] = made = KvEventFollower(self._index, owner, BLOCK_TOKENS)
+        made.apply_snapshot(1, 1, SnapshotPart((), is_first=True, is_last=True))
         self._survey(now)
 
     def lose(self, name: str, now: float) -> None:
@@ -230,25 +242,25 @@ class MeshRouter:
 
     def _survey(self, now: float) -> None:
         if self._gated:
-            self._scout.survey(self._registry, now)
+            self._fleet_view.refresh(self._registry, now)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
             if report.name in self._connected:
                 self._registry.report(report.name, report.load, now)
                 known = self._followers[report.name]
-                known.events(known.log, known.next_sequence, report.blocks)
+                known.apply(known.log, known.next_sequence, report.blocks)
         if now - self._expired_at >= _EXPIRE_S:
             self._expired_at = now
             self._registry.expire(now)
             self._registry.take_transitions()
             self._survey(now)
             self._admission.expire(now)
-            self._index.tidy(now, _TIDY_ROWS)
+            self._index.sweep(now, _TIDY_ROWS)
 
     def place(self, ask: Ask, now: float) -> str | None:
         prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
-        request = Request(
+        request = PlacementRequest(
             MODEL.name,
             MODEL.vocabulary_digest,
             len(ask.prompt) + ask.committed,
@@ -264,35 +276,35 @@ class MeshRouter:
             raise
         return None if decision is None else self._put(ask.number, decision, now)
 
-    def _admit(self, ask: Ask, request: Request, now: float) -> Decision | None:
+    def _admit(self, ask: Ask, request: PlacementRequest, now: float) -> Decision | None:
         if not self._gated:
             return self._placement.decide(request, now)
-        arrival = Arrival(
+        arrival = AdmissionRequest(
             ask.number,
             request,
             ask.reply_tokens,
             priority=Priority(ask.priority),
-            has_started=ask.num_places > 0,
-            num_resumed=ask.committed,
+            is_resumed=ask.num_places > 0,
+            num_resumed_tokens=ask.committed,
         )
-        route = self._admission.open(arrival, self._scout, now)
-        return None if route is None else route.sight.decision
+        route = self._admission.open(arrival, self._fleet_view, now)
+        return None if route is None else route.decision
 
     def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
-        for turn in self._admission.wake(self._scout, now):
-            ask, _ = self._asks[turn.session]
+        for turn in self._admission.dequeue(self._fleet_view, now):
+            ask, _ = self._asks[turn.session_id]
             if isinstance(turn.outcome, OutriderError):
                 self.release(ask, now)
                 yield ask, turn.outcome
             else:
-                yield ask, self._put(turn.session, turn.outcome.sight.decision, now)
+                yield ask, self._put(turn.session_id, turn.outcome.decision, now)
         for number, error in self._admission.take_refused():
             ask, _ = self._asks[number]
             self.release(ask, now)
             yield ask, error
 
     def release(self, ask: Ask, now: float) -> None:
-        self._admission.leave(ask.number, ask.committed, now)
+        self._admission.close(ask.number, ask.committed, now)
         self._placement.release(ask.number)
         name = self._on.pop(ask.number, None)
         if name is not None:

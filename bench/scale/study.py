@@ -27,7 +27,6 @@ from bench.scale.replicas import FullReplica
 from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 from outrider.session_types import Priority
 from services.router.admission.policy import AdmissionPolicy
-from services.router.placement.request import HIGH, LOW, MEDIUM
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""
@@ -58,7 +57,7 @@ class Case:
     """0: as many as NUM_REGIONS says."""
     failures: bool = True
     diurnal: bool = True
-    classes: tuple[int, ...] = (MEDIUM,)
+    classes: tuple[int, ...] = (Priority.MEDIUM,)
     """Priorities of the requests; one that is listed twice comes twice as often."""
     report_s: float = 0.0
     """0: as REPORT_S says."""
@@ -257,7 +256,11 @@ def _row(case: Case, outcomes: Sequence[FleetResult]) -> CaseResult:
         num_requests=len(asks),
         num_failed=len(asks) - len(whole),
         met_share=met / max(1, len(asks)),
-        met_by_class=(_met(asks, LOW), _met(asks, MEDIUM), _met(asks, HIGH)),
+        met_by_class=(
+            _met(asks, Priority.LOW),
+            _met(asks, Priority.MEDIUM),
+            _met(asks, Priority.HIGH),
+        ),
         ttft_ms=(quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.9), quantile(ttft_ms, 0.99)),
         hit_rate=_hit_rate(asks),
         away_share=sum(ask.began_away for ask in asks) / max(1, len(asks)),

@@ -42,8 +42,9 @@ PACE = Pace(700.0, 0.0)
 """Slow enough that two cores carry a token of each stream in every call."""
 _NUM_BLOCKS = 6144
 _PATIENT = (
-    *("hang_s = 60.0", "stall_s = 600.0", "silence_s = 60.0"),
-    *("probe_timeout_s = 20.0", "suspect_s = 120.0"),
+    *("silence_s = 60.0", "probe_timeout_s = 20.0", "suspect_s = 120.0"),
+    "[router.hang]",
+    *("min_silence_s = 60.0", "stall_s = 600.0"),
     "[router.admission]",
     *(f"slo_ttft_{name}_ms = 60000.0" for name in ("high", "medium", "low")),
 )

@@ -25,7 +25,7 @@ from bench.wan.measure import Measured
 from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, STREAM
 from bench.wan.results import Results, Selection, told_quantile
 from bench.wan.waiting_verifier import Costs
-from services.edge.session.control.model import Conditions, break_even_rtt_s
+from services.edge.session.speedup_model import SessionConditions, break_even_rtt_s
 
 _LEAST_GAIN = 0.02
 """Less is not ahead."""
@@ -91,7 +91,7 @@ def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
     region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_rounds]
     own_tokens = median([(len(sample.ids) - 1) / sample.num_rounds for sample in region] or [1.0])
     commit_ms = median([s.token_ms for s in region if s.token_ms] or [model.t_s]) * own_tokens
-    conditions = Conditions(
+    conditions = SessionConditions(
         rtt_s=0.0,
         draft_s=model.t_d / 1000,
         interval_s=commit_ms / 1000,

@@ -20,8 +20,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 PATIENCE_S = 2.0
 """A drafter that reports nothing for this long has no draft before the next commit."""
@@ -80,7 +79,7 @@ class DrafterSource:
         self._wanted = wanted
         self._calls_ms = calls_ms
         self._reply = list(wanted.reply)
-        self._heard: Heard | None = None
+        self._heard: DrafterReport | None = None
         self._news = asyncio.Event()
         self._gave_up = False
         self._number = link.open(wanted, self._hear)
@@ -110,7 +109,7 @@ class DrafterSource:
     def close(self) -> None:
         self._link.close(self._number)
 
-    def _hear(self, heard: Heard) -> None:
+    def _hear(self, heard: DrafterReport) -> None:
         self._heard = heard
         self._calls_ms.append(1000 * heard.draft_s)
         self._news.set()
@@ -184,6 +183,6 @@ async def drafting(
 
 async def _settled(link: DrafterLink) -> None:
     while True:
-        if link.state in (DrafterState.READY, DrafterState.UNFIT):
+        if link.state in (DrafterState.READY, DrafterState.UNUSABLE):
             return
         await asyncio.sleep(_POLL_S)

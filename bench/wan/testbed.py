@@ -272,7 +272,7 @@ async def settled(host: str, admin_port: int) -> DrafterState:
     async with asyncio.timeout(_LOAD_LIMIT_S):
         while True:
             state = await asyncio.to_thread(_state, f"http://{host}:{admin_port}/metrics")
-            if state not in (DrafterState.STARTING, DrafterState.WAITING):
+            if state not in (DrafterState.STARTING, DrafterState.RESTARTING):
                 return state
             await asyncio.sleep(_POLL_S)
 

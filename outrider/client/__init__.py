@@ -21,7 +21,7 @@ from outrider.client.events import (
     Provisional,
     Resumed,
     Retracted,
-    RidingAhead,
+    SpeculationStats,
 )
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
@@ -50,10 +50,10 @@ __all__ = [
     "ReconnectPolicy",
     "Resumed",
     "Retracted",
-    "RidingAhead",
     "SamplingParams",
     "SessionTickets",
     "Speculation",
+    "SpeculationStats",
     "Timings",
     "Transcript",
     "Usage",

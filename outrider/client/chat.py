@@ -40,7 +40,7 @@ from outrider.telemetry.tracing import Span, start_span
 
 MAX_UNREAD_EVENTS: Final = 65_536
 _CANCEL_LIMIT_S: Final = 2.0
-"""How long a chat that is cut off tries to tell the edge that it is cancelled."""
+"""How long a cancelled chat without a connection tries to send the cancellation."""
 
 
 class Chat(AsyncIterator[Event]):
@@ -64,7 +64,8 @@ class Chat(AsyncIterator[Event]):
         self._messages = messages
         # One key for all times it is sent: it runs once, whatever is lost.
         self._options = replace(options, idempotency_key=options.idempotency_key or uuid4().hex)
-        self._token, self._edge = resume_token, ""
+        self._token = resume_token
+        self._edge = ""
         self._recovery = Recovery(link.policy)
         self._retry: asyncio.Task[None] | None = None
         self._limit: asyncio.Timeout | None = None
@@ -82,8 +83,8 @@ class Chat(AsyncIterator[Event]):
 
     @property
     def resume_token(self) -> str:
-        """With it `Client.resume` goes on with the chat. Another one each time the chat was cut off
-        and goes on; empty before Accepted."""
+        """Token for `Client.resume`. It changes each time the chat is resumed; empty before
+        Accepted."""
         return self._token
 
     async def __aenter__(self) -> Chat:
@@ -154,7 +155,7 @@ class Chat(AsyncIterator[Event]):
             erased_chars=self._transcript.erased_chars,
             region=done.region,
             replica=done.replica,
-            ahead=done.ahead,
+            speculation_stats=done.speculation_stats,
             lossy=tuple(self._transcript.lossy),
         )
 
@@ -186,7 +187,8 @@ class Chat(AsyncIterator[Event]):
         credential = self._credential
         if not self._token and self._recovery.cut_at is None:
             return wire.request_frame(self._messages, self._options, span, None, credential)
-        options, has = self._options, self._transcript
+        options = self._options
+        has = self._transcript
         if options.deadline_ms:
             left_ms = options.deadline_ms - round((self._now() - self._stopwatch.sent_at) * 1000)
             options = replace(options, deadline_ms=max(1, left_ms))
@@ -259,7 +261,8 @@ class Chat(AsyncIterator[Event]):
         if self._token and self._connection is not None:
             # Held by now, so the edge may forget the one before.
             self._connection.send(self._stream_id, wire.ACKNOWLEDGE)
-        self._token, self._edge = event.resume_token, event.edge
+        self._token = event.resume_token
+        self._edge = event.edge
         if not self._is_accepted:
             self._is_accepted = True
             # Whoever goes on with it must not do so with another model.

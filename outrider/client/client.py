@@ -105,7 +105,8 @@ class Client:
 
     async def describe(self) -> EdgeInfo:
         """What the edge is. Raises UnavailableError, and what the edge answers."""
-        question, connection = _Question(), await self._link.usable()
+        question = _Question()
+        connection = await self._link.usable()
         stream_id = connection.open(question, DESCRIBE)
         try:
             return await question.answer

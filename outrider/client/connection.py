@@ -176,7 +176,8 @@ class ClientConnection(QuicConnectionProtocol):
         if self._established.done() or not self.has_ticket:
             super().datagram_received(data, addr)
             return
-        spaces, num_retries = list(self._quic._spaces.values()), self._quic._retry_count
+        spaces = list(self._quic._spaces.values())
+        num_retries = self._quic._retry_count
         super().datagram_received(data, addr)
         if self._quic._retry_count != num_retries:
             self._send_early_data_again(spaces)

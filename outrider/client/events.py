@@ -58,7 +58,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class RidingAhead:
+class SpeculationStats:
     """What the edge's own drafts came to in one chat."""
 
     shown_tokens: int = 0
@@ -71,13 +71,13 @@ class RidingAhead:
     checked_tokens: int = 0
     """Of those drafted: compared with a final token."""
     right_tokens: int = 0
-    """Of those checked: equal to the final token."""
+    """Of those compared: equal to the final token."""
     sending_rounds: int = 0
-    """Commits while drafts were sent."""
+    """Commits while drafts were sent to the region."""
     holding_rounds: int = 0
-    """Commits while drafts were not sent."""
+    """Commits while they were not."""
     switches: int = 0
-    """How often the edge changed from one to the other."""
+    """How often the edge began or ceased to send drafts."""
     rtt_ms: float = 0.0
     """Median round trip between edge and replica; 0: none was measured."""
     commit_interval_ms: float = 0.0
@@ -96,7 +96,7 @@ class Done:
     upto: int
     region: str
     replica: str
-    ahead: RidingAhead = RidingAhead()
+    speculation_stats: SpeculationStats = SpeculationStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,6 @@ class ChatResult:
     """Code points that were shown and then taken back."""
     region: str
     replica: str
-    ahead: RidingAhead = RidingAhead()
+    speculation_stats: SpeculationStats = SpeculationStats()
     lossy: tuple[int, ...] = ()
     """Numbers of tokens that acceptance_threshold let through; always empty without one."""

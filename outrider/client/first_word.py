@@ -79,7 +79,8 @@ class FirstWord:
     def _first_shown(self, word: str) -> tuple[str, _Snapshot]:
         """The first word that was completed on screen, and the snapshot in which it was: it is
         completed when another character follows, when it is taken back, or when it is final."""
-        shown, since = "", None
+        shown = ""
+        since = None
         for snapshot in self._snapshots:
             if since is not None and not snapshot.text.startswith(shown):
                 return shown, since

@@ -197,7 +197,8 @@ class Link:
             connection.shut()
 
     async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
-        backoff, loop = Backoff(policy), asyncio.get_running_loop()
+        backoff = Backoff(policy)
+        loop = asyncio.get_running_loop()
         if self._connection.is_leaving or not self._connection.was_established:
             self._at += 1
         self._leave(self._connection)

@@ -1,12 +1,12 @@
-"""Whether the edge can still be heard, and what to do when it cannot (pure).
+"""Detects a dead path to the edge, and says what to do about it (pure).
 
     HEARD --silence--> ASKED --silence--> MOVED --silence--> DEAD
 
-A ping first; then another way to the same edge (QUIC migration from a new socket, RFC 9000, section
-9): the address of a client changes without notice when its network or a NAT in between does. If
-that is silent too, the connection is given up, and another one is to take its place. Whatever is
-heard leads back to HEARD. A client that was late itself (stopped, or its loop held) did not listen:
-before it judges the edge it reads what has come meanwhile.
+A ping first; then another path to the same edge (QUIC migration from a new socket, RFC 9000,
+section 9): the address of a client changes without notice when its network or a NAT in between
+does. If that path is silent too, the connection is given up for a new one. Any packet leads back to
+HEARD. A client that stalled itself (stopped, or its event loop blocked) reads what has arrived
+meanwhile before it decides.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TRANSITIONS = {
 
 
 class Liveness:
-    """Life signs of one connection. Times in seconds on the clock of `now`."""
+    """Liveness of one connection. Times in seconds on the clock of `now`."""
 
     def __init__(self, limits: LivenessLimits, now: float) -> None:
         self._limits = limits
@@ -68,17 +68,19 @@ class Liveness:
         self.state = LinkState.HEARD
 
     def heard(self, now: float) -> None:
-        """The edge sent something that nobody else could have."""
+        """A packet arrived that only the edge can have sent."""
         if self.state is not LinkState.DEAD:
-            self.state, self._since = LinkState.HEARD, now
+            self.state = LinkState.HEARD
+            self._since = now
 
     def moved(self, now: float) -> None:
-        """Another way was taken, for another reason."""
+        """The connection migrated for another reason."""
         if self.state is not LinkState.DEAD:
-            self.state, self._since = LinkState.MOVED, now
+            self.state = LinkState.MOVED
+            self._since = now
 
     def next_check(self, busy: bool) -> float | None:
-        """When to call `check`; None when nothing can be done any more."""
+        """When to call `check`; None once the connection is given up."""
         if self.state is LinkState.DEAD:
             return None
         if self.state is not LinkState.HEARD:
@@ -86,8 +88,7 @@ class Liveness:
         return self._since + (self._limits.busy_s if busy else self._limits.idle_s)
 
     def check(self, now: float, busy: bool, late_s: float = 0.0) -> LinkAction:
-        """What to do, which then counts as done. `late_s`: how much later than it was meant to this
-        process got round to checking."""
+        """What to do; it counts as done. `late_s`: how much later than planned this is called."""
         due = self.next_check(busy)
         if due is None or now < due:
             return LinkAction.WAIT

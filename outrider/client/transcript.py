@@ -118,7 +118,8 @@ class Stopwatch:
 
     def timings(self, num_tokens: int) -> ClientTimings:
         """Of a chat that ended with so many tokens."""
-        first, rate = self._committed_at, 0.0
+        first = self._committed_at
+        rate = 0.0
         if first is not None and num_tokens > 1 and self._ended_at > first:
             rate = (num_tokens - 1) / (self._ended_at - first)
         return ClientTimings(

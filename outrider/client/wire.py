@@ -16,7 +16,7 @@ from outrider.client.events import (
     Event,
     Provisional,
     Retracted,
-    RidingAhead,
+    SpeculationStats,
 )
 from outrider.codec.frames import encode_frame
 from outrider.errors import InvalidRequestError, MalformedFrameError
@@ -35,7 +35,7 @@ _PRIORITIES: Final[Mapping[str, Priority | None]] = {
     "": None,
     **{priority.name.lower(): priority for priority in Priority},
 }
-_AHEAD: Final = tuple(spec.name for spec in fields(RidingAhead))
+_STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
 TYPED_TEXT_CHARS: Final = 1 << 18
 """Longer texts are not worth computing ahead: each change sends all of it."""
@@ -224,5 +224,7 @@ def _done(done: edge_pb2.ChatDone) -> Done:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
-        ahead=RidingAhead(**{name: getattr(done.ahead, name) for name in _AHEAD}),
+        speculation_stats=SpeculationStats(
+            **{name: getattr(done.speculation_stats, name) for name in _STATS}
+        ),
     )

@@ -69,7 +69,8 @@ class FrameDecoder:
 
     def _cut(self, data: memoryview) -> list[bytes]:
         frames: list[bytes] = []
-        at, end = 0, len(data)
+        at = 0
+        end = len(data)
         while at < end:
             if not self._in_payload:
                 self._take_length_byte(data[at])

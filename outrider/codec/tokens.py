@@ -155,7 +155,8 @@ class TokenCoder:
             )
 
     def _check_lengths(self, block: Block, max_count: int) -> None:
-        count, num_bytes = block.count, len(block.payload)
+        count = block.count
+        num_bytes = len(block.payload)
         if not 0 <= count <= max_count:
             raise BadTokenBlockError(
                 f"a token block of {count} ids where at most {max_count} may stand"
@@ -179,7 +180,8 @@ class TokenCoder:
         return varint.encode_array(values)
 
     def _unpack(self, block: Block) -> tuple[int, ...]:
-        count, payload = block.count, block.payload
+        count = block.count
+        payload = block.payload
         if block.codec == TokenCodec.U16:
             ids = struct.unpack(f"<{count}H", payload)
             if ids and max(ids) >= self._size:

@@ -44,7 +44,8 @@ class Bounds:
 
     def broken_by(self, found: Fidelity) -> list[str]:
         """A sentence part for each bound that is broken."""
-        agreed, least = found.argmax_agreement, self.min_argmax_agreement
+        agreed = found.argmax_agreement
+        least = self.min_argmax_agreement
         checks = (
             (
                 found.ppl_ratio <= self.max_ppl_ratio,

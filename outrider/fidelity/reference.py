@@ -103,7 +103,8 @@ class Reference:
 
     def _attention(self, layer: dict[str, Floats], normed: Floats, rotation: Floats) -> Floats:
         """[n, heads * head size]; each position sees itself and those before."""
-        length, size = len(normed), self._head_size
+        length = len(normed)
+        size = self._head_size
         queries = self._rotated(_product(layer, "attn_q", normed), rotation)
         keys = self._rotated(_product(layer, "attn_k", normed), rotation)
         values = _product(layer, "attn_v", normed).reshape(length, -1, size).swapaxes(0, 1)
@@ -168,7 +169,8 @@ class Reference:
             for index in range(self._num_layers)
             for name in (*_NORMS, *_PRODUCTS)
         }
-        strange, missing = self._tensors.keys() - known, needed - self._tensors.keys()
+        strange = self._tensors.keys() - known
+        missing = needed - self._tensors.keys()
         if strange or missing:
             what = f"has {min(strange)}" if strange else f"lacks {min(missing)}"
             raise UnsupportedModelError(

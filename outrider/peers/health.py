@@ -1,4 +1,4 @@
-"""The health of one peer: a table TRANSITIONS[signal][state], and a circuit breaker. Pure: no I/O,
+"""The health of one peer: a table TRANSITIONS[state][signal], and a circuit breaker. Pure: no I/O,
 no clock.
 
 The breaker (Nygard, "Release It!", 2007, chapter 5) counts failures within a window and puts a peer
@@ -51,7 +51,8 @@ class Quarantine:
 
     def begin(self, now: float) -> None:
         """Pause; longer than the last time if the peer was cleared only just, or never."""
-        cleared_at, window_s = self._cleared_at, self._policy.window_s
+        cleared_at = self._cleared_at
+        window_s = self._policy.window_s
         if not self.is_active and (cleared_at is None or now - cleared_at > window_s):
             self._pause_s = self._policy.first_s
         self.is_active = True
@@ -104,26 +105,60 @@ class Signal(Enum):
     """A trial went well."""
 
 
-_C, _R, _S, _D, _G, _Q, _T = PeerState
-
-_SAME: Final = {state: state for state in PeerState}
-
-TRANSITIONS: Final[dict[Signal, dict[PeerState, PeerState]]] = {
-    Signal.CONNECTED: {_C: _R, _R: _R, _S: _R, _D: _R, _G: _R, _Q: _Q, _T: _T},
-    Signal.LOST: dict.fromkeys(PeerState, _D),
+_CHANGES: Final[dict[PeerState, dict[Signal, PeerState]]] = {
     # Health is heard over the same channel before the stream is up and after it broke: only the
     # stream itself brings a peer out of CONNECTING and DOWN.
-    Signal.SERVING: _SAME | {_S: _R, _G: _R},
-    Signal.NOT_SERVING: _SAME | {_R: _G, _S: _G, _Q: _G, _T: _G},
-    Signal.SILENT: _SAME | {_R: _S, _G: _S, _Q: _S, _T: _S},
-    Signal.TIMEOUT: _SAME | {_C: _D, _S: _D, _Q: _T},
-    Signal.CONDEMNED: _SAME | {_R: _Q, _T: _Q},
-    Signal.CLEARED: _SAME | {_T: _R},
+    PeerState.CONNECTING: {
+        Signal.CONNECTED: PeerState.READY,
+        Signal.LOST: PeerState.DOWN,
+        Signal.TIMEOUT: PeerState.DOWN,
+    },
+    PeerState.READY: {
+        Signal.LOST: PeerState.DOWN,
+        Signal.NOT_SERVING: PeerState.DRAINING,
+        Signal.SILENT: PeerState.SUSPECT,
+        Signal.CONDEMNED: PeerState.QUARANTINED,
+    },
+    PeerState.SUSPECT: {
+        Signal.CONNECTED: PeerState.READY,
+        Signal.LOST: PeerState.DOWN,
+        Signal.SERVING: PeerState.READY,
+        Signal.NOT_SERVING: PeerState.DRAINING,
+        Signal.TIMEOUT: PeerState.DOWN,
+    },
+    PeerState.DOWN: {
+        Signal.CONNECTED: PeerState.READY,
+    },
+    PeerState.DRAINING: {
+        Signal.CONNECTED: PeerState.READY,
+        Signal.LOST: PeerState.DOWN,
+        Signal.SERVING: PeerState.READY,
+        Signal.SILENT: PeerState.SUSPECT,
+    },
+    PeerState.QUARANTINED: {
+        Signal.LOST: PeerState.DOWN,
+        Signal.NOT_SERVING: PeerState.DRAINING,
+        Signal.SILENT: PeerState.SUSPECT,
+        Signal.TIMEOUT: PeerState.TRIAL,
+    },
+    PeerState.TRIAL: {
+        Signal.LOST: PeerState.DOWN,
+        Signal.NOT_SERVING: PeerState.DRAINING,
+        Signal.SILENT: PeerState.SUSPECT,
+        Signal.CONDEMNED: PeerState.QUARANTINED,
+        Signal.CLEARED: PeerState.READY,
+    },
+}
+"""Signals that are not here leave the state as it is."""
+
+TRANSITIONS: Final[dict[PeerState, dict[Signal, PeerState]]] = {
+    state: {signal: changes.get(signal, state) for signal in Signal}
+    for state, changes in _CHANGES.items()
 }
 """One thing is not in the table: what leads to READY leads a peer whose quarantine is not over to
 QUARANTINED, wherever it was meanwhile."""
 
-UP: Final = frozenset(PeerState) - {_C, _D}
+UP: Final = frozenset(PeerState) - {PeerState.CONNECTING, PeerState.DOWN}
 """Its stream is up."""
 
 
@@ -168,23 +203,28 @@ class PeerHealth:
     @property
     def takes_sessions(self) -> bool:
         """Whether a new session may go to it now."""
-        return self.state is _R or (self.state is _T and self.trial is None)
+        return self.state is PeerState.READY or (
+            self.state is PeerState.TRIAL and self.trial is None
+        )
 
     def signal(self, signal: Signal, now: float) -> Change | None:
         """Apply one observation; the change, if it is one."""
-        before, after = self.state, TRANSITIONS[signal][self.state]
-        if signal is Signal.CLEARED and before is _T:
+        before = self.state
+        after = TRANSITIONS[self.state][signal]
+        if signal is Signal.CLEARED and before is PeerState.TRIAL:
             self.quarantine.clear(now)
-        if after is _R and self.quarantine.is_active:
-            after = TRANSITIONS[Signal.CONDEMNED][after]
+        if after is PeerState.READY and self.quarantine.is_active:
+            after = PeerState.QUARANTINED
         if after is before:
             return None
-        self.state, self.since, self.trial = after, now, None
+        self.state = after
+        self.since = now
+        self.trial = None
         return Change(before, after)
 
     def fail(self, now: float) -> bool:
         """Count a failure that is the peer's own; whether it should be condemned for it."""
-        return self.quarantine.fail(now) or self.state is _T
+        return self.quarantine.fail(now) or self.state is PeerState.TRIAL
 
     def condemn(self, now: float) -> Change | None:
         """Put it into quarantine, for longer each time."""
@@ -193,7 +233,7 @@ class PeerHealth:
 
     def begin_session(self, session: int) -> None:
         """A session goes to it; the trial, if it is on one."""
-        if self.state is _T and self.trial is None:
+        if self.state is PeerState.TRIAL and self.trial is None:
             self.trial = session
 
     def end_session(self, session: int) -> None:
@@ -206,7 +246,10 @@ class PeerHealth:
         return self.signal(Signal.TIMEOUT, now) if self._is_late(now) else None
 
     def _is_late(self, now: float) -> bool:
-        if self.state is _Q:
+        if self.state is PeerState.QUARANTINED:
             return now >= self.quarantine.until
-        limit_s = {_C: self._policy.connect_s, _S: self._policy.suspect_s}.get(self.state)
+        limit_s = {
+            PeerState.CONNECTING: self._policy.connect_s,
+            PeerState.SUSPECT: self._policy.suspect_s,
+        }.get(self.state)
         return limit_s is not None and now - self.since >= limit_s

@@ -67,7 +67,8 @@ class StallFreeClock:
     async def timeout(self, limit_s: float) -> AsyncIterator[None]:
         """As asyncio.timeout, in seconds of this clock: an answer that came during a stall is still
         read."""
-        loop, until = asyncio.get_running_loop(), self() + limit_s
+        loop = asyncio.get_running_loop()
+        until = self() + limit_s
         timer: asyncio.TimerHandle | None = None
 
         def check(scope: asyncio.Timeout) -> None:

@@ -65,7 +65,8 @@ class StallDetector:
         if gap_s > policy.max_gap_s:
             self._stalled_at = self._awake_at
             if gap_s >= policy.stop_s or self._counted_s >= policy.settle_s:
-                self._settling_s, self._counted_s = policy.settle_s, 0.0
+                self._settling_s = policy.settle_s
+                self._counted_s = 0.0
                 seen_s = 0.0
         rest_s = min(seen_s, self._settling_s)
         self._settling_s -= rest_s

@@ -18,10 +18,10 @@ from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.telemetry.tracing import current_context
 from outrider.tls import PLAINTEXT, Role, Tls
 
-_HANDSHAKES: Final = 3
-"""A server is distrusted when so many fail, one after the other..."""
-_BETWEEN_S: Final = 0.3
-"""...with this time between: its own files may change a moment later."""
+_MAX_HANDSHAKES: Final = 3
+"""A server is distrusted when this many handshakes in a row fail."""
+_HANDSHAKE_PAUSE_S: Final = 0.3
+"""Time between two of them: the server's own files may change a moment after the CA bundle."""
 
 _OPTIONS = (
     # A dead peer is noticed within 10 seconds, idle or not.
@@ -33,7 +33,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not a pause, whatever its name: what an attempt may take at least. Below two round trips, no
+    # Not a pause, despite its name: the least time an attempt may take. Below two round trips, no
     # attempt of a client far away succeeds before the backoff has grown to that.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -51,8 +51,8 @@ def make_channel(
     region: str = "",
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`, or `unix:PATH`; it connects on first use and again after every
-    loss, always with the certificate of now: make another one where a new one is to be used.
+    """A channel to `host:port`, or `unix:PATH`. It connects on first use and again after every
+    loss, always with the certificate that was current when it was made.
 
     With certificates the server's must be of `role`, and of `region` if one is given. Without,
     raises ConfigError for an address beyond this machine.
@@ -66,28 +66,28 @@ def make_channel(
     if material is None:
         tls.config.check_reach(address if address.startswith("unix:") else _host(address), "call")
         return grpc.aio.insecure_channel(address, options=options)
-    assert role is not None, "with certificates it matters whom one calls"
+    assert role is not None, "with certificates a channel is made for a role"
     credentials = grpc.ssl_channel_credentials(
         material.ca, material.private_key, material.certificate
     )
-    # Addresses are those of pods, which nobody puts into certificates. What a certificate has is
-    # the role, and the region: the handshake itself fails unless they are the expected ones.
+    # Addresses are those of pods, which are not in certificates. A certificate has the role and the
+    # region: the handshake fails unless they are the expected ones.
     expected = ("grpc.ssl_target_name_override", tls.server_name(role, region))
     return grpc.aio.secure_channel(address, credentials, options=(*options, expected))
 
 
 async def until_distrusted(address: str, *, tls: Tls, role: Role, region: str = "") -> NoReturn:
-    """Raises UnavailableError once the server at `address` can no longer prove itself: after each
-    change of the CA bundle it is asked to, by a connection of its own. A server that is silent is
-    for others to notice."""
-    judged = tls.ca_generation
+    """Raises UnavailableError once the server at `address` has no certificate that the CA bundle
+    verifies: checked after each change of the bundle, on a connection of its own. That a server is
+    silent is not noticed here."""
+    checked = tls.ca_generation
     while True:
-        judged = await tls.ca_changes(judged)
-        for _ in range(_HANDSHAKES):
+        checked = await tls.ca_changes(checked)
+        for _ in range(_MAX_HANDSHAKES):
             async with make_channel(address, tls=tls, role=role, region=region) as channel:
                 if await _connects(channel):
                     break
-            await asyncio.sleep(_BETWEEN_S)
+            await asyncio.sleep(_HANDSHAKE_PAUSE_S)
         else:
             raise UnavailableError("it has no certificate that the CA bundle verifies now")
 

@@ -1,4 +1,5 @@
-"""Who calls a server, what they may call, and the end of calls whose caller is no longer known."""
+"""Who calls a server, what they may call, and the end of calls whose caller's certificate is not
+good any more."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from outrider.tls.verification import verify
 MAX_KNOWN: Final = 1024
 """Certificates whose owners are remembered; verifying one takes some 0.3 ms."""
 
-_SAY_EVERY_S: Final = 5.0
+_REFUSAL_LOG_INTERVAL_S: Final = 5.0
 
 _log = structlog.get_logger()
 
@@ -47,7 +48,7 @@ class Call:
     chain: _Chain | None
     task: asyncio.Task[Any] | None
     why: OutriderError | None = None
-    """Set when it was ended because its caller's certificate is good no more."""
+    """Set when it was ended because its caller's certificate is not good any more."""
 
     def end(self, why: OutriderError) -> None:
         """Stop it where it is; its caller is told why."""
@@ -57,8 +58,8 @@ class Call:
 
 
 class Guard:
-    """The calls of one server. Without certificates everybody who can connect may call all of it:
-    such a server listens on the loopback, unless its operator wants otherwise."""
+    """The calls of one server. Without certificates whoever can connect may call every method; such
+    a server listens on the loopback, unless its operator wants otherwise."""
 
     def __init__(
         self, tls: Tls, now: Callable[[], datetime] = utc_now, max_known: int = MAX_KNOWN
@@ -70,7 +71,7 @@ class Guard:
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._num_refused = 0
-        self._said_at = -_SAY_EVERY_S
+        self._logged_at = -_REFUSAL_LOG_INTERVAL_S
         if tls.current is not None:
             tls.subscribe(self.sweep)
 
@@ -94,7 +95,7 @@ class Guard:
             try:
                 access.check(self._identity(call.chain), method)
             except OutriderError as error:
-                self._say_refused(method, context.peer(), error)
+                self._log_refused(method, context.peer(), error)
                 raise
         self._last_number += 1
         number = self._last_number
@@ -118,13 +119,20 @@ class Guard:
                 for call in calls:
                     call.end(error)
 
-    def _say_refused(self, method: str, peer: str, why: OutriderError) -> None:
+    def _log_refused(self, method: str, peer: str, why: OutriderError) -> None:
         """One line per interval: who may not call may well try often."""
         self._num_refused += 1
-        if time.monotonic() - self._said_at < _SAY_EVERY_S:
+        if time.monotonic() - self._logged_at < _REFUSAL_LOG_INTERVAL_S:
             return
-        self._said_at, num_calls, self._num_refused = time.monotonic(), self._num_refused, 0
-        _log.warning("calls_refused", num_calls=num_calls, method=method, peer=peer, why=str(why))
+        _log.warning(
+            "calls_refused",
+            num_calls=self._num_refused,
+            method=method,
+            peer=peer,
+            why=str(why),
+        )
+        self._logged_at = time.monotonic()
+        self._num_refused = 0
 
     def _identity(self, chain: _Chain) -> PeerIdentity:
         known, now = self._known.get(chain), self._now()
@@ -136,7 +144,7 @@ class Guard:
             return known.identity
         self._known.pop(chain, None)
         current = self._tls.current
-        assert current is not None, "asked with certificates alone"
+        assert current is not None, "only asked for where there are certificates"
         expires_at = verify(current.ca, *chain, now)
         known = _Known(self._owner(chain[0]), expires_at, self._tls.ca_generation)
         while len(self._known) >= self._max_known:

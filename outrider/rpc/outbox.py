@@ -13,22 +13,30 @@ T = TypeVar("T")
 
 
 class Outbox(AsyncIterator[T]):
-    """Many producers, one consumer, one event loop; never more than `max_items` waiting, and the
-    last ones of sessions.
+    """Many producers, one consumer, one event loop.
+
+    At most `max_items` wait, and on top of them at most `max_last_items` that end a session each,
+    so that a full queue can still say why. A peer that leaves even those unread is given up: the
+    outbox is overrun, drops what it holds and closes.
 
     Iterating yields what was put, in order, and ends after `close()` once all of it is taken; it
     raises the error given to `close` instead, where there is one.
     """
 
-    def __init__(self, max_items: int = 1024) -> None:
+    def __init__(self, max_items: int = 1024, max_last_items: int | None = None) -> None:
+        """Without `max_last_items` the last item of a session always fits: for streams whose number
+        of sessions is bounded elsewhere."""
         if max_items < 1:
             raise ValueError(f"an outbox holds at least one item, not {max_items}")
         self._max_items = max_items
+        self._limit = None if max_last_items is None else max_items + max_last_items
         self._items: deque[T] = deque()
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
         self._closed = False
         self._error: OutriderError | None = None
+        self.is_overrun = False
+        """Whether it was closed because its peer did not read."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -38,18 +46,30 @@ class Outbox(AsyncIterator[T]):
         """Whether nothing more can be put."""
         return self._closed
 
-    def put_nowait(self, item: T, *, last: bool = False) -> None:
-        """Queue one item. Raises OverloadedError when full and CancelledError when closed.
+    def offer(self, item: T, *, last: bool = False) -> bool:
+        """Queue one item; False if it was not, because the outbox is full or closed. `last` marks
+        one that ends a session."""
+        if self._closed:
+            return False
+        if len(self._items) >= self._max_items:
+            if not last:
+                return False
+            if self._limit is not None and len(self._items) >= self._limit:
+                self.is_overrun = True
+                self._items.clear()
+                self.close()
+                return False
+        self._items.append(item)
+        self._readable.set()
+        return True
 
-        The `last` item of a session always fits: there is one for each that is open.
-        """
+    def put_nowait(self, item: T, *, last: bool = False) -> None:
+        """As `offer`. Raises OverloadedError when full and CancelledError when closed."""
         self._check_open()
-        if len(self._items) >= self._max_items and not last:
+        if not self.offer(item, last=last):
             raise OverloadedError(
                 f"the peer does not read: {self._max_items} frames wait for it already"
             )
-        self._items.append(item)
-        self._readable.set()
 
     async def put(self, item: T) -> None:
         """Queue one item, waiting for room. Raises CancelledError when closed meanwhile."""

@@ -1,4 +1,4 @@
-"""Servers: their limits, whom they answer, and the interceptor that does so."""
+"""Servers: their limits, and the interceptor for certificates, traces and errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_STREAMS: Final = 1024
-"""Calls of one connection under way at once; a client's further ones wait at the client."""
+"""Calls of one connection under way at once; further ones wait at the client."""
 MAX_CALLS: Final = 4096
 """Calls of all connections together; further ones are refused as RESOURCE_EXHAUSTED."""
 _MAX_METADATA_BYTES: Final = 16 * 1024
 
 _OPTIONS = (
-    # A client that died without a word is noticed within 10 seconds; its sessions end with it, and
-    # only then may their request ids run again.
+    # A client that died without closing its connection is noticed within 10 seconds. Its sessions
+    # end then; before that their request ids cannot be used again.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -41,7 +41,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-    # Who connects and then says nothing is let go: before the handshake is over, and after.
+    # Clients that connect and send nothing are disconnected, during the handshake and after it.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
 )
@@ -54,9 +54,10 @@ def make_server(
     max_streams: int = MAX_STREAMS,
     max_calls: int = MAX_CALLS,
 ) -> grpc.aio.Server:
-    """A server without services or ports. A larger message gets RESOURCE_EXHAUSTED, unread. With
-    certificates every method answers to the roles of `outrider.tls.access` alone; what `tls` is
-    while it is `watched` counts for the next handshake, and for calls under way."""
+    """A server without services or ports. A message larger than `max_message_bytes` gets
+    RESOURCE_EXHAUSTED, unread. With certificates every method answers to the roles of
+    `outrider.tls.access` alone; while `tls` is `watched`, changed files count for new handshakes
+    and for calls under way."""
     limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),

@@ -70,7 +70,8 @@ class Noise:
         # numpy's generator is set one block before the first: it counts up, then draws.
         counter = ((position << 64) - 1) % (1 << 256)
         stream = np.random.Philox(key=seed | (NOISE_DOMAIN << 64), counter=counter)
-        words, self._seed = stream.random_raw(NUM_GROUPS), np.uint64(stream.random_raw())
+        words = stream.random_raw(NUM_GROUPS)
+        self._seed = np.uint64(stream.random_raw())
         self.group_maxima: Floats = gumbel(words) + math.log(group_size)
         """[NUM_GROUPS] largest noise of each group."""
         ranks = (words & np.uint64(group_size - 1)).astype(np.int32)

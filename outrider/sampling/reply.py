@@ -151,7 +151,8 @@ class StopMatcher:
         for end, char in enumerate(text, len(self._held) + 1):
             length = self._advance(char)
             if length:
-                self.found, self._held = True, ""
+                self.found = True
+                self._held = ""
                 return held[: end - length]
         keep = max(self._matched)
         self._held = held[len(held) - keep :]

@@ -98,7 +98,8 @@ class ChainCalibration:
 
     def apply(self, predicted: Sequence[float]) -> tuple[float, ...]:
         """Corrected survival of each draft of a chain, from the predicted one, 0 .. 1."""
-        survival, least = [], 1.0
+        survival = []
+        least = 1.0
         for chance in predicted:
             least = min(least, chance * self._factors[int(chance * _SCALE)])
             survival.append(least)

@@ -36,7 +36,8 @@ def unpack(value: int) -> tuple[int, int]:
 
 def keys(context: Sequence[int]) -> list[int]:
     """The keys of the last 1, 2, ... tokens of `context`, at most MAX_ORDER of them."""
-    key, made = 0, []
+    key = 0
+    made = []
     for order in range(min(len(context), MAX_ORDER)):
         key |= context[-1 - order] << _TOKEN_BITS * order
         made.append(key)

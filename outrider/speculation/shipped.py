@@ -51,14 +51,16 @@ def prior_from_bytes(data: bytes) -> tuple[bytes, NgramPrior]:
         body = data[_HEADER.size :]
         if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(body):
             raise ValueError("header or checksum")
-        raw, total = zlib.decompress(body), sum(counts)
+        raw = zlib.decompress(body)
+        total = sum(counts)
         keys = np.frombuffer(raw, "<u8", total).tolist()
         values = np.frombuffer(raw, "<u4", total, offset=8 * total).tolist()
     except (ValueError, struct.error, zlib.error) as error:
         raise ArtifactCorruptError(
             f"a draft prior is damaged ({error}); install the package again"
         ) from error
-    tables, begin = [], 0
+    tables = []
+    begin = 0
     for count in counts:
         end = begin + count
         tables.append(dict(zip(keys[begin:end], values[begin:end], strict=True)))

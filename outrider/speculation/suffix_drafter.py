@@ -107,8 +107,10 @@ class SuffixDrafter:
         chain = list(tentative_ids)
         end, length = self._match(chain)
         contexts = self._contexts_after(chain)
-        self._first, self._first_successors = contexts, None
-        promised, chance = list[float](), 1.0
+        self._first = contexts
+        self._first_successors = None
+        promised = list[float]()
+        chance = 1.0
         while len(promised) < max_tokens:
             copied = self._copied(chain, end) if length else -1
             token, rate = self._best(copied, length, contexts)
@@ -168,7 +170,8 @@ class SuffixDrafter:
 
     def _outcomes(self, token: int) -> list[Outcome]:
         """Outcomes of the drafts for the token that is about to be appended."""
-        automaton, outcomes = self._automaton, list[Outcome]()
+        automaton = self._automaton
+        outcomes = list[Outcome]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))

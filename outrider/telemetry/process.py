@@ -44,18 +44,18 @@ def _num_entries(folder: str) -> int:
 
 INTERVAL_S: Final = 0.02
 STALL_MS: Final = 5.0
-"""From here on a delay is counted as a stall, with what went on meanwhile."""
+"""A delay of at least this is counted as a stall, with its cause."""
 OTHER: Final = "other"
 
 Cause = Callable[[float], str]
-"""What is known to have gone on since that time of the loop's clock; OTHER: nothing known."""
+"""What the process has done since that time of the loop's clock; OTHER: not known."""
 
 
 class RecentMaximum:
-    """The largest of the values of late (pure)."""
+    """The largest recent value (pure)."""
 
     def __init__(self, window_s: float) -> None:
-        """Looks back for `window_s` at least, and for less than twice as long."""
+        """Covers the last `window_s` at least, and less than twice as long."""
         self._window_s = window_s
         self._until = float("-inf")
         self._before = self._now = 0.0
@@ -64,14 +64,15 @@ class RecentMaximum:
         """The maximum, with a value that is noted at `now`, in seconds."""
         if now >= self._until:
             is_old = now >= self._until + self._window_s
-            self._before, self._now = (0.0 if is_old else self._now), 0.0
+            self._before = 0.0 if is_old else self._now
+            self._now = 0.0
             self._until = self._window_s + (now if is_old else self._until)
         self._now = max(self._now, value)
         return max(self._before, self._now)
 
 
 class StallMonitor:
-    """Asks the loop to call back, again and again, and measures how late it does."""
+    """Measures how late the event loop calls back, every `interval_s`."""
 
     def __init__(
         self,

@@ -44,7 +44,8 @@ class RefusalLog:
 
     def _log_due(self) -> None:
         """Log what is due, and call again after the interval until nothing was."""
-        now, self._timer = self._clock(), None
+        now = self._clock()
+        self._timer = None
         counts = self._aggregator.due(now)
         if counts is not None:
             details, self._details = self._details, {}

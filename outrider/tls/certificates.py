@@ -125,7 +125,8 @@ class Tls:
         self.config = config
         self.current = current
         """None: plaintext."""
-        self._role, self._region = role, region
+        self._role = role
+        self._region = region
         self.generation = 0
         """Counts the changes of anything."""
         self.ca_generation = 0

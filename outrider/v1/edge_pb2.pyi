@@ -548,7 +548,7 @@ class ChatDone(_message.Message):
     UPTO_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
-    AHEAD_FIELD_NUMBER: _builtins.int
+    SPECULATION_STATS_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
@@ -564,7 +564,7 @@ class ChatDone(_message.Message):
         """The edge's own times."""
 
     @_builtins.property
-    def ahead(self) -> Global___RidingAhead: ...
+    def speculation_stats(self) -> Global___SpeculationStats: ...
     def __init__(
         self,
         *,
@@ -575,18 +575,18 @@ class ChatDone(_message.Message):
         upto: _builtins.int = ...,
         region: _builtins.str = ...,
         replica: _builtins.str = ...,
-        ahead: Global___RidingAhead | None = ...,
+        speculation_stats: Global___SpeculationStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "edge_timings", b"edge_timings", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "region", b"region", "replica", b"replica", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatDone: _TypeAlias = ChatDone  # noqa: Y015
 
 @_typing.final
-class RidingAhead(_message.Message):
+class SpeculationStats(_message.Message):
     """What the edge's own drafts came to in one chat."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -646,4 +646,4 @@ class RidingAhead(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RidingAhead: _TypeAlias = RidingAhead  # noqa: Y015
+Global___SpeculationStats: _TypeAlias = SpeculationStats  # noqa: Y015

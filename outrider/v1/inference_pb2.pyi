@@ -648,6 +648,8 @@ class WatchLoadResponse(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     MEDIUM_FIELD_NUMBER: _builtins.int
     STAY_MS_FIELD_NUMBER: _builtins.int
+    QUEUES_LOW_FIELD_NUMBER: _builtins.int
+    REFUSES_SESSIONS_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -671,6 +673,10 @@ class WatchLoadResponse(_message.Message):
     """
     stay_ms: _builtins.float
     """Mean time for which a session keeps its place; 0: none has ended yet."""
+    queues_low: _builtins.bool
+    """New LOW sessions stay in the queue (overload levels 3 and 4)."""
+    refuses_sessions: _builtins.bool
+    """New sessions are refused (overload level 4)."""
     @_builtins.property
     def low(self) -> Global___ClassLoad:
         """What of the counts above is of LOW sessions, and of MEDIUM ones: a new session of a class above
@@ -697,10 +703,12 @@ class WatchLoadResponse(_message.Message):
         low: Global___ClassLoad | None = ...,
         medium: Global___ClassLoad | None = ...,
         stay_ms: _builtins.float = ...,
+        queues_low: _builtins.bool = ...,
+        refuses_sessions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "stay_ms", b"stay_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "stay_ms", b"stay_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -931,6 +939,7 @@ class GetModelResponse(_message.Message):
     CODECS_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -941,6 +950,8 @@ class GetModelResponse(_message.Message):
     region: _builtins.str
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
+    @_builtins.property
+    def prefill_limits(self) -> Global___PrefillLimits: ...
     def __init__(
         self,
         *,
@@ -953,11 +964,48 @@ class GetModelResponse(_message.Message):
         codecs: _abc.Iterable[_common_pb2.TokenCodec.ValueType] | None = ...,
         replica: _builtins.str = ...,
         region: _builtins.str = ...,
+        prefill_limits: Global___PrefillLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class PrefillLimits(_message.Message):
+    """How many prompt tokens an engine call takes: at most max_chunk_tokens. In a call with decoding
+    sessions, as many as keep its predicted duration within max_call_ms, and within max_stretch times
+    that of the call without them; but always those within min_stretch times it, and min_chunk_tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_CALL_MS_FIELD_NUMBER: _builtins.int
+    MAX_STRETCH_FIELD_NUMBER: _builtins.int
+    MIN_STRETCH_FIELD_NUMBER: _builtins.int
+    max_chunk_tokens: _builtins.int
+    min_chunk_tokens: _builtins.int
+    max_call_ms: _builtins.float
+    max_stretch: _builtins.float
+    min_stretch: _builtins.float
+    def __init__(
+        self,
+        *,
+        max_chunk_tokens: _builtins.int = ...,
+        min_chunk_tokens: _builtins.int = ...,
+        max_call_ms: _builtins.float = ...,
+        max_stretch: _builtins.float = ...,
+        min_stretch: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_call_ms", b"max_call_ms", "max_chunk_tokens", b"max_chunk_tokens", "max_stretch", b"max_stretch", "min_chunk_tokens", b"min_chunk_tokens", "min_stretch", b"min_stretch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillLimits: _TypeAlias = PrefillLimits  # noqa: Y015

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 from outrider.errors import OutriderError, by_reason
 from outrider.v1 import common_pb2
@@ -13,21 +14,22 @@ MAX_METADATA = 16
 MAX_METADATA_CHARS = 128
 MAX_RETRY_DELAY_MS = 600_000
 
-_CODE_NUMBERS = {
-    "CANCELLED": 1,
-    "INVALID_ARGUMENT": 3,
-    "DEADLINE_EXCEEDED": 4,
-    "NOT_FOUND": 5,
-    "ALREADY_EXISTS": 6,
-    "PERMISSION_DENIED": 7,
-    "RESOURCE_EXHAUSTED": 8,
-    "FAILED_PRECONDITION": 9,
-    "INTERNAL": 13,
-    "UNAVAILABLE": 14,
-    "DATA_LOSS": 15,
-    "UNAUTHENTICATED": 16,
-}
-"""google.rpc.Code numbers of the codes the error tree uses."""
+
+class GrpcCode(IntEnum):
+    """google.rpc.Code, those that the error tree uses."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 def to_detail(error: OutriderError) -> common_pb2.ErrorDetail:
@@ -35,7 +37,7 @@ def to_detail(error: OutriderError) -> common_pb2.ErrorDetail:
     return common_pb2.ErrorDetail(
         reason=error.reason,
         message=error.message[:MAX_MESSAGE_CHARS],
-        grpc_code=_CODE_NUMBERS[error.grpc_code],
+        grpc_code=GrpcCode[error.grpc_code],
         retry_delay_ms=min(max(error.retry_delay_ms, 0), MAX_RETRY_DELAY_MS),
         metadata=_bounded(error.metadata),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import structlog
 
@@ -36,28 +37,28 @@ from outrider.tokenization.pool.processes import ProcessPool
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import CachePolicy
 from services.edge.config import EdgeConfig
+from services.edge.context import EdgeContext
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
-from services.edge.parts import EdgeParts
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
-from services.edge.resumption.reception import Reception
-from services.edge.routers.metrics import RouterMetrics
-from services.edge.routers.upstream import Upstream
-from services.edge.session.control.acceptance import GroupAverages
-from services.edge.session.policy import SessionPolicy
+from services.edge.resumption.chats import ResumableChats
+from services.edge.session.acceptance import GroupAverages
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
-from services.edge.session.sources.copies import CopyDrafter
-from services.edge.slices import Slices
 from services.edge.telemetry import EdgeTelemetry
+from services.edge.time_slicing import TimeSlicer
+from services.edge.upstream.metrics import RouterMetrics
+from services.edge.upstream.pool import RouterPool
 from services.edge.wire.client import Offer
 
 log = structlog.get_logger()
 
-_FIRST_DRAFTER_S = 10.0
-"""So long after its start an edge is not ready while its drafter loads: replies that begin before
-are shown only once a region has decided. Then it serves without."""
+_DRAFTER_START_S: Final = 10.0
+"""An edge whose drafter still loads its model is not ready for so long after its start: without
+drafts, replies are shown only once a region has decided. After that it serves without them."""
 
 
 async def serve(
@@ -95,13 +96,13 @@ async def serve(
 
 def _configure_logging(level: str) -> None:
     configure_logging("edge", level)
-    # aioquic reports every reset stream and closed connection, and warns of every peer that breaks
-    # the protocol; here those are ordinary, and counted.
+    # aioquic logs every reset stream and closed connection, and warns of every peer that breaks the
+    # protocol; here these are ordinary, and counted in metrics.
     logging.getLogger("quic").setLevel(logging.ERROR)
 
 
 class Edge:
-    """The parts of a running edge. Tests start it with a vocabulary of their own."""
+    """A running edge. Tests start it with a vocabulary of their own."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Edge:
     ) -> None:
         """`backend` tokenizes; None: the reference."""
         self._config = config
-        self.upstream = Upstream(
+        self.upstream = RouterPool(
             config.upstream_policy(),
             clock=StallFreeClock(),
             rng=Random(),
@@ -128,11 +129,10 @@ class Edge:
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
         )
-        parts = self._parts(model, vocabulary)
-        self.listener = Listener(parts, config.listener_limits())
+        self.listener = Listener(self._context(model, vocabulary), config.listener_limits())
         self._renewal: asyncio.Task[None] | None = None
-        self._waits_until = 0.0
-        """Loop time until which its drafter may keep it from being ready."""
+        self._drafter_deadline = 0.0
+        """Loop time until which the edge is not ready while its drafter starts."""
         self._admin = AdminServer(
             config.admin_host,
             config.admin_port,
@@ -141,7 +141,7 @@ class Edge:
             cause=self._tokenizing.cause,
         )
 
-    def _parts(self, model: str, vocabulary: Vocabulary) -> EdgeParts:
+    def _context(self, model: str, vocabulary: Vocabulary) -> EdgeContext:
         config = self._config
         policy = SessionPolicy(
             vocabulary_digest=vocabulary.digest,
@@ -150,28 +150,27 @@ class Edge:
             reply=config.reply_policy(),
             reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
         )
-        return EdgeParts(
+        return EdgeContext(
             name=config.name,
             region=config.region,
             identities=config.identities(),
             offer=Offer(model, vocabulary.size, config.max_context_tokens),
             policy=policy,
-            tools=self._tools(vocabulary),
+            tools=reply_tools(
+                vocabulary,
+                config.max_context_tokens,
+                self.drafter if config.has_drafter else None,
+            ),
             coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
             tokenization=self._tokenization,
             upstream=self.upstream,
             drafter=self.drafter,
             telemetry=self.telemetry,
-            reception=Reception(config.resume_limits(), self.telemetry),
-            prefill=config.prefill_policy(),
-            slices=Slices(),
+            resumable=ResumableChats(config.resume_limits(), self.telemetry),
+            typeahead=config.typeahead_policy(),
+            time_slicer=TimeSlicer(),
             rewriter=Rewriter(config.rewriting),
         )
-
-    def _tools(self, vocabulary: Vocabulary) -> ReplyTools:
-        """Chats share what they learn of the region; the rest with their trust group alone."""
-        used_drafter = self.drafter if self._config.has_drafter else None
-        return reply_tools(vocabulary, self._config.max_context_tokens, used_drafter)
 
     async def start(self) -> Ports:
         """Listen, and begin to connect to the routers. Raises ConfigError."""
@@ -181,7 +180,7 @@ class Edge:
         self.upstream.start()
         if config.has_drafter:
             self.drafter.start()
-            self._waits_until = asyncio.get_running_loop().time() + _FIRST_DRAFTER_S
+            self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(config.host, config.port, chain, key)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
@@ -203,11 +202,12 @@ class Edge:
         self.telemetry.close()
 
     def _ready(self) -> tuple[bool, str]:
-        if self.listener.draining:
+        if self.listener.is_draining:
             return False, "the edge is stopping"
         if not self.upstream.ready:
             return False, "no router can be reached"
-        if self.drafter.is_starting and asyncio.get_running_loop().time() < self._waits_until:
+        now = asyncio.get_running_loop().time()
+        if self.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
         return True, "serving"
 
@@ -257,7 +257,8 @@ def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> 
 def reply_tools(
     vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
 ) -> ReplyTools:
-    """What replies in `vocabulary` are made with."""
+    """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
+    they learn of texts stays within their trust group."""
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:
@@ -273,7 +274,7 @@ def reply_tools(
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
         averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
-        first_guess_s=drafter.first_guess_s if drafter is not None else lambda num_tokens: None,
+        first_guess_s=drafter.first_draft_s if drafter is not None else lambda num_tokens: None,
     )
 
 

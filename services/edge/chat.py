@@ -23,176 +23,195 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
-from services.edge.identity import NOBODY, Credential, Identity
-from services.edge.parts import EdgeParts
-from services.edge.resumption.audience import Audience
-from services.edge.resumption.journal import Listener
-from services.edge.resumption.reception import HeldEntry, RequestStream
-from services.edge.routers.link import RouterLink
-from services.edge.session.actions import (
+from services.edge.context import EdgeContext
+from services.edge.identity import Credential, Identity
+from services.edge.resumption.chats import Entry
+from services.edge.resumption.replay import ClientChannel, ReplayCursor
+from services.edge.session.events import (
     Action,
     CancelRegion,
-    ClientEvent,
-    Failed,
-    Finish,
-    OpenDrafter,
-    OpenRegion,
-    SendDraft,
-    TellDrafter,
-    Tokenize,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
     ChatAsked,
     ChatRequest,
+    ClientChanged,
+    ClientEvent,
     ClientFailed,
     ClientGone,
+    DraftDropped,
+    DrafterReport,
     DraftsReady,
-    Heard,
+    Failed,
+    Finish,
     Input,
+    OpenDrafter,
+    OpenRegion,
     PromptFailed,
     PromptReady,
     RegionFailed,
+    SendDraft,
+    TellDrafter,
     Tick,
+    Tokenize,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
+from services.edge.stream import RequestStream
+from services.edge.upstream.link import RouterLink
 from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
 
 
-class Wording:
-    """Makes frames of what a client is told."""
+def open_chat(stream: RequestStream, payload: bytes, context: EdgeContext) -> None:
+    """Serve a stream whose first frame is `payload`: with a chat that is here already, if the
+    request repeats it or goes on with it, otherwise with a new one. Raises OutriderError for a
+    request that cannot be served."""
+    try:
+        identity, request = _read_request(stream, payload, context)
+    except (UnauthenticatedError, PermissionDeniedError) as error:
+        context.telemetry.refused(error.reason)
+        raise
+    resumable = context.resumable
+    cursor = ReplayCursor(request.resume.upto, request.resume.num_chars)
+    entry = resumable.find(request, identity.owner)
+    if entry is None:
+        leave = stream.begin_chat(identity.client)
+        chat = Chat(stream, request, identity, cursor, context, leave)
+        stream.follow(chat)
+        chat.start()
+    elif entry.chat is None:
+        for event in entry.log.replay(cursor):
+            stream.send(client_wire.write(event, context.name, entry.token))
+        resumable.joined(entry)
+        stream.end()
+    else:
+        entry.chat.join(stream, cursor, request.provisional)
+        resumable.joined(entry)
+
+
+def _read_request(
+    stream: RequestStream, payload: bytes, context: EdgeContext
+) -> tuple[Identity, ChatRequest]:
+    """Whose request it is, and what it asks for. Raises OutriderError."""
+    identity: Identity | None = None
+
+    def admit(credential: Credential) -> None:
+        # Before anything else of the request is looked at.
+        nonlocal identity
+        identity = context.identities.of(
+            credential, stream.connection_secret, secrets.token_bytes(16), stream.address
+        )
+
+    read = client_wire.read(payload, context.offer, admit)
+    if isinstance(read, client_wire.TokenArrived):
+        raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+    if not isinstance(read, ChatAsked):
+        raise MalformedFrameError("a cancel is out of place; a stream is one chat, request first")
+    assert identity is not None
+    return identity, replace(read.request, priority=identity.class_of(read.request.priority))
+
+
+class FrameEncoder:
+    """Makes frames of what a client is told. Not a method of the chat: the chat would refer to
+    itself, and be freed only when it is collected as garbage."""
 
     def __init__(self, edge: str) -> None:
         self._edge = edge
-        self.held: HeldEntry | None = None
+        self.entry: Entry | None = None
 
     def __call__(self, event: ClientEvent) -> bytes:
         """The frame of an event."""
-        return client_wire.write(event, self._edge, self.held.token if self.held else "")
+        return client_wire.write(event, self._edge, self.entry.token if self.entry else "")
 
 
 class Chat:
     """Feeds a ChatSession, carries out its actions, arms one timer. Single-threaded."""
 
-    def __init__(self, stream: RequestStream, parts: EdgeParts) -> None:
+    def __init__(
+        self,
+        stream: RequestStream,
+        request: ChatRequest,
+        identity: Identity,
+        cursor: ReplayCursor,
+        context: EdgeContext,
+        leave: Callable[[], None],
+    ) -> None:
+        """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
+        when the chat ends."""
         self._loop = asyncio.get_running_loop()
-        self._stream = stream
-        self._parts = parts
-        self._wording = Wording(parts.name)
-        self._audience = Audience(stream, self._wording)
-        self._held: HeldEntry | None = None
-        self._provisional = False
-        self._identity = NOBODY
-        self._session = ChatSession(parts.policy, parts.tools, self._loop.time())
-        self._wire = self._region_wire(NOBODY)
+        self._context = context
+        self._request = replace(
+            request, request_id=identity.request_id(request.request_id), group=identity.group
+        )
+        self._leave = leave
+        self._encoder = FrameEncoder(context.name)
+        self._channel = ClientChannel(stream, self._encoder, cursor)
+        self._entry: Entry | None = context.resumable.add(
+            request, identity, self._channel.log, self
+        )
+        """None: the chat has ended."""
+        self._encoder.entry = self._entry
+        self._provisional = request.provisional
+        self._wire = RegionWire(
+            context.coder,
+            context.policy.vocabulary_digest,
+            context.region,
+            identity,
+            context.rewriter,
+        )
+        self._session = ChatSession(context.policy, context.tools, self._loop.time())
+        self._span = context.telemetry.chat_span(self._request, continues=identity.trusts_trace)
         self._inbox: deque[Input] = deque()
-        self._feeding = False
+        self._is_feeding = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
-        self._tick_waits = False
+        self._is_tick_submitted = False
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._link: RouterLink | None = None
-        self._number = 0
-        self._drafting = 0
-        self._span: Span | None = None
+        self._session_id = 0
+        """Of the session at `_link`."""
+        self._drafter_number = 0
+        """Of the session at the drafter; 0: none."""
         self._is_finished = False
-        self._leave: Callable[[], None] | None = None
-        parts.telemetry.chat_opened()
-
-    @property
-    def awaits_request(self) -> bool:
-        """Whether the first frame has not come yet."""
-        return self._session.state is State.AWAITING
+        context.telemetry.chat_opened()
 
     @property
     def closed(self) -> bool:
         """Whether the chat is over."""
-        return self._session.state is State.CLOSED
+        return self._session.state is SessionState.CLOSED
+
+    def start(self) -> None:
+        """Begin. `stream` passes frames to the chat by now."""
+        self.feed(ChatAsked(self._request))
 
     def receive(self, payload: bytes) -> None:
-        """A frame from the client."""
+        """A further frame from the client."""
         if self.closed:
             return
         try:
-            read = client_wire.read(payload, self._parts.offer, self._admit)
-            if isinstance(read, client_wire.TokenArrived):
-                self._token_arrived()
-                return
-            item: Input = read
-            if isinstance(read, ChatAsked) and self.awaits_request:
-                item = self._arrived(read.request)
+            read = client_wire.read(payload, self._context.offer)
         except OutriderError as error:
-            if isinstance(error, UnauthenticatedError | PermissionDeniedError):
-                self._parts.telemetry.refused(error.reason)
-            item = ClientFailed(error)
-        self.feed(item)
+            self.feed(ClientFailed(error))
+            return
+        if not isinstance(read, client_wire.TokenArrived):
+            self.feed(read)
+        elif self._entry is not None:
+            self._context.resumable.acknowledged(self._entry)
 
-    def _admit(self, credential: Credential) -> None:
-        """Whose chat it is, before anything else of the request is looked at. Raises
-        UnauthenticatedError, InvalidRequestError."""
-        if self.awaits_request:
-            fresh = secrets.token_bytes(16)
-            identities, stream = self._parts.identities, self._stream
-            secret, address = stream.connection_secret, stream.address
-            self._identity = identities.of(credential, secret, fresh, address)
-            self._wire = self._region_wire(self._identity)
-
-    def _arrived(self, request: ChatRequest) -> Input:
-        """The request, as it is served. Raises PermissionDeniedError, KeyReusedError."""
-        identity = self._identity
-        priority = identity.class_of(request.priority)
-        if self._repeats(request):
-            return ClientGone()
-        request_id = identity.request_id(request.request_id)
-        return ChatAsked(
-            replace(request, priority=priority, request_id=request_id, group=identity.group)
-        )
-
-    def _token_arrived(self) -> None:
-        if self._held is None:
-            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
-        self._parts.reception.acknowledged(self._held)
-
-    def _repeats(self, request: ChatRequest) -> bool:
-        """Whether the request is about a chat that is here already, which then has the stream."""
-        reception, identity = self._parts.reception, self._identity
-        listener = Listener(request.resume.upto, request.resume.num_chars)
-        held = reception.find(request, identity.owner)
-        if held is None:
-            self._leave = self._stream.begin_chat(identity.client)
-            self._provisional = request.provisional
-            self._audience.listen(listener)
-            self._held = reception.enter(request, identity, self._audience.journal, self)
-            self._wording.held = self._held
-            return False
-        if held.chat is None:
-            for event in held.journal.replay(listener):
-                self._stream.send(client_wire.write(event, self._parts.name, held.token))
-        else:
-            self._audience.lose()
-            held.chat.join(self._stream, listener, request.provisional)
-        reception.joined(held)
-        return True
-
-    def join(self, stream: RequestStream, listener: Listener, provisional: bool) -> None:
+    def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
         """The client is back, on another stream."""
         self._provisional = provisional
         stream.follow(self)
-        self._audience.join(stream, listener)
-        self.feed(AudienceChanged(provisional))
+        self._channel.join(stream, cursor)
+        self.feed(ClientChanged(provisional))
 
     def client_lost(self) -> None:
-        """The client's connection is no more, and it did not say why: it may come back."""
-        self._audience.lose()
-        if self._held is None:
+        """The client's connection was lost, and it did not say why: it may come back."""
+        self._channel.lose()
+        if self._entry is None:
             self.feed(ClientGone())
         else:
-            self.feed(AudienceChanged(False))
-            self._parts.reception.lost(self._held)
+            self.feed(ClientChanged(False))
+            self._context.resumable.lost(self._entry)
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
         """A frame from the region."""
@@ -210,25 +229,22 @@ class Chat:
         self.feed(self._region_failed(error, is_cut_off=True))
 
     def _region_failed(self, error: OutriderError, *, is_cut_off: bool) -> RegionFailed:
-        return RegionFailed(error, is_cut_off, self._parts.upstream.clock.stalled_s)
+        return RegionFailed(error, is_cut_off, self._context.upstream.clock.stalled_s)
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""
         self._inbox.append(item)
-        if self._feeding:
+        if self._is_feeding:
             return
-        self._feeding = True
+        self._is_feeding = True
         try:
             while self._inbox:
                 self._step(self._inbox.popleft())
         finally:
-            self._feeding = False
+            self._is_feeding = False
         self._arm()
 
     def _step(self, item: Input) -> None:
-        if isinstance(item, ChatAsked):
-            telemetry, continues = self._parts.telemetry, self._identity.trusts_trace
-            self._span = self._span or telemetry.chat_span(item.request, continues=continues)
         try:
             for action in self._session.handle(item, self._loop.time()):
                 self._perform(action)
@@ -256,9 +272,9 @@ class Chat:
             case SendDraft():
                 self._draft(action)
             case OpenDrafter():
-                self._drafting = self._parts.drafter.open(action, self._guessed)
+                self._drafter_number = self._context.drafter.open(action, self._drafted)
             case TellDrafter(ids, lead):
-                self._parts.drafter.commit(self._drafting, ids, lead)
+                self._context.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
             case Tokenize(messages):
@@ -269,48 +285,45 @@ class Chat:
                 self._tell(action)
 
     def _tell(self, event: ClientEvent) -> None:
-        if self._audience.tell(event):
-            self._inbox.append(AudienceChanged(self._provisional))
-        if self._held is not None and not self._audience.is_present:
-            self._parts.reception.grew(self._held)
+        if self._channel.tell(event):
+            self._inbox.append(ClientChanged(self._provisional))
+        if self._entry is not None and not self._channel.is_present:
+            self._context.resumable.grew(self._entry)
 
     def _open(self, action: OpenRegion) -> None:
-        trace = self._span.context if self._span else ("", "")
         avoid: tuple[str, ...] = ()
         if self._link is not None:  # it was open there, and lost
-            self._link.forget(self._number)
+            self._link.forget(self._session_id)
             avoid, self._link = (self._link.address,), None
-            self._parts.telemetry.resumed("reopened")
+            self._context.telemetry.resumed("reopened")
         try:
-            link = self._parts.upstream.pick(avoid)
-            self._number = link.open(self, self._wire.open(action, trace))
+            link = self._context.upstream.pick(avoid)
+            self._session_id = link.open(self, self._wire.open(action, self._span.context))
             self._link = link
         except OutriderError as error:
-            is_cut_off = self._parts.upstream.may_return
+            # A router that was lost a moment ago may be back soon.
+            is_cut_off = self._context.upstream.may_return
             self._inbox.append(self._region_failed(error, is_cut_off=is_cut_off))
-
-    # Without a link the session could not be opened, and learns that next.
 
     def _draft(self, action: SendDraft) -> None:
         if self._link is not None:
-            sent = self._link.draft(self._number, self._wire.draft(action))
-            self._parts.telemetry.draft_frame(sent)
-            if not sent and self._session.reply is not None:
-                self._session.reply.chain.take_back(action)
+            sent = self._link.draft(self._session_id, self._wire.draft(action))
+            self._context.telemetry.draft_frame(sent)
+            if not sent:
+                self._inbox.appendleft(DraftDropped(action))
 
-    def _guessed(self, heard: Heard) -> None:
-        self.feed(DraftsReady(heard))
+    def _drafted(self, report: DrafterReport) -> None:
+        self.feed(DraftsReady(report))
 
     def _cancel(self, reason: str) -> None:
         if self._link is not None:
-            self._link.cancel(self._number, cancel(reason))
+            self._link.cancel(self._session_id, cancel(reason))
 
     def _tokenize(self, messages: tuple[Message, ...]) -> None:
-        parent = self._span.context if self._span else None
-        span = start_span(names.SPAN_TOKENIZE, parent=parent)
+        span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
-            scope = self._identity.group or None
-            job = self._parts.tokenization.submit(messages, self._tokenized, scope=scope)
+            scope = self._request.group or None
+            job = self._context.tokenization.submit(messages, self._tokenized, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
@@ -327,33 +340,27 @@ class Chat:
             span.end()
             self.feed(PromptReady(outcome))
 
-    def _region_wire(self, identity: Identity) -> RegionWire:
-        parts = self._parts
-        digest = parts.policy.vocabulary_digest
-        return RegionWire(parts.coder, digest, parts.region, identity, parts.rewriter)
-
     def _finish(self) -> None:
         self._is_finished = True
-        if self._leave is not None:
-            self._leave()
+        self._leave()
         if self._tokenizing is not None:
             job, span = self._tokenizing
-            self._parts.tokenization.cancel(job)
+            self._context.tokenization.cancel(job)
             self._tokenizing = None
             span.end(CancelledError("the chat ended before its prompt was tokenized"))
         if self._link is not None:
-            self._link.forget(self._number)
-        self._parts.drafter.close(self._drafting)
-        self._audience.end()
-        if self._held is not None:
-            self._parts.reception.ended(self._held)
-            # It knows this chat: what refers to itself would wait for a collection.
-            self._held = self._wording.held = None
-        telemetry = self._parts.telemetry
+            self._link.forget(self._session_id)
+        self._context.drafter.close(self._drafter_number)
+        self._channel.end()
+        if self._entry is not None:
+            self._context.resumable.ended(self._entry)
+            # It refers to this chat, which would have to be collected as garbage.
+            self._entry = self._encoder.entry = None
+        telemetry = self._context.telemetry
         telemetry.chat_closed()
-        # The last frame leaves this turn of the loop, the records are made in another.
+        # The last frame is sent in this turn of the loop, the records are made in another.
         record = partial(telemetry.record, self._session, self._span, self._loop.time())
-        self._parts.slices.later(record)
+        self._context.time_slicer.defer(record)
 
     def _arm(self) -> None:
         at = self._session.next_deadline()
@@ -365,12 +372,12 @@ class Chat:
         self._armed_at = at
 
     def _due(self) -> None:
-        if not self._tick_waits:
-            self._tick_waits = True
-            self._parts.slices.do(self._tick)
+        if not self._is_tick_submitted:
+            self._is_tick_submitted = True
+            self._context.time_slicer.submit(self._tick)
 
     def _tick(self) -> None:
-        self._tick_waits = False
+        self._is_tick_submitted = False
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._armed_at = None

@@ -1,15 +1,15 @@
 """Whose a chat is: from a client's credential to its trust group and what it may ask for (pure).
 
-A trust group is whoever shares what is learnt and kept: phrases and hit rates of drafts, ids of
-texts, prefixes in replicas' caches. Policies, from the narrowest on:
+The members of a trust group share what is learned and cached: n-grams and calibrations of drafts,
+token ids of texts, prefixes in replicas' caches. Policies, from the narrowest on:
 
     chat          every chat by itself
     connection    one client: by its secret, which it sends on every connection, or the connection
     user          one user of a tenant, as the tenant names them
     tenant        everybody who has a key of the tenant
 
-Names of groups are keyed hashes (BLAKE2b, RFC 7693), so that who knows a tenant's name, but not the
-edges' key, cannot compute the names of its cached blocks.
+Names of groups are keyed hashes (BLAKE2b, RFC 7693): without the edges' key nobody can compute the
+names of a tenant's cached blocks from the tenant's name.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ MAX_SECRET_BYTES: Final = 64
 MAX_KEY_CHARS: Final = 512
 MAX_USER_CHARS: Final = 256
 _DIGEST_CHARS: Final = 64
-_GROUP, _SALT, _REQUEST, _ADDRESS = b"group", b"salt", b"request", b"address"
-"""What a hash is for (BLAKE2b's `person`)."""
+# What a hash is for: BLAKE2b's `person`.
+_GROUP: Final = b"group"
+_SALT: Final = b"salt"
+_REQUEST: Final = b"request"
+_ADDRESS: Final = b"address"
 
 
 class Trust(IntEnum):
-    """Who shares what is learnt and kept; the wider, the larger."""
+    """Who shares what is learned and cached; a wider group has a larger number."""
 
     CHAT = 0
     CONNECTION = 1
@@ -65,17 +68,17 @@ def priority_of(name: str, where: str) -> Priority:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What the chats of a tenant, or of clients without a key, are and may do."""
+class AccessPolicy:
+    """For the chats of a tenant, or of clients without a key."""
 
     tenant: str = ""
-    """Under which they are accounted for."""
+    """Tenant under which they are counted and billed."""
     trust: Trust = Trust.CONNECTION
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
 
 
-_ANONYMOUS: Final = Terms()
+_ANONYMOUS: Final = AccessPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +86,17 @@ class TenantConfig:
     """A tenant with keys; `[[edge.tenants]]`. Raises ConfigError for values that cannot work."""
 
     name: str
-    """Under which its chats are accounted for and admitted."""
+    """Under which its chats are counted, billed and admitted."""
     key_digests: tuple[str, ...]
-    """SHA-256 of its keys, hexadecimal: `printf %s KEY | sha256sum`. Keys are random and long, so
-    that nobody finds them from this. More than one: while one takes the other's place."""
+    """SHA-256 of its keys, hexadecimal: `printf %s KEY | sha256sum`. Keys have to be random and
+    long, or they could be guessed from this. Several, while a key is being replaced."""
     trust: str = "tenant"
-    """Who of it shares what is learnt and kept: tenant, user, connection or chat."""
+    """Which of its chats share what is learned and cached: tenant, user, connection or chat."""
     max_priority: str = "medium"
-    """The highest class its chats may ask for: low, medium or high."""
+    """The highest priority its chats may ask for: low, medium or high."""
     trust_trace: bool = False
-    """Whether the traces of its clients are continued here; otherwise they are linked to."""
+    """Whether the traces of its clients are continued; otherwise the edge's own traces link to
+    them."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -106,10 +110,14 @@ class TenantConfig:
                     "hexadecimal digits: printf %s KEY | sha256sum"
                 )
 
-    def terms(self) -> Terms:
-        """What its chats are and may do."""
-        trust, top = Trust[self.trust.upper()], Priority[self.max_priority.upper()]
-        return Terms(self.name, trust, top, self.trust_trace)
+    def access_policy(self) -> AccessPolicy:
+        """For its chats."""
+        return AccessPolicy(
+            tenant=self.name,
+            trust=Trust[self.trust.upper()],
+            max_priority=Priority[self.max_priority.upper()],
+            trusts_trace=self.trust_trace,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,36 +134,36 @@ class Identity:
     """Whose a chat is."""
 
     tenant: str = ""
-    """For accounting and admission."""
+    """For billing and admission; empty: none."""
     owner: bytes = b""
     """Who may resume the chat or repeat its request: the group, or under `chat` the client."""
     client: bytes = b""
-    """The client or user whose limits it counts against; empty: it may be anybody of a tenant,
-    whose limits are the router's."""
+    """The client or user against whose quotas it counts; empty: it is the whole tenant's, whose
+    limits are the router's."""
     address_hash: bytes = b""
-    """Of the address prefix that a client without a key comes from; empty: it has a key."""
+    """Of the address prefix of a client without a key; empty: it has a key."""
     cache_salt: bytes = b""
-    """Replicas reuse the KV of prompts between sessions of equal salts alone."""
+    """Replicas reuse the KV of prompts only between sessions of equal salts."""
     group: bytes = b""
-    """Within which the chat teaches others and learns from them; empty: by itself."""
+    """Trust group whose chats learn from each other; empty: it learns by itself."""
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
 
     @property
     def share(self) -> str:
-        """Equal for all of a tenant, and for all of a client that belongs to none; no tenant's name
-        begins with a zero."""
+        """For counting: the tenant, or the client if it belongs to none. No tenant's name begins
+        with a zero byte."""
         return self.tenant or f"\0{self.owner.hex()}"
 
     @property
     def origin(self) -> str:
-        """Equal for all of a tenant, and for all clients of an address prefix that belong to none:
-        one of them may call itself many."""
+        """For counting: the tenant, or the address prefix of a client that belongs to none, since
+        one client may claim to be many."""
         return self.tenant or f"\0{self.address_hash.hex()}"
 
     def request_id(self, client_id: str) -> str:
-        """The id under which the mesh knows a request that its client calls `client_id`: 32
-        hexadecimal digits. No other owner's request has it, and it does not tell the client's."""
+        """The mesh's id of a request that its client calls `client_id`: 32 hexadecimal digits. No
+        other owner's request has it, and it does not reveal the client's id."""
         digest = blake2b(client_id.encode(), key=self.owner, digest_size=16, person=_REQUEST)
         return digest.hexdigest()
 
@@ -170,42 +178,42 @@ class Identity:
         return asked or min(Priority.MEDIUM, self.max_priority)
 
 
-NOBODY: Final = Identity()
+UNIDENTIFIED: Final = Identity()
 
 
-class Keys:
-    """Which tenant a key is of."""
+class ApiKeys:
+    """The tenants' keys."""
 
     def __init__(self, tenants: Iterable[TenantConfig] = ()) -> None:
         """Raises ConfigError for two tenants of one name or key."""
-        self._terms: dict[bytes, Terms] = {}
+        self._policies: dict[bytes, AccessPolicy] = {}
         names = set[str]()
         for tenant in tenants:
             if tenant.name in names:
                 raise ConfigError(f"tenant {tenant.name} is named twice in tenants")
             names.add(tenant.name)
             for digest in map(bytes.fromhex, tenant.key_digests):
-                if digest in self._terms:
+                if digest in self._policies:
                     raise ConfigError(f"a key of tenant {tenant.name} is named twice in tenants")
-                self._terms[digest] = tenant.terms()
+                self._policies[digest] = tenant.access_policy()
 
-    def find(self, key: str) -> Terms | None:
-        """Those of the key's tenant; None for nobody's key. What a look into the table tells by
-        its time is of the SHA-256 of what was sent, which nobody can steer towards a key's."""
-        return self._terms.get(sha256(key.encode()).digest())
+    def find(self, key: str) -> AccessPolicy | None:
+        """The policy of the key's tenant; None for an unknown key. The time of the lookup depends
+        on the SHA-256 of what was sent, which cannot be steered towards that of a key."""
+        return self._policies.get(sha256(key.encode()).digest())
 
 
 class Identities:
     """From credentials to identities."""
 
     def __init__(
-        self, key: bytes, keys: Keys | None = None, anonymous: Terms | None = _ANONYMOUS
+        self, key: bytes, keys: ApiKeys | None = None, anonymous: AccessPolicy | None = _ANONYMOUS
     ) -> None:
         """Edges with the same `key`, of any length, have the same groups. `anonymous`: for clients
-        without a key; None: there are none."""
-        # Keys of BLAKE2b are bounded; a hash of the configured one is not too long for any.
+        without a key; None: they are refused."""
+        # BLAKE2b takes keys of at most 64 bytes; the configured one may be longer.
         self._key = blake2b(key, digest_size=32).digest()
-        self._keys = keys or Keys()
+        self._keys = keys or ApiKeys()
         self._anonymous = anonymous
 
     def of(
@@ -215,46 +223,46 @@ class Identities:
         connection and the chat have to themselves; `address`: the prefix that it comes from. Raises
         UnauthenticatedError and InvalidRequestError."""
         _check(credential)
-        terms, kind = self._terms_of(credential)
+        policy, kind = self._policy_of(credential)
         secret = credential.client_secret or connection
-        if terms.trust is Trust.TENANT:
-            owner = self._group(Trust.TENANT, kind, terms, b"")
-        elif terms.trust is Trust.USER and credential.key and credential.user:
-            owner = self._group(Trust.USER, kind, terms, credential.user.encode())
+        if policy.trust is Trust.TENANT:
+            owner = self._group(Trust.TENANT, kind, policy, b"")
+        elif policy.trust is Trust.USER and credential.key and credential.user:
+            owner = self._group(Trust.USER, kind, policy, credential.user.encode())
         else:
-            owner = self._group(Trust.CONNECTION, kind, terms, secret)
-        # What names the owner never leaves the edge, so nobody behind it can try out request ids.
+            owner = self._group(Trust.CONNECTION, kind, policy, secret)
+        # The owner never leaves the edge, so that request ids cannot be tried out behind it.
         salt = group = blake2b(owner, key=self._key, digest_size=GROUP_BYTES, person=_SALT).digest()
-        if terms.trust is Trust.CHAT:
-            salt, group = self._group(Trust.CHAT, kind, terms, chat), b""
+        if policy.trust is Trust.CHAT:
+            salt, group = self._group(Trust.CHAT, kind, policy, chat), b""
         return Identity(
-            tenant=terms.tenant,
+            tenant=policy.tenant,
             owner=owner,
-            client=b"" if terms.trust is Trust.TENANT else owner,
+            client=b"" if policy.trust is Trust.TENANT else owner,
             address_hash=b"" if credential.key else self._hash(address),
             cache_salt=salt,
             group=group,
-            max_priority=terms.max_priority,
-            trusts_trace=terms.trusts_trace,
+            max_priority=policy.max_priority,
+            trusts_trace=policy.trusts_trace,
         )
 
-    def _terms_of(self, credential: Credential) -> tuple[Terms, bytes]:
+    def _policy_of(self, credential: Credential) -> tuple[AccessPolicy, bytes]:
         if not credential.key:
             if self._anonymous is None:
                 raise UnauthenticatedError("this edge serves clients with a key; send one")
             return self._anonymous, b"anonymous"
-        terms = self._keys.find(credential.key)
-        if terms is None:
+        policy = self._keys.find(credential.key)
+        if policy is None:
             raise UnauthenticatedError("the key is not known here; check it, or ask for one")
-        return terms, b"tenant"
+        return policy, b"tenant"
 
     def _hash(self, address: str) -> bytes:
         hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_ADDRESS)
         return hashed.digest()
 
-    def _group(self, trust: Trust, kind: bytes, terms: Terms, member: bytes) -> bytes:
+    def _group(self, trust: Trust, kind: bytes, policy: AccessPolicy, member: bytes) -> bytes:
         name = blake2b(key=self._key, digest_size=GROUP_BYTES, person=_GROUP)
-        for part in (trust.name.encode(), kind, terms.tenant.encode(), member):
+        for part in (trust.name.encode(), kind, policy.tenant.encode(), member):
             name.update(len(part).to_bytes(4, "little") + part)
         return name.digest()
 

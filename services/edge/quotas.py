@@ -1,7 +1,7 @@
-"""How much one of many may use at a time, and per second (pure).
+"""How much each of many keys may use at a time, and per second (pure).
 
-Whose share it is, is a key: an address prefix (services.edge.addresses), or who a credential says
-it is. Buckets fill at a rate up to a burst (RFC 2697 has the idea; nothing is coloured here).
+A key is an address prefix (services.edge.quic.limits) or a client's identity. Rates are token
+buckets: they fill at a rate, up to a burst (as in RFC 2697, without its colours).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from outrider.errors import OverloadedError
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 _BUSY_RETRY_MS: Final = 1000
-"""When to try again for what others have to give back first."""
+"""When to try again, where others have to release something first."""
 
 
 class Count(Enum):
-    """What is held and given back."""
+    """What is held and released."""
 
     CONNECTIONS = "connections"
     STREAMS = "open streams"
@@ -28,7 +28,7 @@ class Count(Enum):
 
 
 class Rate(Enum):
-    """What is used up."""
+    """What is spent."""
 
     HANDSHAKES = "handshakes"
     TYPED_BYTES = "bytes of typed text"
@@ -37,7 +37,7 @@ class Rate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """So many per second on average, and so many at once after a pause."""
+    """`per_s` on average, and `burst` at once after a pause."""
 
     per_s: float
     burst: float
@@ -45,17 +45,17 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """Of one key; what is not named is not limited."""
+    """Of one key; counts and rates that are not named are not limited."""
 
     counts: Mapping[Count, int] = field(default_factory=dict)
     rates: Mapping[Rate, RateLimit] = field(default_factory=dict)
     max_keys: int = 65_536
-    """Keys that are remembered. Past it those go that hold nothing, the longest unused first; if
-    all hold something, a new one is refused."""
+    """Keys that are remembered. Beyond it keys that hold nothing are dropped, the longest unused
+    first; if all hold something, a new one is refused."""
 
 
 class TokenBucket:
-    """One rate of one user. Times in seconds on the clock of `now`."""
+    """One rate of one key. Times in seconds on the clock of `now`."""
 
     __slots__ = ("_at", "_level", "limit")
 
@@ -65,8 +65,8 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Use so much; False, and nothing is used, if there is less. More than a burst never
-        is there."""
+        """Use so much; False, and nothing is used, if there is less. There is never more than a
+        burst."""
         self._fill(now)
         if amount > self._level:
             return False
@@ -84,7 +84,7 @@ class TokenBucket:
             self._at = now
 
 
-class _Usage:
+class _KeyUsage:
     __slots__ = ("buckets", "counts")
 
     def __init__(self) -> None:
@@ -93,13 +93,13 @@ class _Usage:
 
 
 class Quotas(Generic[KeyT]):
-    """What each key uses now. Every verb takes constant time."""
+    """What each key uses now. Every operation takes constant time."""
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
-        self._idle: OrderedDict[KeyT, _Usage] = OrderedDict()
-        """Those who hold nothing, the longest unused first."""
-        self._busy: dict[KeyT, _Usage] = {}
+        self._idle: OrderedDict[KeyT, _KeyUsage] = OrderedDict()
+        """Keys that hold nothing, the longest unused first."""
+        self._busy: dict[KeyT, _KeyUsage] = {}
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
@@ -148,7 +148,7 @@ class Quotas(Generic[KeyT]):
                 retry_delay_ms=max(1, round(wait_s * 1000)),
             )
 
-    def _usage(self, key: KeyT) -> _Usage:
+    def _usage(self, key: KeyT) -> _KeyUsage:
         usage = self._busy.get(key)
         if usage is not None:
             return usage
@@ -163,5 +163,5 @@ class Quotas(Generic[KeyT]):
                     retry_delay_ms=_BUSY_RETRY_MS,
                 )
             self._idle.popitem(last=False)
-        usage = self._idle[key] = _Usage()
+        usage = self._idle[key] = _KeyUsage()
         return usage

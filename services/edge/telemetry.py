@@ -1,4 +1,4 @@
-"""What an edge measures of its chats."""
+"""Metrics, spans and log lines of an edge and its chats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import NO_TRACE, Span, start_span
 from services.edge.session.display import Display
-from services.edge.session.inputs import ChatRequest
+from services.edge.session.events import ChatRequest
 from services.edge.session.machine import ChatSession
 from services.edge.session.reply import ReplyFlow
 
@@ -24,9 +24,9 @@ CHATS: Final = "outrider.edge.chats"
 TOKENS: Final = "outrider.edge.tokens"
 RETRACTIONS: Final = "outrider.edge.retractions"
 SHOWN_CHARS: Final = "outrider.edge.shown_chars"
-"""Code points sent as provisional text..."""
+"""Code points sent as provisional text."""
 ERASED_CHARS: Final = "outrider.edge.erased_chars"
-"""...and those of them that were taken back."""
+"""Those of SHOWN_CHARS that were taken back."""
 FIRST_WORDS: Final = "outrider.edge.first_words"
 """First words shown, one a chat, by fate: "stayed" or "erased"."""
 RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
@@ -37,7 +37,7 @@ HALF_OPEN: Final = "outrider.edge.half_open_handshakes"
 RETRIES: Final = "outrider.edge.retries"
 """First packets answered with a Retry."""
 REFUSED: Final = "outrider.edge.refused"
-"""Connections, streams, chats, typed text and credentials that were not taken, by reason."""
+"""Connections, streams, chats, typed text and credentials that were refused, by reason."""
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 """Shown before they were final; with TOKENS the share shown early."""
@@ -74,7 +74,7 @@ class EdgeTelemetry:
         self.idle.set()
 
     def chat_opened(self) -> None:
-        """A stream was opened."""
+        """A chat begins."""
         self.num_chats += 1
         self.idle.clear()
         self._metrics.gauge(OPEN_CHATS).set(self.num_chats)
@@ -85,7 +85,7 @@ class EdgeTelemetry:
         self._metrics.gauge(OPEN_CONNECTIONS).set(self.num_connections)
 
     def half_open(self, num: int) -> None:
-        """So many handshakes are under way."""
+        """`num` handshakes are under way."""
         self._metrics.gauge(HALF_OPEN).set(num)
 
     def retried(self) -> None:
@@ -93,13 +93,13 @@ class EdgeTelemetry:
         self._metrics.counter(RETRIES).add(1)
 
     def refused(self, reason: str, **details: str) -> None:
-        """Something was not taken. One line in the log tells of all in an interval; `details` are
-        of the last one."""
+        """Something was refused. One log line tells of all in an interval; `details` are of the
+        last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
 
     def close(self) -> None:
-        """Nothing is said any more."""
+        """Nothing is logged any more."""
         self._refused.close()
 
     def chat_span(self, request: ChatRequest, *, continues: bool) -> Span:
@@ -117,7 +117,7 @@ class EdgeTelemetry:
         return span
 
     def chat_closed(self) -> None:
-        """A stream was closed, for whatever reason; `record` follows."""
+        """A chat ended, for whatever reason; `record` follows."""
         self.num_chats -= 1
         if not self.num_chats:
             self.idle.set()
@@ -133,7 +133,7 @@ class EdgeTelemetry:
         self._metrics.counter(PREFILLED_TOKENS).add(num_tokens)
 
     def detached(self, count: int) -> None:
-        """So many chats go on without their clients."""
+        """`count` chats go on without their clients."""
         self._metrics.gauge(DETACHED_CHATS).set(count)
 
     def early_data(self, num_bytes: int) -> None:
@@ -145,17 +145,16 @@ class EdgeTelemetry:
         if not sent:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
-    def record(self, session: ChatSession, span: Span | None, now: float) -> None:
-        """What is to be told of a chat that was closed at `now`."""
-        if span is not None:
-            span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
-            span.end(session.error)
+    def record(self, session: ChatSession, span: Span, now: float) -> None:
+        """Record a chat that ended at `now`."""
+        span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
+        span.end(session.error)
         metrics, times = self._metrics, session.milestones
         if times.asked is None:
             return
         reason = session.error.reason if session.error else None
         metrics.record_request(now - times.asked, self._model, reason)
-        _log_end(session, span.trace_id if span else "", now - times.asked)
+        _log_end(session, span.trace_id, now - times.asked)
         metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
         num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens)
@@ -175,21 +174,23 @@ class EdgeTelemetry:
             metrics.counter(FIRST_WORDS).add(1, {"fate": fate})
 
     def _record_drafts(self, reply: ReplyFlow) -> None:
-        metrics, ahead, controller = self._metrics, reply.ahead(), reply.controller
-        metrics.counter(SHOWN_TOKENS).add(ahead.shown_tokens)
-        metrics.counter(ERASED_TOKENS).add(ahead.erased_tokens)
+        metrics = self._metrics
+        stats = reply.stats()
+        controller = reply.controller
+        metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens)
+        metrics.counter(ERASED_TOKENS).add(stats.erased_tokens)
         for fate in ("drafted", "sent", "checked", "right"):
-            metrics.counter(DRAFTS).add(getattr(ahead, f"{fate}_tokens"), {"fate": fate})
-        metrics.counter(ROUNDS).add(ahead.sending_rounds, {"drafts": "sent"})
-        metrics.counter(ROUNDS).add(ahead.holding_rounds, {"drafts": "held"})
+            metrics.counter(DRAFTS).add(getattr(stats, f"{fate}_tokens"), {"fate": fate})
+        metrics.counter(ROUNDS).add(stats.sending_rounds, {"drafts": "sent"})
+        metrics.counter(ROUNDS).add(stats.holding_rounds, {"drafts": "held"})
         metrics.counter(MODE_CHATS).add(1, {"mode": controller.mode.value})
-        metrics.counter(MODE_SWITCHES).add(ahead.switches)
-        if ahead.rtt_ms:
-            metrics.gauge(RTT).set(ahead.rtt_ms)
-            metrics.gauge(INTERVAL).set(ahead.commit_interval_ms)
+        metrics.counter(MODE_SWITCHES).add(stats.switches)
+        if stats.rtt_ms:
+            metrics.gauge(RTT).set(stats.rtt_ms)
+            metrics.gauge(INTERVAL).set(stats.commit_interval_ms)
             metrics.gauge(LEAD).set(controller.lead)
-        if ahead.checked_tokens:
-            metrics.gauge(ACCEPTANCE).set(ahead.right_tokens / ahead.checked_tokens)
+        if stats.checked_tokens:
+            metrics.gauge(ACCEPTANCE).set(stats.right_tokens / stats.checked_tokens)
         if controller.predicted_s is not None:
             metrics.gauge(PREDICTED_GAIN).set(controller.predicted_gain)
 
@@ -216,26 +217,27 @@ def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),
-        **(_riding_ahead(session.reply) if session.reply else {}),
+        **(_speculation_fields(session.reply) if session.reply else {}),
     )
 
 
-def _riding_ahead(reply: ReplyFlow) -> dict[str, object]:
-    ahead, controller = reply.ahead(), reply.controller
+def _speculation_fields(reply: ReplyFlow) -> dict[str, object]:
+    stats = reply.stats()
+    controller = reply.controller
     shares = {
         name: round(controller.acceptance.rate_of(name), 3)
         for name in controller.acceptance.sources
     }
     return {
         "mode": controller.mode.value,
-        "switches": ahead.switches,
-        "rtt_ms": round(ahead.rtt_ms, 1),
-        "commit_interval_ms": round(ahead.commit_interval_ms, 1),
-        "draft_ms": round(ahead.draft_ms, 2),
+        "switches": stats.switches,
+        "rtt_ms": round(stats.rtt_ms, 1),
+        "commit_interval_ms": round(stats.commit_interval_ms, 1),
+        "draft_ms": round(stats.draft_ms, 2),
         "lead": controller.lead,
         "acceptance": shares,
         "predicted_gain": round(controller.predicted_gain, 3),
-        "num_sent": ahead.sent_tokens,
-        "num_shown": ahead.shown_tokens,
-        "num_erased": ahead.erased_tokens,
+        "num_sent": stats.sent_tokens,
+        "num_shown": stats.shown_tokens,
+        "num_erased": stats.erased_tokens,
     }

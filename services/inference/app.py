@@ -31,6 +31,7 @@ from services.inference.config import InferenceConfig
 from services.inference.instances.group import InstanceGroup
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.limits import context_limit
+from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
 from services.inference.streaming.block_feed import BlockFeed
@@ -287,4 +288,11 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         block_tokens=info.block_tokens,
         max_lead=config.max_lead,
         max_drafts=config.max_draft_tokens,
+        prefill_limits=inference_pb2.PrefillLimits(
+            max_chunk_tokens=config.prefill_chunk_tokens,
+            min_chunk_tokens=LEAST_CHUNK,
+            max_call_ms=config.max_tick_ms,
+            max_stretch=config.prefill_stretch,
+            min_stretch=LEAST_STRETCH,
+        ),
     )

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
+from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
@@ -22,27 +22,35 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import router_pb2, router_pb2_grpc
-from services.router.admitting import Admitting
+from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
+from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
-from services.router.deciding import Deciding
 from services.router.explain import Explainer
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import FleetPolicy, Registry
-from services.router.relay.dispatch import Dispatch
-from services.router.relay.journal import Journal
+from services.router.metrics import AdmissionMetrics, AutoscaleMetrics, ReplicaMetrics
+from services.router.placement.history import PlacementHistory
+from services.router.placement.placement import Placement
+from services.router.prefix_index.index import PrefixIndex
+from services.router.prefix_index.prompt import TokenIdReader
+from services.router.relay.dispatch import Dispatch, PromptCache
+from services.router.relay.failover import Failover
+from services.router.relay.frames import Up
+from services.router.relay.intake import Intake
+from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
-from services.router.relay.survival.budget import MovePolicy
-from services.router.relay.survival.moves import Moves
-from services.router.relay.survival.silence import Silence, SilencePolicy
-from services.router.relay.survival.watch import Watch
-from services.router.relay.switch import Switch, Up
-from services.router.service import Intake, RouterService
-from services.router.upstream.fleet import Fleet
-from services.router.upstream.metrics import FleetMetrics
-from services.router.upstream.tokenizers import TokenizerPool
+from services.router.relay.switch import Switch
+from services.router.relay.telemetry import SessionTelemetry
+from services.router.service import RouterService
+from services.router.upstream.kv_events import KvEventSubscriber
+from services.router.upstream.replica_pool import ReplicaPool
+from services.router.upstream.tokenizers import PromptTokenization, TokenizerPool
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 _TICK_S: Final = 0.1
+_MAX_SWEPT_ROWS: Final = 2048
+"""Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
 
 _log = structlog.get_logger()
 
@@ -55,49 +63,82 @@ class Router:
         self.tls = tls
         self.clock = StallFreeClock()
         self.metrics = Metrics("router")
-        self.registry = _registry(config, self.clock())
-        self.table: SessionTable[Up] = SessionTable(_limits(config))
         self.rng = Random(config.seed or None)
-        self.deciding = Deciding(config, self.registry, self.rng)
-        self.journal = Journal(self.metrics, time.perf_counter, self.deciding.history)
-        self.tokenizers = _pool(config, self.clock, self.rng, tls)
-        self.intake = Intake(self.tokenizers, self.registry, clock=self.clock)
-        self.hurry = asyncio.Event()
+        self.retry_scheduled = asyncio.Event()
         """Set when sessions that wait should try again before the next tick."""
-        self.switch = self._make_switch()
         self.settled = asyncio.Event()
         """Set once every replica was reached, or tried in vain."""
         self.idle = asyncio.Event()
         """Set by the next tick that finds no session."""
-        self.fleet_metrics = FleetMetrics(self.metrics)
-        self.fleet = Fleet(
+
+        # Where sessions go.
+        self.registry = _registry(config, self.clock())
+        self.prefix_index = PrefixIndex(config.prefix_index)
+        ids = TokenIdReader()
+        self.prompts = PromptCache(self.prefix_index, ids)
+        self.placement = Placement(
+            self.registry,
+            self.prefix_index,
+            config.placement,
+            self.rng,
+            report_ms=config.load_interval_ms,
+        )
+        self.history = PlacementHistory(config.history)
+
+        # The relay.
+        self.table: SessionTable[Up] = SessionTable(_relay_limits(config))
+        self.telemetry = SessionTelemetry(self.metrics, time.perf_counter, self.history)
+        dispatch = Dispatch(
+            self.table,
+            self.registry,
+            self.telemetry,
+            self.placement,
+            self.prompts,
+            time.perf_counter,
+        )
+        admission = Admission(
+            config.admission, config.tenants, config.lengths, config.price_table()
+        )
+        fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
+        autoscale = AutoscaleAdvisor(config.autoscale)
+        intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, autoscale)
+        failover = Failover(self.table, dispatch, self.telemetry, config.failover)
+        self.switch = Switch(
+            self.table,
+            dispatch,
+            self.registry,
+            admission,
+            self.telemetry,
+            intake,
+            ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
+            failover,
+            default_model=config.default_model,
+            tokenize=lambda session: self.tokenization.start(self.switch, session),
+            schedule_retry=self.retry_scheduled.set,
+        )
+
+        # Tokenizers and replicas.
+        self.tokenizers = _tokenizer_pool(config, self.clock, self.rng, tls)
+        self.tokenization = PromptTokenization(self.tokenizers, self.registry, clock=self.clock)
+        self.replicas = ReplicaPool(
             config,
             self.registry,
             self.switch,
-            self.deciding.watch,
+            lambda: KvEventSubscriber(self.prefix_index, ids, self.placement.owner),
             clock=self.clock,
             rng=self.rng,
             tls=tls,
         )
 
-    def _make_switch(self) -> Switch:
-        deciding = self.deciding
-        dispatch = Dispatch(
-            self.table, self.registry, self.journal, deciding.placement, deciding.prompts
-        )
-        self.admitting = Admitting(self.config, self.table, dispatch, self.registry, self.metrics)
-        moves = Moves(self.table, dispatch, self.journal, _move_policy(self.config))
-        silence = Silence(_silence_policy(self.config))
-        return Switch(
-            self.table,
-            dispatch,
-            self.journal,
-            self.admitting.entry,
-            Watch(self.table, dispatch, self.registry, moves, silence, self.admitting.admission),
-            moves,
-            default_model=self.config.default_model,
-            tokenize=lambda session: self.intake.start(self.switch, session),
-            hurry=self.hurry.set,
+        self.replica_metrics = ReplicaMetrics(self.metrics)
+        self.admission_metrics = AdmissionMetrics(self.metrics, admission)
+        self.autoscale_metrics = AutoscaleMetrics(
+            self.metrics,
+            self.registry,
+            intake,
+            fleet_view,
+            autoscale,
+            config.autoscale.slo_ttft_ms,
         )
 
     def readiness(self) -> tuple[bool, str]:
@@ -110,18 +151,19 @@ class Router:
         """What passes with time alone."""
         if self.clock.stalled_recently:
             self.registry.was_late()
-        self.fleet.tick()
+        self.replicas.tick()
         self.tokenizers.tick()
         self.registry.expire(self.clock())
-        self.fleet_metrics.tick(self.registry, self.clock())
-        self.deciding.tick(self.clock())
+        self.replica_metrics.tick(self.registry, self.clock())
+        self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
         self.switch.expire(self.clock())
-        self.admitting.tick(self.clock())
-        if self.fleet.is_settled and self.tokenizers.is_settled:
+        self.admission_metrics.tick()
+        self.autoscale_metrics.tick(self.clock())
+        if self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table):
             self.idle.set()
-        self.journal.flush(len(self.table), self.registry.count())
+        self.telemetry.flush(len(self.table), self.registry.count())
 
     async def drain(self) -> None:
         """Take no new sessions, wait for the running ones within the limit, end the streams."""
@@ -138,15 +180,15 @@ class Router:
             self.tick()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
-                    await self._going_on()
+                    await self._retrying()
 
-    async def _going_on(self) -> None:
-        """What waits for a replica goes on when there is reason to, until the next tick."""
+    async def _retrying(self) -> None:
+        """Sessions that wait for a replica go on when there is reason to, until the next tick."""
         while True:
-            await self.hurry.wait()
-            self.hurry.clear()
-            self.switch.go_on(self.clock())
-            await asyncio.sleep(0)  # all others have their turn in between
+            await self.retry_scheduled.wait()
+            self.retry_scheduled.clear()
+            self.switch.retry(self.clock())
+            await asyncio.sleep(0)  # other tasks run in between
 
 
 async def serve(
@@ -172,7 +214,7 @@ async def serve(
             health.close()
             await router.drain()
     finally:
-        await router.intake.close()
+        await router.tokenization.close()
         router.metrics.close()
         shutdown_tracing()
 
@@ -200,11 +242,20 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
 
 
 def _service(router: Router, health: HealthControl) -> RouterService:
+    explainer = Explainer(
+        router.placement,
+        router.history,
+        router.prompts,
+        router.tokenization.tokenize,
+        default_model=router.config.default_model,
+        clock=router.clock,
+        timer=time.perf_counter,
+    )
     return RouterService(
         router.switch,
         router.registry,
-        _explainer(router),
-        router.deciding.placement.standings,
+        explainer,
+        router.placement.statuses,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
@@ -213,24 +264,11 @@ def _service(router: Router, health: HealthControl) -> RouterService:
     )
 
 
-def _explainer(router: Router) -> Explainer:
-    deciding = router.deciding
-    return Explainer(
-        deciding.placement,
-        deciding.history,
-        deciding.prompts,
-        router.intake.tokenize,
-        default_model=router.config.default_model,
-        clock=router.clock,
-        timer=time.perf_counter,
-    )
-
-
 @asynccontextmanager
 async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
     """The endless jobs beside the listener."""
     router.clock.start()
-    endless = [router.ticking(), router.fleet.run(), router.tokenizers.run()]
+    endless = [router.ticking(), router.replicas.run(), router.tokenizers.run()]
     jobs = [asyncio.create_task(job) for job in endless]
     try:
         yield jobs
@@ -254,13 +292,7 @@ async def _stopped(stop: asyncio.Event, jobs: list[asyncio.Task[None]]) -> None:
 
 def _registry(config: RouterConfig, now: float) -> Registry:
     geography = Geography(config.region, config.regions, config.default_rtt_ms)
-    quarantine = QuarantinePolicy(
-        config.quarantine_failures,
-        config.quarantine_window_s,
-        config.quarantine_s,
-        config.max_quarantine_s,
-    )
-    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, quarantine)
+    health = HealthPolicy(config.connect_timeout_s, config.suspect_s, config.quarantine)
     return Registry(
         config.replicas,
         rtt_ms=geography.rtt_ms,
@@ -269,21 +301,7 @@ def _registry(config: RouterConfig, now: float) -> Registry:
     )
 
 
-def _move_policy(config: RouterConfig) -> MovePolicy:
-    return MovePolicy(
-        share=config.move_share,
-        least=config.min_moves,
-        window_s=config.move_window_s,
-        timeout_s=config.move_timeout_s,
-        max_lost_replicas=config.max_lost_replicas,
-    )
-
-
-def _silence_policy(config: RouterConfig) -> SilencePolicy:
-    return SilencePolicy(config.hang_s, config.hang_calls, config.stall_s)
-
-
-def _limits(config: RouterConfig) -> RelayLimits:
+def _relay_limits(config: RouterConfig) -> RelayLimits:
     return RelayLimits(
         max_sessions=config.max_sessions,
         max_sessions_per_edge=config.max_sessions_per_stream,
@@ -293,7 +311,9 @@ def _limits(config: RouterConfig) -> RelayLimits:
     )
 
 
-def _pool(config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls) -> TokenizerPool:
+def _tokenizer_pool(
+    config: RouterConfig, clock: StallFreeClock, rng: Random, tls: Tls
+) -> TokenizerPool:
     return TokenizerPool(
         [parse_target(text, "each of tokenizers") for text in config.tokenizers],
         policy=config.discovery(),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.config import check_address
 from outrider.errors import ConfigError
+from outrider.peers.health import QuarantinePolicy
 from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
-from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.counting.prices import Price, PriceTable
-from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.policy import ConductorPolicy
+from services.router.admission.policy import AdmissionPolicy, LengthPolicy
+from services.router.admission.pricing import Price, PriceTable
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.policy import AutoscalePolicy
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndexLimits
+from services.router.relay.failover import FailoverPolicy
+from services.router.relay.replica_monitor import HangPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,37 +116,28 @@ class RouterConfig:
     lookup_interval_s: float = 5.0
     """Time between two lookups of one target."""
     lookup_grace_s: float = 15.0
-    """What lookups do not find for so long gets no new sessions; those it has go on."""
+    """A peer that lookups have not found for this long gets no new sessions; those it has go on."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
     """RTT assumed for another region until coordinates or a probe say better."""
-    near_ms: float = 5.0
-    """Replicas whose predicted wait lies this close to the best one share the load."""
-    max_queued: int = 128
-    """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
-    work_weight: float = 0.5
-    """What a millisecond of a replica's work costs in milliseconds of a session's wait, where no
-    replica of the region has prompts waiting (docs/guides/placement.md)."""
-    busy_work_weight: float = 4.0
-    """The same where all of them have."""
-    prefix_blocks: int = 1 << 20
-    """Blocks of the replicas' prefix caches known at once, about 250 bytes each."""
-    expected_s: float = 5.0
-    """A prompt is expected in the cache of the replica it was sent to for so long."""
+    placement: PlacementPolicy = dataclasses.field(default_factory=PlacementPolicy)
+    """How replicas are compared (docs/guides/placement.md)."""
+    prefix_index: PrefixIndexLimits = dataclasses.field(default_factory=PrefixIndexLimits)
+    """Bounds of what is known of the replicas' prefix caches."""
     history: int = 1024
     """Placements kept for `outrider explain`."""
     admission: AdmissionPolicy = dataclasses.field(default_factory=AdmissionPolicy)
-    """Promises to each class of sessions (docs/guides/admission.md)."""
+    """Admission control (docs/guides/admission.md)."""
     tenants: tuple[TenantPolicy, ...] = ()
-    """Limits of tenants; without any everybody may have everything."""
+    """Limits of tenants; without any there are none."""
     lengths: LengthPolicy = dataclasses.field(default_factory=LengthPolicy)
     """Classes by length of prompt (docs/guides/tokens.md)."""
     prices: tuple[Price, ...] = ()
     """What tokens cost whom (docs/guides/tokens.md)."""
     currency: str = ""
-    """Of the prices, as clients are told it, e.g. USD; prices need one."""
-    conductor: ConductorPolicy = dataclasses.field(default_factory=ConductorPolicy)
+    """Currency of the prices, as clients are told it, e.g. USD; needed where there are prices."""
+    autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""
@@ -150,14 +146,15 @@ class RouterConfig:
     max_sessions_per_stream: int = 1024
     """Sessions open at once on one edge stream."""
     max_early_frames: int = 32
-    """Drafts kept per session until its first commit, to be replayed on another replica."""
+    """Drafts kept per session until its first commit, to be sent to another replica if the first
+    one is lost."""
     max_kept_bytes: int = 256 << 20
-    """Opens and committed tokens kept over all sessions, to open them on another replica; beyond
-    it the oldest ones cannot move."""
+    """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
+    beyond it the oldest sessions cannot move."""
     edge_buffer_frames: int = 2048
-    """Frames waiting for one edge; beyond it that edge's sessions end as OVERLOADED."""
+    """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: int = 4096
-    """Frames waiting for one replica; beyond it drafts are dropped and opens go elsewhere."""
+    """Frames that may wait for one replica; beyond it drafts are dropped and opens go elsewhere."""
     max_message_bytes: int = 4 << 20
     """Largest frame read from an edge or a replica."""
     probe_interval_s: float = 1.0
@@ -171,44 +168,27 @@ class RouterConfig:
     max_backoff_s: float = 5.0
     """Longest pause between two attempts to reach a replica."""
     load_interval_ms: int = 50
-    """Smallest time between two load reports asked of a replica."""
+    """Shortest time between two load reports that a replica is asked for."""
     heartbeat_ms: int = 1000
-    """Longest time between two load reports asked of a replica, changed or not."""
+    """Longest time between two load reports that a replica is asked for, changed or not."""
     silence_s: float = 3.0
     """A replica whose load reports stay away this long is SUSPECT."""
-    quarantine_failures: int = 3
-    """So many failures (streams that break, sessions that fail by the replica's fault)..."""
-    quarantine_window_s: float = 30.0
-    """...within this time put a replica into quarantine, though never most of a model's."""
-    quarantine_s: float = 2.0
-    """Its first pause, before one session is tried; each trial that fails doubles it..."""
-    max_quarantine_s: float = 60.0
-    """...up to this."""
+    quarantine: QuarantinePolicy = dataclasses.field(default_factory=QuarantinePolicy)
+    """When a replica that fails gets no sessions, and for how long: failures are streams that break
+    and sessions that fail by its fault. At most half of a model's replicas are in quarantine."""
     return_s: float = 2.0
-    """Sessions wait for a replica that was lost less than this ago, where there is no other; after
-    that they are refused at once, with NO_REPLICA."""
+    """Without another replica, sessions wait for one that was lost less than this ago; after that
+    they are refused at once, with NO_REPLICA."""
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
     """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
-    hang_s: float = 2.0
-    """A replica without tokens for so long in the middle of replies hangs: they go elsewhere..."""
-    hang_calls: float = 8.0
-    """...but not before the time of so many of its longest calls."""
-    stall_s: float = 30.0
-    """A single session without tokens for so long goes elsewhere."""
-    move_share: float = 1.0
-    """Sessions that may be opened again within `move_window_s`, over those that run..."""
-    min_moves: int = 64
-    """...and so many more; further ones wait."""
-    move_window_s: float = 10.0
-    """Window of the two above."""
-    move_timeout_s: float = 30.0
-    """A session that finds no other replica for so long is ended, and its edge told."""
-    max_lost_replicas: int = 2
-    """A request with which so many replicas were lost, one after the other, is ended."""
+    hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
+    """When a replica that sends no tokens is taken to hang, and its sessions move."""
+    failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
+    """How many sessions may move to other replicas, and for how long they look for one."""
     cancel_timeout_s: float = 5.0
-    """A cancelled session whose replica stays silent this long is ended by the router."""
+    """A cancelled session whose replica does not confirm within this time is ended."""
     drain_s: float = 10.0
     """Time running sessions get to finish when the router stops."""
     log_level: str = "info"
@@ -221,8 +201,11 @@ class RouterConfig:
         self._check_unique("region", [region.name for region in self.regions])
         self.price_table()
         for field in _POSITIVE:
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
+            value: Any = self
+            for name in field.split("."):
+                value = getattr(value, name)
+            if value <= 0:
+                raise ConfigError(f"{field} is {value}: set it above 0.")
         if self.silence_s * 1000.0 <= self.heartbeat_ms:
             raise ConfigError(
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
@@ -264,10 +247,6 @@ class RouterConfig:
 
 
 _NOT_NEGATIVE = (
-    "near_ms",
-    "max_queued",
-    "work_weight",
-    "busy_work_weight",
     "default_rtt_ms",
     "drain_s",
     "return_s",
@@ -275,8 +254,6 @@ _NOT_NEGATIVE = (
 )
 
 _POSITIVE = (
-    "prefix_blocks",
-    "expected_s",
     "history",
     "max_sessions",
     "max_sessions_per_stream",
@@ -294,18 +271,18 @@ _POSITIVE = (
     "lookup_interval_s",
     "heartbeat_ms",
     "silence_s",
-    "quarantine_failures",
-    "quarantine_window_s",
-    "quarantine_s",
-    "max_quarantine_s",
     "tokenize_timeout_s",
     "max_tokenizing",
-    "hang_s",
-    "hang_calls",
-    "stall_s",
-    "min_moves",
-    "move_window_s",
-    "move_timeout_s",
-    "max_lost_replicas",
     "cancel_timeout_s",
+    "quarantine.max_failures",
+    "quarantine.window_s",
+    "quarantine.first_s",
+    "quarantine.max_s",
+    "hang.min_silence_s",
+    "hang.num_calls",
+    "hang.stall_s",
+    "failover.min_moves",
+    "failover.window_s",
+    "failover.timeout_s",
+    "failover.max_lost_replicas",
 )

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from outrider.errors import EmptyPromptError
+from outrider.session_types import Priority
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from services.router.placement.history import History, Placed
+from services.router.placement.history import PlacementHistory, PlacementRecord
 from services.router.placement.placement import Placement
-from services.router.placement.request import MEDIUM, Candidate, Decision, Request
-from services.router.relay.assignment import Prompts
+from services.router.placement.types import Candidate, Decision, PlacementRequest
+from services.router.relay.dispatch import PromptCache
 
 _DEFAULT_PLACEMENTS: Final = 16
 
@@ -33,8 +34,8 @@ class Explainer:
     def __init__(
         self,
         placement: Placement,
-        history: History,
-        prompts: Prompts,
+        history: PlacementHistory,
+        prompts: PromptCache,
         tokenize: Callable[[inference_pb2.OpenSession], Awaitable[Tokenized]],
         *,
         default_model: str,
@@ -61,7 +62,7 @@ class Explainer:
         now = self._clock()
         return router_pb2.ExplainResponse(placements=[to_proto(one, now) for one in placed])
 
-    async def _what_if(self, opening: inference_pb2.OpenSession) -> Placed:
+    async def _what_if(self, opening: inference_pb2.OpenSession) -> PlacementRecord:
         opening.model = opening.model or self._default_model
         if opening.WhichOneof("prompt") == "messages":
             answer = await self._tokenize(opening)
@@ -71,20 +72,22 @@ class Explainer:
         if not num_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
         now, started_s = self._clock(), self._timer()
-        asked = Request(
+        asked = PlacementRequest(
             model=opening.model,
             vocabulary_digest=opening.vocabulary_digest,
             prompt_tokens=num_tokens,
             residency=tuple(opening.residency),
-            priority=opening.priority or MEDIUM,
+            priority=opening.priority or Priority.MEDIUM,
             prompt=self._prompts.read(opening),
         )
         decision = self._placement.decide(asked, now)
         decision_ms = (self._timer() - started_s) * 1000.0
-        return Placed(opening.request_id, asked.model, num_tokens, decision, now, decision_ms)
+        return PlacementRecord(
+            opening.request_id, asked.model, num_tokens, decision, now, decision_ms
+        )
 
 
-def to_proto(placed: Placed, now: float) -> router_pb2.Placement:
+def to_proto(placed: PlacementRecord, now: float) -> router_pb2.Placement:
     """The wire form of a placement."""
     answer = _decision(placed.decision)
     answer.request_id, answer.model = placed.request_id, placed.model

@@ -171,7 +171,7 @@ def test_what_an_unfaithful_backend_wrote_is_discarded(
         def encode_batch(self, texts: Sequence[str]) -> Batch:
             return Batch.of(map(self.encode, texts))
 
-    monkeypatch.setattr(worker, "make", lambda _, found: Wrong(found))
+    monkeypatch.setattr(worker, "make_backend", lambda _, found: Wrong(found))
     monkeypatch.setattr(worker, "SAMPLE_EVERY", 1)
     with pytest.raises(OutriderError, match="run again with --backend tokenizers"):
         tokenize(vocabulary, files[1:], tmp_path, SMALL, backend=Wrong.name)

@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli.local.status import desired_line, desired_replicas, figures
+from outrider.cli.local.status import advice_line, autoscale_advice, parse_autoscale
 from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.telemetry.admin import AdminServer
@@ -76,18 +76,18 @@ async def test_it_reads_what_metrics_say() -> None:
     admin = AdminServer("127.0.0.1", 0, ready=lambda: (True, ""), registry=metrics.registry)
     port = await admin.start()
     try:
-        found = await asyncio.to_thread(desired_replicas, "127.0.0.1", port)
+        found = await asyncio.to_thread(autoscale_advice, "127.0.0.1", port)
     finally:
         await admin.stop()
         metrics.close()
     assert found == [EXPECTED]
-    assert "3 wanted, 2 serve  late 25.0%  utilization 90%" in desired_line(found[0])
+    assert "3 wanted, 2 serve  late 25.0%  utilization 90%" in advice_line(found[0])
 
 
 def test_a_router_that_never_looked_says_nothing() -> None:
-    assert figures("# HELP x\noutrider_router_sessions 1.0\n") == []
+    assert parse_autoscale("# HELP x\noutrider_router_sessions 1.0\n") == []
 
 
 def test_no_answer_is_said() -> None:
     with pytest.raises(UnavailableError, match="gives no metrics"):
-        desired_replicas("127.0.0.1", free_tcp_port())
+        autoscale_advice("127.0.0.1", free_tcp_port())

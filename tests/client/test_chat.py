@@ -16,7 +16,7 @@ from outrider.errors import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from tests.edge.live.running import running
+from tests.edge.integration.running import running
 
 ASK = [Message("user", "hello")]
 REPLY = "hello to you and to all the others"

@@ -15,7 +15,7 @@ from outrider.client import Message, connect, failures, link
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_udp_port, leak_check
-from tests.edge.live.running import Running, running
+from tests.edge.integration.running import Running, running
 
 ASK = [Message("user", "hello")]
 REPLY = "hello to you"
@@ -162,7 +162,7 @@ async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
-        (connection,) = mesh.edge.listener._connections
+        (connection,) = mesh.edge.listener.connections
         assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.models.vocabulary import Vocabulary
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 
 @pytest.fixture(scope="session")

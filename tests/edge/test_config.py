@@ -15,7 +15,7 @@ from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.identity import Credential
 from services.edge.quotas import Count, Rate, RateLimit
-from services.edge.session.control.controller import ControlPolicy, Uploads
+from services.edge.session.upload_control import UploadPolicy, Uploads
 
 
 def test_defaults_listen_on_loopback() -> None:
@@ -23,11 +23,11 @@ def test_defaults_listen_on_loopback() -> None:
     assert config.host == config.admin_host == "127.0.0.1"
     assert config.reply_policy().display.theta == 0.6
     assert config.reply_policy().display.rewrite_interval_s == 0.15
-    assert config.reply_policy().control == ControlPolicy()
+    assert config.reply_policy().upload == UploadPolicy()
 
 
 def test_who_decides_on_uploads_can_be_set() -> None:
-    assert EdgeConfig(uploads="never").reply_policy().control.uploads is Uploads.NEVER
+    assert EdgeConfig(uploads="never").reply_policy().upload.uploads is Uploads.NEVER
 
 
 def test_environment_and_file(tmp_path: Path) -> None:
@@ -136,7 +136,8 @@ def test_an_address_has_its_share_and_the_door_its_figures() -> None:
     # A whole context and a whole frame fit.
     assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
     assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().max_frame_bytes
-    assert limits.door.retry_from_half_open == 64
-    assert limits.door.max_resident_bytes > 0, "a part of what the machine has"
-    assert EdgeConfig(validate_addresses=True).listener_limits().door.retry_from_half_open == 0
-    assert EdgeConfig(max_resident_bytes=5).listener_limits().door.max_resident_bytes == 5
+    assert limits.handshakes.retry_from_half_open == 64
+    assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"
+    always = EdgeConfig(validate_addresses=True).listener_limits()
+    assert always.handshakes.retry_from_half_open == 0
+    assert EdgeConfig(max_resident_bytes=5).listener_limits().handshakes.max_resident_bytes == 5

@@ -18,12 +18,12 @@ from outrider.errors import (
 )
 from outrider.session_types import Priority
 from services.edge.identity import (
+    AccessPolicy,
+    ApiKeys,
     Credential,
     Identities,
     Identity,
-    Keys,
     TenantConfig,
-    Terms,
     Trust,
 )
 
@@ -47,7 +47,7 @@ def identities(trust: Trust, key: bytes = b"key") -> Identities:
         TenantConfig("a", (digest("key-a"), digest("key-a2")), name),
         TenantConfig("b", (digest("key-b"),), name),
     )
-    return Identities(key, Keys(tenants), Terms("", trust))
+    return Identities(key, ApiKeys(tenants), AccessPolicy("", trust))
 
 
 def tenant(credential: Credential) -> str:
@@ -99,7 +99,7 @@ def test_two_chats_are_of_one_group_as_the_policy_says(
 
 
 def test_a_wrong_key_is_refused_and_no_key_where_one_is_needed() -> None:
-    edge = Identities(b"key", Keys([TenantConfig("a", (digest("key-a"),))]), None)
+    edge = Identities(b"key", ApiKeys([TenantConfig("a", (digest("key-a"),))]), None)
     for key in ("key-b", digest("key-a"), "KEY-A", "key-a "):
         with pytest.raises(UnauthenticatedError, match="not known"):
             edge.of(Credential(key), SECRET, SECRET)
@@ -153,13 +153,13 @@ def test_tenants_that_cannot_be(settings: dict[str, object]) -> None:
 def test_names_and_keys_are_one_tenants() -> None:
     one = TenantConfig("a", (digest("x"),))
     with pytest.raises(ConfigError, match="tenant a is named twice"):
-        Keys([one, TenantConfig("a", ())])
+        ApiKeys([one, TenantConfig("a", ())])
     with pytest.raises(ConfigError, match="key of tenant b"):
-        Keys([one, TenantConfig("b", (digest("x"),))])
+        ApiKeys([one, TenantConfig("b", (digest("x"),))])
 
 
 def test_clients_of_one_address_share_the_queue_and_those_of_a_tenant_do_not() -> None:
-    identities = Identities(b"key", Keys([TenantConfig("acme", (digest("k"),))]))
+    identities = Identities(b"key", ApiKeys([TenantConfig("acme", (digest("k"),))]))
 
     def share(address: str, key: str = "") -> bytes:
         return identities.of(Credential(key), os.urandom(16), os.urandom(16), address).address_hash

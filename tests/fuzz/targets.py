@@ -25,16 +25,16 @@ from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as wire_tokens
-from services.edge.drafter import codec as drafter_codec
-from services.edge.drafter.messages import (
-    Close,
-    Commit,
-    Downward,
-    Guess,
-    Open,
-    Ready,
-    Source,
-    Upward,
+from services.edge.drafter import protocol as drafter_protocol
+from services.edge.drafter.protocol import (
+    CloseReply,
+    CommitTokens,
+    DrafterReady,
+    DraftSource,
+    DraftUpdate,
+    FromDrafter,
+    OpenReply,
+    ToDrafter,
 )
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
@@ -134,7 +134,7 @@ def _error_detail(data: bytes) -> object:
 def _drafter_pipe(data: bytes) -> object:
     payload = data[1:] or b"\x00"
     is_down = bool(data) and data[0] % 2 == 0
-    decode = drafter_codec.decode_down if is_down else drafter_codec.decode_up
+    decode = drafter_protocol.decode_to_drafter if is_down else drafter_protocol.decode_from_drafter
     return type(decode(payload)).__name__
 
 
@@ -206,10 +206,17 @@ def _region_frames() -> list[bytes]:
 
 def _drafter_frames() -> list[bytes]:
     params = SamplingParams(max_tokens=5)
-    down: list[Downward] = [Open(1, (1, 2), (3,), params, (0,), 8), Commit(1, (4,), 8), Close(1)]
-    up: list[Upward] = [Guess(1, 2, (3,), (0.5,), (Source.MODEL,), 100), Ready("model")]
-    return [b"\x00" + drafter_codec.encode(message) for message in down] + [
-        b"\x01" + drafter_codec.encode(message) for message in up
+    down: list[ToDrafter] = [
+        OpenReply(1, (1, 2), (3,), params, (0,), 8),
+        CommitTokens(1, (4,), 8),
+        CloseReply(1),
+    ]
+    up: list[FromDrafter] = [
+        DraftUpdate(1, 2, (3,), (0.5,), (DraftSource.MODEL,), 100),
+        DrafterReady("model"),
+    ]
+    return [b"\x00" + drafter_protocol.encode(message) for message in down] + [
+        b"\x01" + drafter_protocol.encode(message) for message in up
     ]
 
 

@@ -49,8 +49,8 @@ def test_every_pair_of_state_and_signal(signal: Signal, before: PeerState) -> No
 
 
 def test_the_table_is_total_and_the_states_are_the_wires() -> None:
-    assert set(TRANSITIONS) == set(Signal)
-    assert all(set(row) == set(PeerState) for row in TRANSITIONS.values())
+    assert set(TRANSITIONS) == set(PeerState)
+    assert all(set(row) == set(Signal) for row in TRANSITIONS.values())
     wire = {f"REPLICA_STATE_{state.name}": state.value for state in PeerState}
     assert {"REPLICA_STATE_UNSPECIFIED": 0} | wire == dict(router_pb2.ReplicaState.items())
 

@@ -15,6 +15,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
+from services.router.placement.types import PlacementPolicy
 from tests.router.relay.mesh import commit, opening
 
 DIGEST = b"\x01" * 32
@@ -162,7 +163,7 @@ QUICK: Mapping[str, Any] = {
     "region": "us",
     "default_model": "m",
     "seed": 1,
-    "near_ms": 0.0,
+    "placement": PlacementPolicy(near_ms=0.0),
     "probe_interval_s": 0.05,
     "probe_timeout_s": 2.0,
     "max_backoff_s": 0.2,

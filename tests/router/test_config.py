@@ -86,7 +86,7 @@ def test_coordinates_are_degrees(latitude: float, longitude: float) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("max_sessions", 0), ("probe_interval_s", -1.0), ("port", 70000), ("near_ms", -0.1)],
+    [("max_sessions", 0), ("probe_interval_s", -1.0), ("port", 70000)],
 )
 def test_absurd_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field):
@@ -115,7 +115,7 @@ ADMISSION = """
 slo_ttft_high_ms = 250
 max_waiting = 10
 
-[router.conductor]
+[router.autoscale]
 min_replicas = 2
 
 [[router.tenants]]
@@ -128,13 +128,13 @@ tokens_per_minute = 1000
 """
 
 
-def test_admission_tenants_and_conductor_have_tables_of_their_own(tmp_path: Path) -> None:
+def test_admission_tenants_and_autoscale_have_tables_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text(ADMISSION)
     config = load(RouterConfig, "router", file=file, environ={})
     assert config.admission.slo_ttft_high_ms == 250.0
     assert config.admission.max_waiting == 10
-    assert config.conductor.min_replicas == 2
+    assert config.autoscale.min_replicas == 2
     assert [tenant.tier for tenant in config.tenants] == ["economy", "premium"]
 
 
@@ -145,7 +145,12 @@ def test_admission_tenants_and_conductor_have_tables_of_their_own(tmp_path: Path
         ("[router.admission]\nmax_waiting = 0", "admission.max_waiting is 0: set it above 0"),
         ('[[router.tenants]]\nname = "a"\ntier = "gold"', "tier of tenant a is 'gold'"),
         ('[[router.tenants]]\nname = "a"\n[[router.tenants]]\nname = "a"', "tenant name a"),
-        ("[router.conductor]\nmax_late_share = 2.0", "set it below 1"),
+        ("[router.autoscale]\nmax_late_share = 2.0", "set it below 1"),
+        ("[router.placement]\nnear_ms = -0.1", "placement.near_ms is -0.1: it cannot be negative"),
+        ("[router.quarantine]\nwindow_s = 0.0", "quarantine.window_s is 0.0: set it above 0"),
+        ("[router.hang]\nnum_calls = -1.0", "hang.num_calls is -1.0: set it above 0"),
+        ("[router.failover]\nmin_moves = 0", "failover.min_moves is 0: set it above 0"),
+        ("[router.prefix_index]\nmax_blocks = 0", "prefix_index.max_blocks is 0: set it above 0"),
     ],
 )
 def test_their_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:

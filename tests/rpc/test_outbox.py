@@ -100,6 +100,50 @@ async def test_a_cancelled_consumer_leaves_the_outbox_usable() -> None:
     assert await anext(outbox) == 7
 
 
+def test_offers_are_refused_without_an_error() -> None:
+    outbox: Outbox[int] = Outbox(max_items=1)
+    assert outbox.offer(1)
+    assert not outbox.offer(2), "it is full"
+    outbox.close()
+    assert not outbox.offer(3, last=True), "it is closed"
+    assert not outbox.is_overrun
+
+
+async def test_the_consumer_wakes_up() -> None:
+    outbox: Outbox[int] = Outbox(4, 0)
+    async with leak_check():
+        taking = asyncio.create_task(_drain(outbox))
+        await asyncio.sleep(0)
+        outbox.offer(5)
+        await asyncio.sleep(0)
+        assert len(outbox) == 0
+        outbox.close()
+        assert await taking == [5]
+
+
+async def test_the_reserve_is_for_items_that_end_sessions() -> None:
+    outbox: Outbox[int] = Outbox(2, 1)
+    assert outbox.offer(1)
+    assert outbox.offer(2)
+    assert not outbox.offer(3)
+    assert outbox.offer(4, last=True)
+    assert len(outbox) == 3
+    assert await anext(outbox) == 1
+    assert not outbox.offer(5), "the reserve is still in use"
+    assert [await anext(outbox), await anext(outbox)] == [2, 4]
+    assert outbox.offer(6)
+
+
+async def test_a_peer_that_exhausts_the_reserve_is_given_up() -> None:
+    outbox: Outbox[int] = Outbox(1, 1)
+    assert outbox.offer(1)
+    assert outbox.offer(2, last=True)
+    assert not outbox.offer(3, last=True)
+    assert outbox.is_overrun
+    assert len(outbox) == 0
+    assert [item async for item in outbox] == []
+
+
 def test_capacity_must_be_positive() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Outbox(max_items=0)

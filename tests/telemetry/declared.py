@@ -12,7 +12,6 @@ import services
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from services.edge.drafter import metrics as drafter
-from services.edge.routers import metrics as edge_routers
 from services.edge.telemetry import (
     ACCEPTANCE,
     CHATS,
@@ -46,10 +45,10 @@ from services.edge.telemetry import (
     TOKENS,
 )
 from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
+from services.edge.upstream import metrics as edge_routers
 from services.inference.streaming import sessions as inference
-from services.router import admitting
-from services.router.relay import journal
-from services.router.upstream import metrics as upstream
+from services.router import metrics as router
+from services.router.relay import telemetry as router_sessions
 from services.tokenizer import service as tokenizer
 from services.tokenizer.long_texts import processes, worker_pool
 
@@ -78,7 +77,7 @@ def family(name: str) -> str:
 
 def families(name: str) -> set[str]:
     """The same, of names that stand for one metric per state of a peer too."""
-    if name in (journal.REPLICAS, edge_routers.ROUTERS):
+    if name in (router_sessions.REPLICAS, edge_routers.ROUTERS):
         return {family(f"{name}.{state.name.lower()}") for state in PeerState}
     return {family(name)}
 
@@ -92,9 +91,10 @@ COUNTED: Final = frozenset({
     *(names.TOKENIZATION_HITS, names.TOKENIZATION_CHARS, names.TOKENIZATION_HIT_CHARS),
     *(CHATS, TOKENS, PREFILLED_TOKENS, DRAFTS, ROUNDS, MODE_CHATS),
     *(COMMITTED_TTFT, COMMITTED_CHATS),
-    *(journal.PLACEMENTS, journal.DECISION_MS, journal.FRAMES, upstream.TRANSITIONS),
-    *(admitting.WAIT_MS, admitting.TENANT_SESSIONS, admitting.TENANT_TOKENS),
-    *(admitting.TENANT_COST, tokenizer.REQUESTS, tokenizer.TOKENS),
+    *(router_sessions.PLACEMENTS, router_sessions.DECISION_MS, router_sessions.FRAMES),
+    *(router.TRANSITIONS,),
+    *(router.WAIT_MS, router.TENANT_SESSIONS, router.TENANT_TOKENS),
+    *(router.TENANT_COST, tokenizer.REQUESTS, tokenizer.TOKENS),
 })  # fmt: skip
 """Counters and histograms that the scripted chats move."""
 
@@ -108,10 +108,10 @@ SHOWN: Final = frozenset({
     *(SHOWN_TOKENS, ERASED_TOKENS, MODE_SWITCHES),
     *(edge_routers.ROUTERS, edge_routers.ROUTER_STATE, edge_routers.ROUTER_RTT),
     *(edge_routers.ROUTER_QUARANTINES,),
-    *(journal.SESSIONS, journal.REPLICAS),
-    *(upstream.REPLICA_STATE, upstream.REPLICA_RTT, upstream.REPLICA_QUARANTINES),
-    *(admitting.WAITING, admitting.DESIRED, admitting.SERVING, admitting.LATE_SHARE),
-    *(admitting.WINDOW_REQUESTS, admitting.UTILIZATION),
+    *(router_sessions.SESSIONS, router_sessions.REPLICAS),
+    *(router.REPLICA_STATE, router.REPLICA_RTT, router.REPLICA_QUARANTINES),
+    *(router.WAITING, router.DESIRED, router.SERVING, router.LATE_SHARE),
+    *(router.WINDOW_REQUESTS, router.UTILIZATION),
     *(inference.RUNNING, inference.QUEUED, inference.OVERLOAD_LEVEL, inference.FREE_BLOCKS),
 })  # fmt: skip
 """Gauges that are there during the scripted chats, and counters that chance may leave at 0."""
@@ -120,8 +120,8 @@ _DRAFTER: Final = "tests/edge/drafter/test_metrics.py"
 _WORKER_POOL: Final = "tests/tokenizer/long_texts/test_worker_pool.py"
 _TOKENIZATION: Final = "tests/tokenization/pool/test_metrics.py"
 _SHARED_CACHE: Final = "tests/tokenizer/test_shared_cache.py"
-_MOVING: Final = "tests/router/relay/survival/test_moving.py"
-_OVERLOAD: Final = "tests/router/live/test_overload.py"
+_FAILOVER: Final = "tests/router/relay/test_failover.py"
+_OVERLOAD: Final = "tests/router/integration/test_overload.py"
 
 ELSEWHERE: Final = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
@@ -135,14 +135,14 @@ ELSEWHERE: Final = {
     names.TOKENIZATION_OMITTED: _TOKENIZATION,
     names.TOKENIZATION_CHECKED: _TOKENIZATION,
     names.TOKENIZATION_MISMATCHES: _TOKENIZATION,
-    PROVISIONAL_TTFT: "tests/edge/live/test_telemetry.py",
-    PROVISIONAL_CHATS: "tests/edge/live/test_telemetry.py",
-    RESUMED_CHATS: "tests/edge/network/test_resumption.py",
-    DETACHED_CHATS: "tests/edge/network/test_left_alone.py",
-    REFUSED: "tests/edge/live/test_neighbours.py",
-    RETRIES: "tests/edge/network/test_hostile.py",
-    EARLY_BYTES: "tests/edge/network/test_early_data.py",
-    EDGE_DRAFTS_DROPPED: "tests/edge/live/test_losses.py",
+    PROVISIONAL_TTFT: "tests/edge/integration/test_telemetry.py",
+    PROVISIONAL_CHATS: "tests/edge/integration/test_telemetry.py",
+    RESUMED_CHATS: "tests/edge/integration/test_resumption.py",
+    DETACHED_CHATS: "tests/edge/integration/test_left_alone.py",
+    REFUSED: "tests/edge/integration/test_neighbours.py",
+    RETRIES: "tests/edge/integration/test_hostile.py",
+    EARLY_BYTES: "tests/edge/integration/test_early_data.py",
+    EDGE_DRAFTS_DROPPED: "tests/edge/integration/test_losses.py",
     drafter.STATE: _DRAFTER,
     drafter.SESSIONS: _DRAFTER,
     drafter.MODELLED: _DRAFTER,
@@ -157,11 +157,11 @@ ELSEWHERE: Final = {
     drafter.PROMOTED: _DRAFTER,
     drafter.DRAFTED: _DRAFTER,
     drafter.ACCEPTED: _DRAFTER,
-    journal.MOVES: _MOVING,
-    journal.MOVE_MS: _MOVING,
-    journal.DRAFTS_DROPPED: "tests/router/relay/switch/test_bad_edges.py",
-    admitting.REFUSED: _OVERLOAD,
-    admitting.SPILLED: _OVERLOAD,
+    router_sessions.MOVES: _FAILOVER,
+    router_sessions.MOVE_MS: _FAILOVER,
+    router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
+    router.REFUSED: _OVERLOAD,
+    router.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
     worker_pool.QUEUED: _WORKER_POOL,
@@ -178,7 +178,7 @@ SPANS: Final = frozenset({
     *(names.SPAN_SESSION, names.SPAN_QUEUE, names.SPAN_PREFILL, names.SPAN_DECODE),
 })  # fmt: skip
 
-EVENTS: Final = frozenset({journal.PLACED})
+EVENTS: Final = frozenset({router_sessions.PLACED})
 
 ATTRIBUTES: Final = frozenset({
     *(names.OPERATION, names.MODEL, names.ERROR_TYPE, names.REQUEST_ID, names.INPUT_TOKENS),

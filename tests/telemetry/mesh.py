@@ -27,8 +27,9 @@ from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
-from services.router.admission.counting.prices import Price
+from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
+from services.router.relay.replica_monitor import HangPolicy
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
@@ -45,7 +46,7 @@ PATIENT_ROUTER: Mapping[str, Any] = {
     "probe_timeout_s": 60.0,
     "suspect_s": 60.0,
     "silence_s": 60.0,
-    "hang_s": 60.0,
+    "hang": HangPolicy(min_silence_s=60.0),
 }
 """All share one event loop, and maybe a busy machine: nobody is given up for being slow."""
 

@@ -21,7 +21,7 @@ from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import PREFILLED_TOKENS
 from services.tokenizer.long_texts import processes, worker_pool
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 from tests.telemetry import declared as table
 from tests.telemetry.mesh import WholeMesh, whole_mesh
 

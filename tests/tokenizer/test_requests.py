@@ -12,7 +12,7 @@ from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import tokens as wire_tokens
 from services.tokenizer.requests import RequestHandler
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 RULES = "House rules."
 LONG = "x" * 500

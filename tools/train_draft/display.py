@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from outrider.client.first_word import FirstWord
-from services.edge.session.actions import Commit, Provisional, Retract
-from services.edge.session.display import BOLDNESS, DisplayPolicy
+from services.edge.session.display import DISPLAY_PRESETS, DisplayPolicy
+from services.edge.session.events import Commit, Provisional, Retract
 from tools.train_draft.calibration import calibration_error, reliability
 from tools.train_draft.replay import Seen, Shown
 
@@ -23,7 +23,7 @@ def policies() -> dict[str, DisplayPolicy]:
     grid = {f"theta {theta:g}": DisplayPolicy(theta=theta, first_theta=theta) for theta in THETAS}
     named = {
         name: DisplayPolicy(theta=bold.theta, first_theta=bold.first_theta)
-        for name, bold in BOLDNESS.items()
+        for name, bold in DISPLAY_PRESETS.items()
     }
     return grid | named
 

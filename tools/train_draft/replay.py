@@ -18,19 +18,19 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation
 from outrider.speculation.calibration import SourceCalibrations
 from outrider.speculation.ngrams import NgramPrior
-from services.edge.drafter.core.drafter import Drafter, EngineCall, run
-from services.edge.drafter.core.learned import LearnedByGroup
-from services.edge.drafter.link import first_guess_limit_s, heard_of
-from services.edge.drafter.messages import Commit, Open
+from services.edge.drafter.calibration import GroupLearning
+from services.edge.drafter.drafter import Drafter, EngineCall, run
+from services.edge.drafter.link import first_draft_limit_s, heard_of
+from services.edge.drafter.protocol import CommitTokens, OpenReply
 from services.edge.drafter.settings import DrafterLimits
-from services.edge.session.actions import Action
-from services.edge.session.control.acceptance import Averages
+from services.edge.session.acceptance import Averages
 from services.edge.session.display import Display, DisplayPolicy
-from services.edge.session.inputs import (
+from services.edge.session.events import (
+    Action,
     ChatAsked,
     ChatRequest,
+    DrafterReport,
     DraftsReady,
-    Heard,
     Input,
     PromptReady,
     RegionCommit,
@@ -38,8 +38,7 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy
+from services.edge.session.machine import ChatSession, SessionPolicy
 from services.edge.session.reply import ReplyPolicy, ReplyTools
 from tools.train_draft.replies import Reply
 
@@ -69,7 +68,7 @@ class Speeds:
 
     def call_s(self, call: EngineCall) -> float:
         """Of the draft model."""
-        num_rows = sum(len(part.round.tokens) for part in call.parts)
+        num_rows = sum(len(part.slice.tokens) for part in call.scheduled)
         return (self.draft_call_ms + self.draft_row_ms * (num_rows - 1)) / 1e3
 
 
@@ -79,7 +78,7 @@ class Guessed:
 
     reply: Reply
     rtt_s: float
-    heard: tuple[tuple[float, Heard], ...]
+    heard: tuple[tuple[float, DrafterReport], ...]
     """When it was heard, from the prompt's tokens being known, and what."""
 
 
@@ -107,18 +106,18 @@ class GuessRecorder:
             engine.info,
             DrafterLimits(),
             calibration,
-            LearnedByGroup(prior, sources),  # no reply is of a group
+            GroupLearning(prior, sources),  # no reply is of a group
         )
 
     def guesses(self, reply: Reply, rtt_s: float) -> Guessed:
         """What it says, and when."""
-        drafter, heard = self._drafter, list[tuple[float, Heard]]()
+        drafter, heard = self._drafter, list[tuple[float, DrafterReport]]()
         drafter.open(
-            Open(_SESSION, tuple(reply.prompt.tolist()), (), params_of(reply), self._ends), 0.0
+            OpenReply(_SESSION, tuple(reply.prompt.tolist()), (), params_of(reply), self._ends), 0.0
         )
         now, num_final = 0.0, 0
         while num_final < len(reply.ids):
-            call, ready_s = drafter.decide(now), None
+            call, ready_s = drafter.schedule(now), None
             if call is not None:
                 rows = run(self._engine, call)
                 ready_s = now + self._speeds.call_s(call)
@@ -128,14 +127,14 @@ class GuessRecorder:
                 if ready_s is not None and at > ready_s:
                     break
                 now = max(now, at)
-                drafter.commit(Commit(_SESSION, (int(reply.ids[num_final]),)), now)
+                drafter.commit(CommitTokens(_SESSION, (int(reply.ids[num_final]),)), now)
                 num_final += 1
                 if ready_s is None:
                     break
             if call is not None and ready_s is not None:
                 now = ready_s
                 drafter.apply(call, rows, self._speeds.call_s(call))
-            heard += ((now, heard_of(guess)) for guess in drafter.take_guesses(now))
+            heard += ((now, heard_of(guess)) for guess in drafter.take_updates(now))
         drafter.close(_SESSION)
         return Guessed(reply, rtt_s, tuple(heard))
 
@@ -188,7 +187,7 @@ class DisplayReplay:
             self._tools,
             has_drafter=True,
             averages=lambda group: Averages(self._sources),
-            first_guess_s=lambda num_tokens: first_guess_limit_s(
+            first_guess_s=lambda num_tokens: first_draft_limit_s(
                 num_tokens, speeds.draft_row_ms / 1e3
             ),
         )

@@ -29,10 +29,10 @@ from outrider.speculation.calibration import (
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix_drafter import SuffixDrafter
-from services.edge.drafter.core.chooser import Chooser, Opinion
-from services.edge.drafter.core.line import weigh
-from services.edge.drafter.core.rates import SOURCE_NAMES, Rates
-from services.edge.session.sources.copies import CopyDrafter
+from services.edge.drafter.branch import best_draft
+from services.edge.drafter.calibration import SOURCE_NAMES, OnlineCalibration
+from services.edge.drafter.proposer import Proposer, TokenEstimate
+from services.edge.session.draft_sources import CopyDrafter
 from tools.train_draft.agreement import read, replies_with_room
 from tools.train_draft.calibration import Bools, Floats
 from tools.train_draft.replies import Reply
@@ -66,7 +66,7 @@ class PromiseReader:
         self._engine = engine
         self._calibration = calibration
         self._prior = prior
-        self._plain = Rates.starting(SourceCalibrations(), are_sampled=False)
+        self._plain = OnlineCalibration.starting(SourceCalibrations(), are_sampled=False)
 
     def promises(self, replies: Iterable[Reply]) -> Iterator[Promise]:
         """Of all sources, for all tokens of the replies that the engine has room for."""
@@ -91,7 +91,7 @@ class PromiseReader:
         """What the drafter's sources say beside each other."""
         info, prompt, are_sampled = self._engine.info, reply.prompt.tolist(), reply.temperature > 0
         params = SamplingParams(temperature=reply.temperature, seed=reply.seed)
-        chooser = Chooser(params, info.vocabulary_size, prompt, self._calibration)
+        proposer = Proposer(params, info.vocabulary_size, prompt, self._calibration)
         copier = SuffixDrafter(
             info.max_context_tokens,
             NgramStatistics(self._prior),
@@ -102,20 +102,20 @@ class PromiseReader:
         rows = read(self._engine, reply)
         for position, token in enumerate(reply.ids.tolist()):
             columns = None if rows.ids is None else rows.ids[position]
-            proposal = chooser.propose(rows.logits[position], columns, len(prompt) + position, ())
+            proposal = proposer.propose(rows.logits[position], columns, len(prompt) + position, ())
             guess = copier.draft_after((), 1)
-            copied = Opinion(guess.ids[0], guess.survival[0]) if guess.ids else None
-            entry = weigh(copied, proposal, self._plain, position)
-            for voice in entry.voices if entry else ():
+            copied = TokenEstimate(guess.ids[0], guess.survival[0]) if guess.ids else None
+            draft = best_draft(copied, proposal, self._plain, position)
+            for said in draft.estimates if draft else ():
                 yield Promise(
-                    SOURCE_NAMES[voice.source],
+                    SOURCE_NAMES[said.source],
                     are_sampled,
                     position,
-                    voice.opinion.chance,
-                    voice.opinion.token == token,
+                    said.estimate.probability,
+                    said.estimate.token == token,
                 )
             copier.extend((token,))
-            chooser.observe((token,))
+            proposer.observe((token,))
 
 
 def fit_sources(promises: Iterable[Promise]) -> SourceCalibrations:

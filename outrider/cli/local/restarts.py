@@ -47,7 +47,8 @@ class Restarts:
 
     def died(self, now: float, *, was_ready: bool = True) -> float:
         """It ended, maybe before it was ready: in how many seconds to start it again."""
-        policy, ran_s = self._policy, now - self._started_at
+        policy = self._policy
+        ran_s = now - self._started_at
         is_early = ran_s < policy.early_s or not was_ready
         self._num_early = self._num_early + 1 if is_early else 0
         if ran_s >= policy.well_s:

@@ -19,18 +19,23 @@ _PATHS: Final = frozenset({"private_key"})
 def refuse_secret(key: str, instead: str) -> None:
     """Raises ConfigError for a key whose value is a secret: command lines are for all to see who
     have an account on the machine (proc(5), /proc/PID/cmdline)."""
-    if _SECRET.fullmatch(key) and key not in _PATHS:
+    name = key.rpartition(".")[2]
+    if _SECRET.fullmatch(name) and name not in _PATHS:
         raise ConfigError(f"{key} is a secret, and command lines are not: give it {instead}.")
 
 
 def typed(role: str, texts: Iterable[str]) -> dict[str, object]:
     """KEY=VALUE texts of one role as values for its file. Raises ConfigError."""
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     for text in texts:
         key, _, value = text.partition("=")
         key = key.strip().replace("-", "_")
         refuse_secret(key, f"in a file, as {key} of its table [{role}], with --config")
-        found[key] = from_text(config_class(role), key, value, f"--set {role}.{key}")
+        table = found
+        *tables, name = key.split(".")
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[name] = from_text(config_class(role), key, value, f"--set {role}.{key}")
     return found
 
 

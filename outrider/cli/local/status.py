@@ -53,12 +53,12 @@ def status(
         for row in services:
             print(_service_line(row, host))
     replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router, tls))]
-    desired = desired_replicas(host, mesh.service("router")["admin_port"]) if mesh else []
+    advice = autoscale_advice(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
-        found = {"host": host, "services": services, "replicas": replicas, "desired": desired}
+        found = {"host": host, "services": services, "replicas": replicas, "desired": advice}
         print(json.dumps(found))
         return
-    for line in (*map(_replica_line, replicas), *map(desired_line, desired)):
+    for line in (*map(_replica_line, replicas), *map(advice_line, advice)):
         print(line)
 
 
@@ -131,10 +131,10 @@ def _replica_line(replica: dict[str, Any]) -> str:
 
 _LINE: Final = re.compile(r"^outrider_router_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_FIGURES: Final = ("desired_replicas", "serving_replicas", "late_share", "utilization")
+_ADVICE_METRICS: Final = ("desired_replicas", "serving_replicas", "late_share", "utilization")
 
 
-def desired_replicas(host: str, admin_port: int) -> list[dict[str, Any]]:
+def autoscale_advice(host: str, admin_port: int) -> list[dict[str, Any]]:
     """The autoscale advice by region and model. Raises UnavailableError."""
     connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
     try:
@@ -144,24 +144,24 @@ def desired_replicas(host: str, admin_port: int) -> list[dict[str, Any]]:
         raise UnavailableError(f"{host}:{admin_port} gives no metrics: {error}") from error
     finally:
         connection.close()
-    return figures(text)
+    return parse_autoscale(text)
 
 
-def figures(text: str) -> list[dict[str, Any]]:
-    """The figures in what a router's /metrics says."""
-    posts: dict[tuple[str, str], dict[str, Any]] = {}
+def parse_autoscale(text: str) -> list[dict[str, Any]]:
+    """The advice by region and model in the text of a router's /metrics."""
+    advice: dict[tuple[str, str], dict[str, Any]] = {}
     for name, labels, value in _LINE.findall(text):
         known = dict(_LABEL.findall(labels))
-        if name in _FIGURES and "region" in known and "model" in known:
-            post = {"region": known["region"], "model": known["model"]}
-            posts.setdefault((post["region"], post["model"]), post)[name] = float(value)
-    return [posts[key] for key in sorted(posts)]
+        if name in _ADVICE_METRICS and "region" in known and "model" in known:
+            fleet = {"region": known["region"], "model": known["model"]}
+            advice.setdefault((fleet["region"], fleet["model"]), fleet)[name] = float(value)
+    return [advice[key] for key in sorted(advice)]
 
 
-def desired_line(post: dict[str, Any]) -> str:
+def advice_line(fleet: dict[str, Any]) -> str:
     """One region and model in words."""
     return (
-        f"{post['region']:<14} {post['model']:<28} replicas: "
-        f"{post['desired_replicas']:.0f} wanted, {post['serving_replicas']:.0f} serve  "
-        f"late {post['late_share']:.1%}  utilization {post['utilization']:.0%}"
+        f"{fleet['region']:<14} {fleet['model']:<28} replicas: "
+        f"{fleet['desired_replicas']:.0f} wanted, {fleet['serving_replicas']:.0f} serve  "
+        f"late {fleet['late_share']:.1%}  utilization {fleet['utilization']:.0%}"
     )

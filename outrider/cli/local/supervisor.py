@@ -39,7 +39,7 @@ class Child:
     spec: ProcessSpec
     process: asyncio.subprocess.Process
     ports: Ports
-    """Those that it had first it keeps: others know them."""
+    """Ports it was started with first; it keeps them, since other processes have them."""
     log: Path
     restarts: Restarts
     is_up: bool = True
@@ -68,7 +68,7 @@ class Supervisor:
         self._say = say
         self._certificates: Certificates | None = None
         self._salt_key = secrets.token_urlsafe(32)
-        """An edge that is started again knows its clients' trust groups."""
+        """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
     async def start(self) -> None:
         """Start everything in order of dependence. Raises UnavailableError with the log's tail."""
@@ -126,7 +126,8 @@ class Supervisor:
     def _completed(self, spec: ProcessSpec, *, is_first: bool) -> ProcessSpec:
         """With what belongs into its file, and on no command line; one that is started again keeps
         the ports that it had, whatever was asked for at first."""
-        role, region = Role(spec.role), str(spec.values.get("region", ""))
+        role = Role(spec.role)
+        region = str(spec.values.get("region", ""))
         tls = TlsConfig()
         if self._certificates is not None:
             tls = self._certificates.issue(role, region, name=spec.name)
@@ -146,7 +147,8 @@ class Supervisor:
                 while process.returncode is None:
                     ports = read_ports(ready_file)
                     if ports is not None:
-                        host, admin_port = self.options.host, ports.admin
+                        host = self.options.host
+                        admin_port = ports.admin
                         if await asyncio.to_thread(_is_ready, host, admin_port):
                             return ports
                     await asyncio.sleep(_POLL_S)
@@ -208,7 +210,8 @@ class Supervisor:
 
     async def _pause(self, child: Child, why: str, *, was_ready: bool) -> None:
         """Wait before it is started again; `outrider status` shows it."""
-        restarts, name = child.restarts, child.spec.name
+        restarts = child.restarts
+        name = child.spec.name
         pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
         self._write_state()
         self._say(f"{name} {why}; it is started again in {pause_s:g} s")

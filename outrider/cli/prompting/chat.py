@@ -178,7 +178,8 @@ class ChatCommand:
         # Imported here: the other roles' images run `outrider serve` without the client's packages.
         from outrider.client import ReconnectPolicy, connect
 
-        where, patient = self.address, ReconnectPolicy(give_up_after_s=_PATIENCE_S)
+        where = self.address
+        patient = ReconnectPolicy(give_up_after_s=_PATIENCE_S)
         caller = self.wanted.caller
         async with connect(
             where.host,

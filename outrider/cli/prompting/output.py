@@ -68,9 +68,10 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
 
 def summary(result: ChatResult) -> str:
     """One line: times, speed, tokens, what it costs, and why it ended."""
-    times, ahead = result.timings, result.ahead
-    early = f" · {ahead.shown_tokens} shown early" if ahead.shown_tokens else ""
-    erased = f" · {ahead.erased_tokens} taken back" if ahead.erased_tokens else ""
+    times = result.timings
+    stats = result.speculation_stats
+    early = f" · {stats.shown_tokens} shown early" if stats.shown_tokens else ""
+    erased = f" · {stats.erased_tokens} taken back" if stats.erased_tokens else ""
     lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
     cost = f" · {result.usage.cost}" if result.usage.cost is not None else ""
     return (
@@ -82,7 +83,7 @@ def summary(result: ChatResult) -> str:
 
 def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
     """The reply as --json prints it. `timings` are the client's own; `edge` and `replica` in it are
-    what these measured; `ahead` is what the edge's drafts came to."""
+    what these measured; `speculation_stats` is what the edge's drafts came to."""
     edge, replica = asdict(result.edge_timings), asdict(result.replica_timings)
     return {
         "prompt": prompt,
@@ -91,7 +92,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "lossy": list(result.lossy),
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),
-        "ahead": asdict(result.ahead),
+        "speculation_stats": asdict(result.speculation_stats),
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
     }
 

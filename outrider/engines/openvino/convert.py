@@ -114,7 +114,8 @@ def convert(source: Path, folder: Path, layout: str) -> None:
 def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
     """Have the converter write a graph, and the tokenizer, into `work`: of the file itself, or of
     its copy in Q8_0, whose matrices are then returned. Raises as `convert`."""
-    copy, repacked = work / "model.gguf", None  # it writes beside its input and goes by the suffix
+    copy = work / "model.gguf"  # the converter writes beside its input and goes by the suffix
+    repacked = None
     if repack:
         repacked = RepackedModel(source, copy)
     else:

@@ -16,12 +16,7 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.batch import (
-    Inputs,
-    duplicate_single_rows,
-    lay_out,
-    pad,
-)
+from outrider.engines.openvino.batch import Inputs, duplicate_single_rows, lay_out, pad
 from outrider.engines.openvino.compiling import attention_rows
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
@@ -46,7 +41,8 @@ class OpenVinoEngine:
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
         """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
         that is too small."""
-        most, asked = model.facts.max_context_tokens, config.max_context_tokens
+        most = model.facts.max_context_tokens
+        asked = config.max_context_tokens
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
@@ -94,7 +90,8 @@ class OpenVinoEngine:
         inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
         num_rows = sum(part.num_rows for part in slices)
         logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
-        answers, begin = [], 0
+        answers = []
+        begin = 0
         for part in slices:
             part_rows = logits[begin : begin + part.num_rows]
             answers.append(LogitsRows(part_rows, self._named(part_rows)))

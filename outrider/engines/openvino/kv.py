@@ -26,7 +26,8 @@ class KvTensors:
         self._tensors: dict[str, Any] = {}
         self._words: list[Bits] = []
         for port in _cache_ports(compiled):
-            kind, shape = port.get_element_type(), [num_blocks, *_block_shape(port)]
+            kind = port.get_element_type()
+            shape = [num_blocks, *_block_shape(port)]
             words = np.zeros(shape, _WORDS[kind.size])
             self._words.append(words)
             self._tensors[port.get_any_name()] = ov.Tensor(words, ov.Shape(shape), kind)

@@ -53,7 +53,8 @@ class PagedModel:
         self.block_tokens = KvTensors.block_tokens(free)
         shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
         size = config.kv_budget().decide(shape, free_memory)
-        self.num_blocks, self.pool_reason = size.num_blocks, size.reason
+        self.num_blocks = size.num_blocks
+        self.pool_reason = size.reason
         self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
         """Blocks beyond the pool, for padding rows."""
         self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))

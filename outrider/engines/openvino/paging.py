@@ -94,7 +94,8 @@ def _products_before(attention: Any) -> list[Any]:
 
 def _product_behind(attention: Any) -> Any:
     """The output projection; reshapes on the way lose their lengths."""
-    node, lengths = attention, list[int]()
+    node = attention
+    lengths = list[int]()
     while not _is(node, "MatMul"):
         consumers = list(node.output(0).get_target_inputs())
         if len(consumers) != 1:

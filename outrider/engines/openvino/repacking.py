@@ -79,7 +79,8 @@ class RepackedModel:
         Raises UnsupportedModelError if the converter changed them.
         """
         signed = values ^ _CENTRE
-        rows, shape = np.concatenate((scales.view(np.uint8), signed), -1), signed.shape
+        rows = np.concatenate((scales.view(np.uint8), signed), -1)
+        shape = signed.shape
         columns = shape[1] * shape[2]
         digests = [_digest(row) for row in rows]
         for matrix in self._matrices:

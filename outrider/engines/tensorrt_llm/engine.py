@@ -227,7 +227,8 @@ class TensorRtLlmEngine:
             return
         self._tell_at = now + _TELL_S
         try:
-            stats, changes = self.stats(), self.cache_changes()
+            stats = self.stats()
+            changes = self.cache_changes()
         except Exception:
             log.exception("TensorRT-LLM reports no statistics")
             self._tell_at = math.inf

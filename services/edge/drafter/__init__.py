@@ -1,1 +1,1 @@
-"""Drafts by a model: a process beside the edge that guesses what each reply says next."""
+"""Drafts by a model: a process beside the edge that drafts replies ahead of their commits."""

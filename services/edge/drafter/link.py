@@ -1,7 +1,7 @@
-"""The edge's way to its drafter: one process, many sessions, nothing that ever waits for it.
+"""The edge's link to its drafter process: one process, many sessions, no call that waits for it.
 
-Guesses are a gift: whatever happens to the process, the sessions here only stop getting them. A
-session whose frames were dropped, or that a dead process knew, is opened anew with all that is
+Drafts are optional: whatever happens to the process, sessions only stop getting them. A session
+whose frames were dropped, or that a dead process knew, is opened anew with all tokens that are
 final by then.
 """
 
@@ -18,50 +18,52 @@ import structlog
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from services.edge.drafter.child import DRAFTER, Child
-from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_up, encode
-from services.edge.drafter.core.rates import SOURCE_NAMES
-from services.edge.drafter.messages import (
-    Close,
-    Commit,
-    Downward,
-    Guess,
-    Open,
-    Ready,
-    Report,
-    Unfit,
-    Upward,
-)
+from services.edge.drafter.calibration import SOURCE_NAMES
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
-from services.edge.drafter.restarts import Restarts
+from services.edge.drafter.process import DRAFTER, DrafterProcess
+from services.edge.drafter.protocol import (
+    MAX_FRAME_BYTES,
+    CloseReply,
+    CommitTokens,
+    DrafterReady,
+    DrafterStats,
+    DrafterUnusable,
+    DraftUpdate,
+    FromDrafter,
+    OpenReply,
+    ToDrafter,
+    decode_from_drafter,
+    encode,
+)
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
 log = structlog.get_logger()
 
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 30.0
 STUCK_S: Final = 10.0
-"""A process that reads nothing for so long, or once it is ready says nothing, is ended."""
-MAX_FIRST_GUESS_S: Final = 0.3
-"""The longest that anything waits for a reply's first guess, however long the prompt."""
+"""A process that reads nothing for so long, or once it is ready sends nothing, is killed."""
+MAX_FIRST_DRAFT_S: Final = 0.3
+"""Longest wait for a reply's first draft, however long the prompt."""
 _MAX_UNSENT_BYTES: Final = 1 << 18
 _PROMPT_TOKEN_S: Final = 0.0005
-"""Of a prompt's token, until the process has said what it takes."""
+"""Prefill time per prompt token, until the process has measured its own."""
 _FIRST_STEPS_S: Final = 0.010
-"""Beside the prompt: the way to the process and back, and a step or two."""
+"""Time of a first draft besides prefill: the way to the process and back, and a step or two."""
 _PATIENCE: Final = 2.0
-"""So many times what is expected: other chats' prompts may come first."""
+"""A first draft may take so many times what is expected: other chats' prompts may come first."""
 
 
-OnGuess: TypeAlias = Callable[[Heard], None]
-"""Told the chain of a reply whenever it has grown."""
+OnDrafts: TypeAlias = Callable[[DrafterReport], None]
+"""Called with all drafts of a reply whenever there are more."""
 
 
 @dataclass(slots=True)
 class _Session:
     """All that it takes to open it again."""
 
-    on_guess: OnGuess
+    on_drafts: OnDrafts
     prompt: tuple[int, ...]
     reply: list[int]
     params: SamplingParams
@@ -70,17 +72,43 @@ class _Session:
     group: bytes
     is_open: bool = False
     """Whether the process knows of it."""
-    is_whole: bool = False
-    """Whether it knows everything."""
+    is_current: bool = False
+    """Whether the process knows all of it."""
 
-    def opening(self, number: int) -> Open:
-        """What the process has to know."""
-        said = self.prompt, tuple(self.reply)
-        return Open(number, *said, self.params, self.ends, self.lead, self.group)
+    def opening(self, number: int) -> OpenReply:
+        """The message that opens it."""
+        return OpenReply(
+            session=number,
+            prompt=self.prompt,
+            reply=tuple(self.reply),
+            params=self.params,
+            ends=self.ends,
+            lead=self.lead,
+            group=self.group,
+        )
+
+
+class RestartBackoff:
+    """How long to wait before a drafter that ended is started again. Waits double with every
+    process that ends soon after its start; after one that ran for longer than MAX_BACKOFF_S they
+    start at FIRST_BACKOFF_S again."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_BACKOFF_S
+
+    def ended(self, ran_s: float, jitter: float = 1.0) -> float:
+        """A process ended after `ran_s`, or could not be started (0): seconds to wait. `jitter`, in
+        (0, 1], shortens the wait, so that edges of one host do not start theirs at the same
+        moment."""
+        if ran_s > MAX_BACKOFF_S:
+            self._wait_s = FIRST_BACKOFF_S
+        wait_s = self._wait_s * jitter
+        self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S)
+        return wait_s
 
 
 class DrafterLink:
-    """`run` keeps the process up; the verbs may be called at any time and never fail."""
+    """Keeps the process running; the verbs may be called at any time and never fail."""
 
     def __init__(
         self,
@@ -89,34 +117,34 @@ class DrafterLink:
         metrics: DrafterMetrics,
         command: Sequence[str] = DRAFTER,
         *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` starts the process; `pause` waits for so many seconds before the next start."""
+        """`command` starts the process; `sleep` waits for so many seconds before the next start."""
         self._settings = settings
-        self._pause = pause
+        self._sleep = sleep
         self._command = command
         self._vocabulary_size = vocabulary_size
         self._metrics = metrics
         self._sessions: dict[int, _Session] = {}
         self._unclosed: list[int] = []
-        """Sessions that are over, which the process has not been told."""
+        """Sessions that are over, which the process was not told."""
         self._last_number = 0
-        self._child: Child | None = None
-        """The process that can be talked to."""
-        self._ending: Child | None = None
-        """The process that has to be seen off."""
+        self._process: DrafterProcess | None = None
+        """The process, while frames can be sent to it."""
+        self._ending: DrafterProcess | None = None
+        """The process, until it has ended."""
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._task: asyncio.Task[None] | None = None
         self._error: OutriderError | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._prompt_token_s = _PROMPT_TOKEN_S
         self.state = DrafterState.OFF
         self.reason = ""
-        """Why there is no drafter, if it is unfit."""
+        """Why there is no drafter, if it is unusable."""
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that want guesses."""
+        """Sessions that want drafts."""
         return len(self._sessions)
 
     @property
@@ -126,48 +154,48 @@ class DrafterLink:
 
     @property
     def pid(self) -> int | None:
-        """The process, while it runs."""
-        return self._child.pid if self._child else None
+        """Of the process, while it runs."""
+        return self._process.pid if self._process else None
 
-    def first_guess_s(self, num_prompt_tokens: int) -> float | None:
-        """How long a reply's first guess may take at most, by how fast prompts were read of late:
-        whoever waits for it waits no longer. None while there is no process to guess."""
+    def first_draft_s(self, num_prompt_tokens: int) -> float | None:
+        """How long to wait at most for a reply's first draft, by the recent prefill speed. None
+        while no process is ready."""
         if self.state is not DrafterState.READY:
             return None
-        return first_guess_limit_s(num_prompt_tokens, self._prompt_token_s)
+        return first_draft_limit_s(num_prompt_tokens, self._prompt_token_s)
 
-    # What chats say.
+    # Verbs of chats.
 
-    def open(self, wanted: OpenDrafter, on_guess: OnGuess) -> int:
-        """Have guesses made for a reply; the number for the other verbs."""
+    def open(self, wanted: OpenDrafter, on_drafts: OnDrafts) -> int:
+        """Have a reply drafted; the number for the other verbs."""
         self._last_number += 1
         session = _Session(
-            on_guess,
-            wanted.prompt,
-            list(wanted.reply),
-            wanted.params,
-            tuple(sorted(wanted.ends)),
-            wanted.lead,
-            wanted.group,
+            on_drafts=on_drafts,
+            prompt=wanted.prompt,
+            reply=list(wanted.reply),
+            params=wanted.params,
+            ends=tuple(sorted(wanted.ends)),
+            lead=wanted.lead,
+            group=wanted.group,
         )
         self._sessions[self._last_number] = session
-        self._tell(self._last_number, session)
+        self._send_opening(self._last_number, session)
         return self._last_number
 
     def commit(self, number: int, ids: Sequence[int], lead: int) -> None:
-        """These ids became final, and so many guesses are wanted ahead of them."""
+        """These ids became final, and so many drafts are wanted ahead of them."""
         session = self._sessions.get(number)
         if session is None:
             return
         session.reply += ids
         session.lead = lead
-        if session.is_whole:
-            session.is_whole = self._say(Commit(number, tuple(ids), lead))
+        if session.is_current:
+            session.is_current = self._send(CommitTokens(number, tuple(ids), lead))
 
     def close(self, number: int) -> None:
-        """No more guesses are wanted."""
+        """No more drafts are wanted."""
         session = self._sessions.pop(number, None)
-        if session is not None and session.is_open and not self._say(Close(number)):
+        if session is not None and session.is_open and not self._send(CloseReply(number)):
             self._unclosed.append(number)
 
     # The process.
@@ -186,7 +214,8 @@ class DrafterLink:
             await self._ending.kill()
 
     async def _run(self) -> None:
-        restarts, loop = Restarts(), asyncio.get_running_loop()
+        backoff = RestartBackoff()
+        loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             try:
@@ -194,52 +223,51 @@ class DrafterLink:
             except Exception:
                 # A defect here costs drafts; chats go on without.
                 log.exception("drafter failed")
-            if self.state is DrafterState.UNFIT:
+            if self.state is DrafterState.UNUSABLE:
                 return
-            self._set(DrafterState.WAITING)
-            await self._pause(restarts.ended(loop.time() - began, random.uniform(0.5, 1.0)))
+            self._set(DrafterState.RESTARTING)
+            await self._sleep(backoff.ended(loop.time() - began, random.uniform(0.5, 1.0)))
 
     async def _run_once(self) -> None:
         """Run one process to its end."""
         self._set(DrafterState.STARTING)
-        self._decoder, self._error = FrameDecoder(MAX_FRAME_BYTES), None
+        self._decoder = FrameDecoder(MAX_FRAME_BYTES)
+        self._error = None
         try:
-            child = await Child.start(
+            process = await DrafterProcess.start(
                 self._command, self._settings, self._received, _MAX_UNSENT_BYTES
             )
         except OSError as error:
             log.warning("drafter cannot be started", error=str(error))
             return
-        self._child = self._ending = child
+        self._process = self._ending = process
         try:
-            await self._until_gone(child)
+            await self._until_ended(process)
         finally:
-            self._forget_child()
-            status = await child.end()
+            self._process = None
+            self._unclosed.clear()
+            for session in self._sessions.values():
+                session.is_open = session.is_current = False
+            status = await process.end()
         self._ending = None
-        if self.state is not DrafterState.UNFIT:
+        if self.state is not DrafterState.UNUSABLE:
             log.warning("drafter ended", status=status, error=str(self._error or ""))
 
-    def _forget_child(self) -> None:
-        self._child = None
-        self._unclosed.clear()
-        for session in self._sessions.values():
-            session.is_open = session.is_whole = False
-
-    async def _until_gone(self, child: Child) -> None:
-        """Tell what was dropped as soon as there is room, until the process is gone or stuck."""
-        pipe, loop = child.pipe, asyncio.get_running_loop()
+    async def _until_ended(self, process: DrafterProcess) -> None:
+        """Send what was dropped as soon as there is room, until the process has ended or is
+        stuck."""
+        pipe, loop = process.pipe, asyncio.get_running_loop()
         while not pipe.closed.is_set():
             await _in_time(pipe.changed)
             pipe.changed.clear()
             if not await _in_time(pipe.writable):
-                log.warning("drafter does not read; it is ended", seconds=STUCK_S)
+                log.warning("drafter does not read; it is killed", seconds=STUCK_S)
                 return
-            if self.state is DrafterState.READY and loop.time() - self._heard_at >= STUCK_S:
-                log.warning("drafter says nothing; it is ended", seconds=STUCK_S)
+            if self.state is DrafterState.READY and loop.time() - self._received_at >= STUCK_S:
+                log.warning("drafter sends nothing; it is killed", seconds=STUCK_S)
                 return
             if not pipe.closed.is_set():
-                self._tell_all()
+                self._send_missing()
 
     def _set(self, state: DrafterState) -> None:
         self.state = state
@@ -247,67 +275,68 @@ class DrafterLink:
 
     # Frames.
 
-    def _tell_all(self) -> None:
+    def _send_missing(self) -> None:
+        """Everything that the process does not know yet, as far as there is room."""
         unclosed, self._unclosed = self._unclosed, []
-        self._unclosed = [number for number in unclosed if not self._say(Close(number))]
+        self._unclosed = [number for number in unclosed if not self._send(CloseReply(number))]
         for number, session in self._sessions.items():
-            if not self._can_say:
+            if not self._can_send:
                 return  # the rest as soon as there is room
-            if not session.is_whole:
-                self._tell(number, session)
+            if not session.is_current:
+                self._send_opening(number, session)
 
-    def _tell(self, number: int, session: _Session) -> None:
+    def _send_opening(self, number: int, session: _Session) -> None:
         if self.state is DrafterState.READY:
-            session.is_whole = self._say(session.opening(number))
-            session.is_open |= session.is_whole
+            session.is_current = self._send(session.opening(number))
+            session.is_open |= session.is_current
 
     @property
-    def _can_say(self) -> bool:
-        return self._child is not None and self._child.pipe.is_writable
+    def _can_send(self) -> bool:
+        return self._process is not None and self._process.pipe.is_writable
 
-    def _say(self, message: Downward) -> bool:
-        # What cannot be sent is not encoded: prompts are long, and this is the edge's loop.
-        if self._child is not None and self._can_say:
+    def _send(self, message: ToDrafter) -> bool:
+        # What cannot be sent is not encoded: prompts are long, and this is the edge's event loop.
+        if self._process is not None and self._can_send:
             payload = encode(message)
-            if len(payload) <= MAX_FRAME_BYTES and self._child.pipe.write(encode_frame(payload)):
+            if len(payload) <= MAX_FRAME_BYTES and self._process.pipe.write(encode_frame(payload)):
                 return True
         self._metrics.dropped()
         return False
 
     def _received(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._received_at = asyncio.get_running_loop().time()
         try:
             for payload in self._decoder.feed(data):
-                self._take(decode_up(payload))
+                self._handle(decode_from_drafter(payload))
         except OutriderError as error:
             self._error = error
-            if self._child is not None:
-                self._child.pipe.close()
+            if self._process is not None:
+                self._process.pipe.close()
 
-    def _take(self, message: Upward) -> None:
+    def _handle(self, message: FromDrafter) -> None:
         match message:
-            case Guess():
+            case DraftUpdate():
                 session = self._sessions.get(message.session)
                 if session is not None and all(i < self._vocabulary_size for i in message.ids):
-                    session.on_guess(heard_of(message))
-            case Report():
-                self._metrics.report(message)
+                    session.on_drafts(heard_of(message))
+            case DrafterStats():
+                self._metrics.record(message)
                 if message.prompt_token_us:
                     self._prompt_token_s = message.prompt_token_us / 1e6
-            case Ready(model):
+            case DrafterReady(model):
                 self._set(DrafterState.READY)
                 log.info("drafter ready", model=model, pid=self.pid)
-                self._tell_all()
-            case Unfit(reason):
+                self._send_missing()
+            case DrafterUnusable(reason):
                 self.reason = reason
-                self._set(DrafterState.UNFIT)
+                self._set(DrafterState.UNUSABLE)
                 log.warning("no drafts by a model", reason=reason)
 
 
-def first_guess_limit_s(num_prompt_tokens: int, prompt_token_s: float) -> float:
-    """How long a first guess may take where a prompt's token takes so long."""
+def first_draft_limit_s(num_prompt_tokens: int, prompt_token_s: float) -> float:
+    """How long to wait for a first draft where prefill takes `prompt_token_s` per token."""
     expected_s = num_prompt_tokens * prompt_token_s + _FIRST_STEPS_S
-    return min(_PATIENCE * expected_s, MAX_FIRST_GUESS_S)
+    return min(_PATIENCE * expected_s, MAX_FIRST_DRAFT_S)
 
 
 async def _in_time(event: asyncio.Event) -> bool:
@@ -320,7 +349,7 @@ async def _in_time(event: asyncio.Event) -> bool:
     return True
 
 
-def heard_of(guess: Guess) -> Heard:
-    """A guess as a chat's session takes it."""
-    sources = tuple(SOURCE_NAMES[source] for source in guess.sources)
-    return Heard(guess.base, guess.ids, guess.survival, sources, guess.call_us / 1e6)
+def heard_of(update: DraftUpdate) -> DrafterReport:
+    """An update as a chat's session takes it."""
+    sources = tuple(SOURCE_NAMES[source] for source in update.sources)
+    return DrafterReport(update.base, update.ids, update.survival, sources, update.call_us / 1e6)

@@ -1,4 +1,4 @@
-"""What an edge tells of its drafter."""
+"""Metrics of an edge's drafter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from enum import IntEnum
 from typing import Final
 
 from outrider.telemetry.metrics import Metrics
-from services.edge.drafter.messages import Report, Source
+from services.edge.drafter.counters import DrafterCounters
+from services.edge.drafter.protocol import DrafterStats, DraftSource
 
 STATE: Final = "outrider.edge.drafter.state"
 SESSIONS: Final = "outrider.edge.drafter.sessions"
@@ -20,8 +21,9 @@ CALL_MS: Final = "outrider.edge.drafter.call_ms"
 """The sum over all calls; divide by their number for the mean."""
 REFUSED: Final = "outrider.edge.drafter.refused_sessions"
 EVICTED: Final = "outrider.edge.drafter.evicted_sessions"
-BRANCHES: Final = "outrider.edge.drafter.second_guesses"
-PROMOTED: Final = "outrider.edge.drafter.right_second_guesses"
+BRANCHES: Final = "outrider.edge.drafter.alternatives"
+"""Alternative tokens drafted beside a chain of drafts."""
+PROMOTED: Final = "outrider.edge.drafter.accepted_alternatives"
 DRAFTED: Final = "outrider.edge.drafter.drafted_tokens"
 ACCEPTED: Final = "outrider.edge.drafter.accepted_tokens"
 
@@ -33,9 +35,9 @@ class DrafterState(IntEnum):
     STARTING = 1
     """The process runs, its model is not loaded yet."""
     READY = 2
-    WAITING = 3
-    """It ended, and will be started again."""
-    UNFIT = 4
+    RESTARTING = 3
+    """It ended, and will be started again after a pause."""
+    UNUSABLE = 4
     """It cannot run here; the log says why."""
 
 
@@ -55,30 +57,30 @@ class DrafterMetrics:
             self._metrics.gauge(MODELLED).set(0)
         if state is DrafterState.STARTING:
             self._last = _NOTHING
-        if state is DrafterState.WAITING:
+        if state is DrafterState.RESTARTING:
             self._metrics.counter(RESTARTS).add(1)
 
     def dropped(self) -> None:
         """A frame was dropped because the process does not read."""
         self._metrics.counter(DROPPED).add(1)
 
-    def report(self, report: Report) -> None:
-        """What the process counted."""
-        last, self._last = self._last, report
-        self._metrics.gauge(SESSIONS).set(report.num_sessions)
-        self._metrics.gauge(MODELLED).set(report.num_modelled)
-        self._add(CALLS, report.num_calls - last.num_calls)
-        self._add(ROWS, report.num_rows - last.num_rows)
-        self._add(CALL_MS, (report.call_us - last.call_us) / 1000)
-        self._add(REFUSED, report.num_refused - last.num_refused)
-        self._add(EVICTED, report.num_evicted - last.num_evicted)
-        self._add(BRANCHES, report.num_branches - last.num_branches)
-        self._add(PROMOTED, report.num_promoted - last.num_promoted)
-        self._add_by_source(DRAFTED, report.drafted, last.drafted)
-        self._add_by_source(ACCEPTED, report.accepted, last.accepted)
+    def record(self, stats: DrafterStats) -> None:
+        """The process's counts so far."""
+        last, self._last = self._last, stats
+        self._metrics.gauge(SESSIONS).set(stats.num_sessions)
+        self._metrics.gauge(MODELLED).set(stats.num_modelled)
+        self._add(CALLS, stats.num_calls - last.num_calls)
+        self._add(ROWS, stats.num_rows - last.num_rows)
+        self._add(CALL_MS, (stats.call_us - last.call_us) / 1000)
+        self._add(REFUSED, stats.num_refused - last.num_refused)
+        self._add(EVICTED, stats.num_evicted - last.num_evicted)
+        self._add(BRANCHES, stats.num_branches - last.num_branches)
+        self._add(PROMOTED, stats.num_promoted - last.num_promoted)
+        self._add_by_source(DRAFTED, stats.drafted, last.drafted)
+        self._add_by_source(ACCEPTED, stats.accepted, last.accepted)
 
     def _add_by_source(self, name: str, counts: Sequence[int], last: Sequence[int]) -> None:
-        for source, count, before in zip(Source, counts, last, strict=True):
+        for source, count, before in zip(DraftSource, counts, last, strict=True):
             if count > before:
                 labels = {"source": source.name.lower()}
                 self._metrics.counter(name).add(count - before, labels)
@@ -88,4 +90,4 @@ class DrafterMetrics:
             self._metrics.counter(name).add(amount)
 
 
-_NOTHING: Final = Report(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, (0, 0, 0), (0, 0, 0))
+_NOTHING: Final = DrafterCounters().stats(num_sessions=0, num_modelled=0)

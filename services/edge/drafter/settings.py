@@ -1,4 +1,4 @@
-"""What a drafter is set up with, and how much it takes on (pure)."""
+"""What a drafter is set up with, and its limits (pure)."""
 
 from __future__ import annotations
 
@@ -7,63 +7,65 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 MAX_LEAD: Final = 65_535
-"""What its messages have room for."""
+"""Most drafts that a message has room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterLimits:
-    """Bounds, and when a chain ends."""
+    """How many sessions, how far ahead, and how much in one call of the model."""
 
     max_sessions: int = 64
     max_lead: int = 32
-    """Most guesses ahead of what is final."""
+    """Most drafts ahead of the final tokens."""
     min_survival: float = 0.2
-    """A chain ends where it is less likely than this to be right so far..."""
+    """Drafting stops where the drafts so far are less likely than this to be all right."""
     first_tokens: int = 4
-    """...but for a reply's first tokens..."""
+    """For so many tokens at a reply's start `first_survival` applies instead of `min_survival`."""
     first_survival: float = 0.01
-    """...where this is enough: DraftLimits.first_survival."""
+    """Least survival of a reply's first tokens; as DraftLimits.first_survival."""
     sure: float = 0.9
-    """A copy this likely is not shown to the model before it is taken, behind the first tokens."""
+    """Behind the first tokens, a copy of the text at least this likely is taken without asking the
+    model."""
     branch_tokens: int = 4
-    """Guesses behind a second guess."""
+    """Drafts behind an alternative token."""
     min_branch: float = 0.2
-    """Least chance that a second guess will be needed: it saves a step, and costs several."""
+    """Least probability that an alternative will be needed: it saves a step, and costs several."""
     max_rounds: int = 16
     """Most sessions in one call of the model."""
     catch_up_tokens: int = 16
-    """More tokens without KV than this are computed in chunks, as a prompt is."""
+    """A session that lacks KV for more tokens than this is computed in chunks, as a prompt is."""
     chunk_tokens: int = 32
-    """Prompt tokens in a call that others wait for."""
+    """Prompt tokens in a call that other sessions wait for."""
     idle_chunk_tokens: int = 128
-    """The same when nobody does."""
-    report_tokens: int = 4
-    """So many new guesses are told at once; of a reply's first tokens, each."""
-    report_s: float = 0.004
-    """Fewer are told after this time, or when no more follow."""
+    """Prompt tokens in a call that no other session waits for."""
+    update_tokens: int = 4
+    """The edge is sent an update when there are so many new drafts; of a reply's first tokens,
+    for each."""
+    update_interval_s: float = 0.004
+    """Fewer new drafts are sent after this time, or when no more follow."""
     evict_idle_s: float = 5.0
-    """A session that heard of nothing for this long may lose its KV to another."""
+    """A session without a commit for this long may lose its KV blocks to another."""
 
     def least(self, number: int) -> float:
-        """Least survival of a guess for the reply's token `number`."""
+        """Least survival of a draft for the reply's token `number`."""
         return self.first_survival if number < self.first_tokens else self.min_survival
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    """All that the drafter's process is told when it starts."""
+    """What the drafter's process gets on its command line."""
 
     model: str
-    """The target's name."""
+    """The target model's name."""
     draft_model: str = ""
-    """load_draft's choice."""
+    """The draft model, as `edge.draft_model`."""
     model_store: str = ""
     """The store's folder; empty: the machine's."""
     threads: int = 1
     kv_bytes: int = 64 << 20
-    """Memory of the KV pool, touched only as it fills."""
+    """Size of the KV pool; memory is touched only as it fills."""
     niceness: int = 10
-    """Serving comes first."""
+    """Of the process: serving comes first."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
 

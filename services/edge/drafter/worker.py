@@ -1,6 +1,6 @@
 """The drafter's process: a socket to the edge on one side, the draft model on the other.
 
-One thread: it reads what the edge says between two calls of the model, and while one computes.
+One thread: it reads the edge's messages between two calls of the model, and during a call.
 """
 
 from __future__ import annotations
@@ -37,15 +37,25 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
-from services.edge.drafter.codec import MAX_FRAME_BYTES, decode_down, encode
-from services.edge.drafter.core.drafter import Drafter, run
-from services.edge.drafter.core.learned import LearnedByGroup
-from services.edge.drafter.messages import Close, Commit, Open, Ready, Unfit, Upward
+from services.edge.drafter.calibration import GroupLearning
+from services.edge.drafter.drafter import Drafter, run
+from services.edge.drafter.protocol import (
+    MAX_FRAME_BYTES,
+    CloseReply,
+    CommitTokens,
+    DrafterReady,
+    DrafterUnusable,
+    FromDrafter,
+    OpenReply,
+    ToDrafter,
+    decode_to_drafter,
+    encode,
+)
 from services.edge.drafter.settings import DrafterSettings
 
 log = structlog.get_logger()
 
-UNFIT: Final = (
+UNUSABLE: Final = (
     ConfigError,
     UnknownModelError,
     VocabularyMismatchError,
@@ -53,12 +63,12 @@ UNFIT: Final = (
     ArtifactCorruptError,
     UnsupportedModelError,
 )
-"""Failures to load that another try would meet again."""
+"""Failures to load that a restart would meet again."""
 _PR_SET_PDEATHSIG: Final = 1
 _READ_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 1 << 18
-"""While the edge leaves so much unread it is told nothing new."""
-_REPORT_S: Final = 1.0
+"""While the edge leaves so much unread it is sent nothing new."""
+_STATS_INTERVAL_S: Final = 1.0
 _WARM_ROWS: Final = 128
 
 
@@ -70,20 +80,19 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     channel = Channel(connection)
     try:
         draft = _load(settings)
-    except UNFIT as error:
-        channel.say([Unfit(error.message)])
+    except UNUSABLE as error:
+        channel.send([DrafterUnusable(error.message)])
         channel.flush(wait=True)
         return 0
     log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
-    spec, store = lookup(settings.model), _store(settings)
-    digest = load_vocabulary(spec, store).digest
+    digest = load_vocabulary(lookup(settings.model), _store(settings)).digest
     drafter = Drafter(
         draft.engine.info,
         settings.limits,
         draft.calibration,
-        LearnedByGroup(shipped_prior(digest), shipped_calibrations(digest)),
+        GroupLearning(shipped_prior(digest), shipped_calibrations(digest)),
     )
-    channel.say([Ready(draft.name)])
+    channel.send([DrafterReady(draft.name)])
     Worker(channel, drafter, draft.engine).work()
     return 0
 
@@ -108,14 +117,13 @@ def _load(settings: DrafterSettings) -> DraftModel:
         prepare_first=True,
         kv_bytes=settings.kv_bytes,
     )
-    choice, spec = settings.draft_model, lookup(settings.model)
-    draft = load_draft(choice, spec, _store(settings), config)
+    draft = load_draft(settings.draft_model, lookup(settings.model), _store(settings), config)
     warm_up(draft.engine, _WARM_ROWS)
     return draft
 
 
 class Channel:
-    """Frames to and from the edge; neither way ever waits, and neither buffer grows for ever."""
+    """Frames to and from the edge: neither direction blocks, and both buffers are bounded."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -130,12 +138,12 @@ class Channel:
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def wait(self, timeout_s: float) -> None:
-        """Until the edge says something, or there is room for what is unsent."""
+        """Block until the edge sent something, or there is room for what is unsent."""
         writing = [self._connection] if self._unsent else []
         select.select([self._connection], writing, [], timeout_s)
 
     def receive(self) -> list[bytes]:
-        """What the edge has said. Raises MalformedFrameError, FrameTooLargeError."""
+        """Payloads from the edge. Raises MalformedFrameError, FrameTooLargeError."""
         try:
             data = self._connection.recv(_READ_BYTES)
         except BlockingIOError:
@@ -145,14 +153,14 @@ class Channel:
         self.is_open = bool(data)
         return self._decoder.feed(data)
 
-    def say(self, messages: Iterable[Upward]) -> None:
+    def send(self, messages: Iterable[FromDrafter]) -> None:
         """Send these as soon as there is room."""
         for message in messages:
             self._unsent += encode_frame(encode(message))
         self.flush()
 
     def flush(self, *, wait: bool = False) -> None:
-        """Send what there is room for; with `wait`, everything, or until the edge is gone."""
+        """Send what there is room for; with `wait`, all of it, unless the edge closes first."""
         while self._unsent and self.is_open:
             try:
                 del self._unsent[: self._connection.send(self._unsent)]
@@ -171,49 +179,48 @@ class Worker:
         self._channel = channel
         self._drafter = drafter
         self._engine = engine
-        self._report_at = monotonic() + _REPORT_S
+        self._stats_at = monotonic() + _STATS_INTERVAL_S
 
     def work(self) -> None:
-        """Until the edge is gone. Raises EngineError, and MalformedFrameError for an edge that
-        speaks another language."""
+        """Until the edge closes the connection. Raises EngineError, and MalformedFrameError for an
+        edge of another release."""
         while self._channel.is_open:
-            self._listen()
-            call = self._drafter.decide(monotonic())
+            self._receive()
+            call = self._drafter.schedule(monotonic())
             if call is not None:
                 began = monotonic()
-                rows = run(self._engine, call, self._listen)
+                rows = run(self._engine, call, self._receive)
                 self._drafter.apply(call, rows, monotonic() - began)
-            self._tell()
+            self._send()
             if call is None and self._channel.is_open:
-                self._channel.wait(max(0.0, self._report_at - monotonic()))
+                self._channel.wait(max(0.0, self._stats_at - monotonic()))
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         now = monotonic()
         for payload in self._channel.receive():
             try:
-                self._take(decode_down(payload), now)
+                self._handle(decode_to_drafter(payload), now)
             except InvalidRequestError as error:
                 if isinstance(error, MalformedFrameError):
                     raise
                 log.warning("a session cannot be drafted for", error=error.message)
 
-    def _take(self, message: Open | Commit | Close, now: float) -> None:
+    def _handle(self, message: ToDrafter, now: float) -> None:
         match message:
-            case Open():
+            case OpenReply():
                 self._drafter.open(message, now)
-            case Commit():
+            case CommitTokens():
                 self._drafter.commit(message, now)
-            case Close(session):
+            case CloseReply(session):
                 self._drafter.close(session)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         now = monotonic()
-        if now >= self._report_at:
-            self._report_at = now + _REPORT_S
+        if now >= self._stats_at:
+            self._stats_at = now + _STATS_INTERVAL_S
             drafter = self._drafter
-            report = drafter.tally.report(drafter.num_sessions, drafter.num_modelled)
-            self._channel.say([report])
+            self._channel.send([drafter.counters.stats(drafter.num_sessions, drafter.num_modelled)])
         if self._channel.is_clogged:
             self._channel.flush()
         else:
-            self._channel.say(self._drafter.take_guesses(now))
+            self._channel.send(self._drafter.take_updates(now))

@@ -1,1 +1,1 @@
-"""The QUIC side: certificate, listener, connections, streams."""
+"""The QUIC side: listener, server, connections, streams, and limits on what clients may use."""

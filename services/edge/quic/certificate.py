@@ -1,5 +1,5 @@
-"""The listener's certificate: a configured one, or one for development made on first start, and new
-ones while it runs."""
+"""The listener's certificate: a configured one, or one for development made on first start. It is
+reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 from outrider.tls.certificates import stamp
 
 POLL_S: Final = 2.0
-"""A new certificate is used after so long."""
+"""How often the files are checked for changes."""
 VALIDITY: Final = timedelta(days=13)
 """Browsers accept a certificate by its hash only if it is valid for at most 14 days (WebTransport,
 `serverCertificateHashes`)."""
@@ -34,8 +34,8 @@ _log = structlog.get_logger()
 
 
 def ensure(folder: Path, names: Iterable[str], now: datetime) -> tuple[Path, Path]:
-    """Certificate and key in `folder`, made anew when missing, expiring or without one of
-    `names`. The certificate is self-signed: clients trust it by its file."""
+    """Certificate and key in `folder`, made anew if they are missing, expire within RENEW_BEFORE or
+    lack one of `names`. The certificate is self-signed: clients need its file to trust it."""
     certificate_path, key_path = folder / CERTIFICATE_FILE, folder / KEY_FILE
     wanted = tuple(dict.fromkeys((*DEFAULT_NAMES, *names)))
     if not _is_good(certificate_path, key_path, wanted, now):
@@ -53,7 +53,7 @@ def _is_good(path: Path, key_path: Path, names: tuple[str, ...], now: datetime) 
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (OSError, ValueError, TypeError, x509.ExtensionNotFound):
         return False
-    # An edge that was killed between the two files left one of an earlier pair.
+    # An edge that was killed between writing the two files leaves one of an earlier pair.
     if key.public_key() != certificate.public_key():
         return False
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - RENEW_BEFORE:
@@ -71,7 +71,7 @@ def _certificate_pem(
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Clocks differ; validity counts from here, so the total stays VALIDITY.
+        # Earlier than now, since clocks differ; the end moves too, so the total stays VALIDITY.
         .not_valid_before(now - timedelta(minutes=5))
         .not_valid_after(now - timedelta(minutes=5) + VALIDITY)
         .add_extension(x509.SubjectAlternativeName(_general_names(names)), critical=False)
@@ -112,9 +112,9 @@ async def follow(
     renew: Callable[[Path, Path], Awaitable[None]],
     poll_s: float = POLL_S,
 ) -> NoReturn:
-    """Call `renew` with certificate and key whenever their files changed since those that are
-    `used`. `locate` says where they are, and makes new ones where that is its business. Files that
-    `renew` refuses, with ConfigError, are logged and left until they change again."""
+    """Call `renew` with certificate and key whenever their files have changed since the `used`
+    ones. `locate` returns their paths, and may make new ones. Files that `renew` refuses with
+    ConfigError are logged, and tried again when they change."""
     seen = await asyncio.to_thread(stamp, used)
     while True:
         await asyncio.sleep(poll_s)
@@ -131,5 +131,5 @@ async def follow(
 
 
 def utc_now() -> datetime:
-    """The time certificates are judged by."""
+    """The time by which certificates expire."""
     return datetime.now(UTC)

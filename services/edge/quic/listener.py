@@ -1,4 +1,4 @@
-"""The UDP socket: admits connections, drains them when the edge stops."""
+"""The QUIC listener: makes connections, and drains them when the edge stops."""
 
 from __future__ import annotations
 
@@ -6,121 +6,71 @@ import asyncio
 import contextlib
 import socket
 import time
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
 
 from outrider.client.protocol import ALPN, CloseCode
 from outrider.errors import ConfigError, DrainingError
-from services.edge.addresses import Prefixes
-from services.edge.parts import EdgeParts
+from services.edge.context import EdgeContext
 from services.edge.quic import memory
-from services.edge.quic.bounded import BoundedConnection, QuicLimits, check_version
-from services.edge.quic.budget import Budget
+from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits, check_version
 from services.edge.quic.connection import EdgeConnection
-from services.edge.quic.dispatch import Dispatcher, Receiver, Routes
-from services.edge.quic.door import Door, DoorLimits, Verdict
-from services.edge.quic.server import FairServer
-from services.edge.quic.tickets import TicketStore
-from services.edge.quic.turns import MAX_ADDRESSES, Share
-from services.edge.quotas import QuotaLimits, Quotas
+from services.edge.quic.early_data import TicketStore
+from services.edge.quic.fair_queue import MAX_ADDRESSES
+from services.edge.quic.limits import ListenerLimits, SharedLimits, Verdict
+from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
-
-@dataclass(frozen=True, slots=True)
-class ListenerLimits:
-    """What one client, and all of them together, may use."""
-
-    max_connections: int
-    max_chats_per_connection: int
-    max_frame_bytes: int
-    max_unsent_bytes: int
-    """Of one stream; a client that leaves more unread loses the chat."""
-    idle_timeout_s: float
-    """Without anything from the client, or without a chat and anything on a stream."""
-    handshake_timeout_s: float
-    early_data: bool
-    """Give out session tickets, with which clients may send in 0-RTT."""
-    door: DoorLimits = field(default_factory=DoorLimits)
-    quotas: QuotaLimits = field(default_factory=QuotaLimits)
-    """Of one address prefix."""
-    client_quotas: QuotaLimits = field(default_factory=QuotaLimits)
-    """Of one client or user, from whatever address."""
-    prefixes: Prefixes = field(default_factory=Prefixes)
-    share: Share = field(default_factory=Share)
-    """Of the event loop's time, for the datagrams of one address prefix."""
-    max_received_bytes: int = 256 << 20
-    """Held for all clients: what came out of order, requests that are not whole yet..."""
-    max_received_bytes_per_address: int = 16 << 20
-    """...for those of one address prefix..."""
-    max_received_bytes_per_connection: int = 8 << 20
-    """...and for one connection. At least a frame."""
-
-
-MAX_EARLY_BYTES = 16 << 20
-"""Of 0-RTT, of all connections whose handshake is not complete; at least one frame fits."""
-_RECEIVE_BYTES = 4 << 20
-"""Of the socket, as far as the system allows (net.core.rmem_max): what comes while the edge's loop
-waits for a core. What overflows is lost, and its sender notices after tens of milliseconds."""
-_MAX_TICKETS = 10_000
-_TICKET_AGE_S = 3600.0
-_STREAMS_BESIDE_CHATS = 32
-"""That may be open: they are refused, or ask what this edge is."""
-_RESIDENT_AGE_S = 0.05
+_RECEIVE_BUFFER_BYTES: Final = 4 << 20
+"""Of the socket, as far as the system allows (net.core.rmem_max): for what comes while the edge's
+loop waits for a core. What overflows is lost, and its sender notices after tens of milliseconds."""
+_MAX_TICKETS: Final = 10_000
+_TICKET_AGE_S: Final = 3600.0
+_STREAMS_BESIDE_CHATS: Final = 32
+"""Streams that may be open without a chat: they are refused, or ask what this edge is."""
+_RESIDENT_AGE_S: Final = 0.05
 """How old the figure of the process's memory may be; to read it takes 10 us."""
-
-
-class Address:
-    """What is shared by the connections of one address prefix."""
-
-    def __init__(self, key: str, budget: Budget) -> None:
-        self.key = key
-        self.budget = budget
-        self.num_connections = 0
 
 
 class Listener:
     """All connections of one edge."""
 
-    def __init__(self, parts: EdgeParts, limits: ListenerLimits) -> None:
-        self.parts = parts
-        self.limits = limits
-        self.draining = False
-        self.quotas: Quotas[str] = Quotas(limits.quotas)
-        """By address prefix."""
-        self.client_quotas: Quotas[bytes] = Quotas(limits.client_quotas)
-        """By Identity.client."""
-        self.door = Door(limits.door, self.quotas)
-        self.early_room = Budget(max(MAX_EARLY_BYTES, limits.max_frame_bytes))
-        self._received = Budget(limits.max_received_bytes)
-        self._addresses: dict[str, Address] = {}
-        self._connections: set[EdgeConnection] = set()
-        self._quic: set[EdgeConnection] = set()
-        """All of them, whether their handshake is complete or not."""
-        self._settings: QuicConfiguration | None = None
-        self._server: FairServer | None = None
+    def __init__(self, context: EdgeContext, limits: ListenerLimits) -> None:
+        self.context = context
+        self.shared = SharedLimits(limits)
+        self.connections: set[EdgeConnection] = set()
+        """Whether their handshake is complete or not."""
+        self._configuration: QuicConfiguration | None = None
+        self._server: DatagramServer | None = None
         self._tickets = TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
-        self._resident_bytes, self._resident_at = 0, -_RESIDENT_AGE_S
+        self._resident_bytes = 0
+        self._resident_at = -_RESIDENT_AGE_S
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the edge stops."""
+        return self.shared.is_draining
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
         """Listen and return the bound port. Raises ConfigError."""
         check_version()
-        loop = asyncio.get_running_loop()
-        self._settings = self._configuration(certificate, key)
+        limits = self.shared.limits
+        self._configuration = self._load(certificate, key)
         dispatcher = Dispatcher(
-            self._settings,
-            self.door,
+            self._configuration,
+            self.shared.handshakes,
             open_connection=self._open,
-            key_of=self.limits.prefixes.of,
+            prefix_of=limits.prefixes.of,
             resident_bytes=self._resident,
             report=self._report,
         )
-        address_of = lru_cache(MAX_ADDRESSES)(self.limits.prefixes.of)
+        prefix_of = lru_cache(MAX_ADDRESSES)(limits.prefixes.of)
         try:
-            transport, self._server = await loop.create_datagram_endpoint(
-                lambda: FairServer(dispatcher.receive, address_of, self.limits.share),
+            transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
+                lambda: DatagramServer(dispatcher.receive, prefix_of, limits.loop_share),
                 local_addr=(host, port),
             )
         except OSError as error:
@@ -129,78 +79,71 @@ class Listener:
             ) from error
         dispatcher.transport = transport
         transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES
+            socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES
         )
         return int(transport.get_extra_info("sockname")[1])
 
     def _open(
-        self, key: str, original_cid: bytes, retry_cid: bytes | None, routes: Routes
+        self, prefix: str, original_cid: bytes, retry_cid: bytes | None, routes: Routes
     ) -> tuple[Receiver, bytes]:
-        """The connection of a first packet that the door let in."""
-        assert self._settings is not None and self._server is not None
+        """The connection of a first packet that was admitted."""
+        assert self._configuration is not None and self._server is not None
         assert self._server.transport is not None
-        limits, tickets = self.limits, self._tickets if self.limits.early_data else None
-        address = self._addresses.get(key)
-        if address is None:
-            budget = Budget(limits.max_received_bytes_per_address, self._received)
-            address = self._addresses[key] = Address(key, budget)
-        address.num_connections += 1
-        budget = Budget(limits.max_received_bytes_per_connection, address.budget)
+        limits = self.shared.limits
+        tickets = self._tickets if limits.early_data else None
+        address, budget = self.shared.connection_opened(prefix)
         quic = BoundedConnection(
             limits=QuicLimits(max_streams=limits.max_chats_per_connection + _STREAMS_BESIDE_CHATS),
             budget=budget,
             now=asyncio.get_running_loop().time(),
-            configuration=self._settings,
+            configuration=self._configuration,
             original_destination_connection_id=original_cid,
             retry_source_connection_id=retry_cid,
             session_ticket_fetcher=None if tickets is None else tickets.take,
             session_ticket_handler=None if tickets is None else tickets.add,
         )
-        connection = EdgeConnection(quic, self, address, budget, routes)
+        connection = EdgeConnection(
+            quic,
+            context=self.context,
+            shared=self.shared,
+            address=address,
+            budget=budget,
+            routes=routes,
+            on_ended=self.connections.discard,
+        )
         connection.connection_made(self._server.transport)
-        self._quic.add(connection)
+        self.connections.add(connection)
         return connection, quic.host_cid
 
     def _resident(self) -> int:
-        if not self.limits.door.max_resident_bytes:
+        """Memory of the process, or 0 where it does not matter."""
+        if not self.shared.limits.handshakes.max_resident_bytes:
             return 0
         now = time.monotonic()
         if now - self._resident_at >= _RESIDENT_AGE_S:
-            self._resident_bytes, self._resident_at = memory.resident_bytes(), now
+            self._resident_bytes = memory.resident_bytes()
+            self._resident_at = now
         return self._resident_bytes
 
     def _report(self, verdict: Verdict) -> None:
-        telemetry = self.parts.telemetry
+        telemetry = self.context.telemetry
         if verdict is Verdict.RETRY:
             telemetry.retried()
         elif verdict is not Verdict.ADMIT:
             telemetry.refused(verdict.value)
-        telemetry.half_open(self.door.num_half_open)
-
-    def shook_hands(self) -> None:
-        """A handshake is complete, or will never be."""
-        self.door.shook_hands()
-        self.parts.telemetry.half_open(self.door.num_half_open)
-
-    def left(self, connection: EdgeConnection, address: Address) -> None:
-        """A connection has ended, of whatever kind."""
-        self._quic.discard(connection)
-        self.door.left(address.key)
-        address.num_connections -= 1
-        if not address.num_connections:
-            del self._addresses[address.key]
+        telemetry.half_open(self.shared.handshakes.num_half_open)
 
     async def renew(self, certificate: Path, key: Path) -> None:
-        """Handshakes that begin from now on show this certificate. Raises ConfigError."""
-        new = await asyncio.to_thread(self._configuration, certificate, key)
-        if self._settings is not None:
-            self._settings.private_key = new.private_key
-            self._settings.certificate_chain = new.certificate_chain
-            self._settings.certificate = new.certificate
+        """Use this certificate in handshakes that begin from now on. Raises ConfigError."""
+        new = await asyncio.to_thread(self._load, certificate, key)
+        if self._configuration is not None:
+            self._configuration.private_key = new.private_key
+            self._configuration.certificate_chain = new.certificate_chain
+            self._configuration.certificate = new.certificate
 
-    def _configuration(self, certificate: Path, key: Path) -> QuicConfiguration:
+    def _load(self, certificate: Path, key: Path) -> QuicConfiguration:
         configuration = QuicConfiguration(
-            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.limits.idle_timeout_s
+            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.shared.limits.idle_timeout_s
         )
         try:
             configuration.load_cert_chain(certificate, key)
@@ -212,31 +155,18 @@ class Listener:
             ) from error
         return configuration
 
-    def admit(self, connection: EdgeConnection) -> bool:
-        """Whether the edge takes one connection more; counts it if so."""
-        if self.draining or len(self._connections) >= self.limits.max_connections:
-            return False
-        self._connections.add(connection)
-        self.parts.telemetry.connections(+1)
-        return True
-
-    def dismiss(self, connection: EdgeConnection) -> None:
-        """An admitted connection has ended."""
-        self._connections.discard(connection)
-        self.parts.telemetry.connections(-1)
-
     async def stop(self, drain_s: float) -> None:
         """Refuse new chats, give those under way `drain_s`, then end them and close."""
-        self.draining = True
-        self.parts.reception.close()
+        self.shared.is_draining = True
+        self.context.resumable.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.parts.telemetry.idle.wait(), drain_s)
+            await asyncio.wait_for(self.context.telemetry.idle.wait(), drain_s)
         error = DrainingError("this edge is shutting down; send the chat to another")
-        for connection in list(self._connections):
+        for connection in [it for it in self.connections if it.is_admitted]:
             connection.fail_chats(error)
             connection.transmit()
             connection.close(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
-        for connection in list(self._quic):
+        for connection in list(self.connections):
             connection.drop("this edge is shutting down")
         if self._server is not None:
             self._server.close()

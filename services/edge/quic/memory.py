@@ -12,11 +12,11 @@ _LIMITS: Final = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of a container, by cgroup v2 and v1."""
+"""Limit of a container, by cgroup v2 and v1."""
 
 
 def resident_bytes() -> int:
-    """Of this process now; 0 where the system does not tell."""
+    """Resident memory of this process; 0 where the system does not tell."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -24,7 +24,7 @@ def resident_bytes() -> int:
 
 
 def limit_bytes() -> int:
-    """What the machine has, or its container may use; 0 where the system does not tell."""
+    """Memory of the machine, or the limit of its container; 0 where the system does not tell."""
     try:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -33,5 +33,5 @@ def limit_bytes() -> int:
         try:
             limit = min(limit, int(path.read_text()))
         except (OSError, ValueError):
-            continue  # no such limit: no such file, or the word max
+            continue  # no limit: no such file, or the word max
     return max(0, limit)

@@ -1,72 +1,76 @@
-"""When provisional text is shown, and when it is taken back.
+"""The text of a reply: what is final, which drafts are shown behind it as provisional text, and
+when that is retracted.
 
 Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
 of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 shows what is
-rather right than wrong, which is asked of a first word; 0.6 for what follows keeps the normalised
-erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is erased at
-once. Rewrites are limited as cells are in ATM (generic cell rate algorithm,
-ITU-T I.371): one per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together;
-beyond that nothing new is shown for a while.
+more likely right than wrong, enough for a first word; 0.6 for what follows keeps the normalised
+erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is retracted at once.
+Retractions are limited by the generic cell rate algorithm (ITU-T I.371): one per
+`rewrite_interval_s` in the long run, `rewrite_burst` of them close together; beyond that nothing
+new is shown for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from outrider.errors import MalformedFrameError
 from outrider.speculation.verification import common_prefix_length
 from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
-from services.edge.session.actions import Provisional, Retract
+from services.edge.session.events import Provisional, Retract, Span
+
+if TYPE_CHECKING:
+    from outrider.sampling.reply import ReplyText
 
 
 @dataclass(frozen=True, slots=True)
 class DisplayPolicy:
-    """How bold the provisional text is."""
+    """How likely drafts have to be to be shown, and how often text may be retracted."""
 
     theta: float = 0.5
     """Least estimated survival of what is shown."""
     first_theta: float = 0.5
-    """The same for the reply's first tokens."""
+    """The same for the reply's first `first_tokens`."""
     first_tokens: int = 4
-    """How many tokens are the first. If so many are likely and no word ends in them, they are shown
-    as they are: in scripts that the vocabulary spells out, a token is half a letter."""
+    """If so many are likely but no word ends in them, they are shown without waiting for its end:
+    in scripts that the vocabulary spells out, a token is half a letter."""
     line_theta: float = 0.7
     """Least estimated survival of a line break."""
     max_risk: float = 1.0
-    """Most tokens to be expected to fall of all that is shown: long chains of likely tokens would
-    be shown whole, and fall together."""
+    """Most tokens of what is shown that may be expected to be wrong: bounds how much of a long
+    chain of likely tokens is shown, which would be retracted as a whole."""
     rewrite_interval_s: float = 0.15
-    """Least time between two erasures of shown text, on average..."""
+    """Least mean time between two retractions."""
     rewrite_burst: int = 3
-    """...over more than so many."""
+    """Retractions that may come close together."""
     erasure: float = 0.15
-    """Tokens taken back per final token that a reader is to bear: every one more raises theta by
-    `caution`, until as many became final as make up for it."""
+    """Target of retracted tokens per final token."""
     caution: float = 0.05
+    """Added to theta for each retracted token above that target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Boldness:
-    """Least estimated survival of what is shown."""
+class DisplayThresholds:
+    """Two fields of DisplayPolicy."""
 
     first_theta: float
-    """Of a reply's first tokens..."""
     theta: float
-    """...and of all others."""
 
 
-BOLDNESS: Final[Mapping[str, Boldness]] = {
-    "shy": Boldness(0.7, 0.7),
-    "balanced": Boldness(0.5, 0.6),
-    "eager": Boldness(0.3, 0.4),
+DISPLAY_PRESETS: Final[Mapping[str, DisplayThresholds]] = {
+    "shy": DisplayThresholds(0.7, 0.7),
+    "balanced": DisplayThresholds(0.5, 0.6),
+    "eager": DisplayThresholds(0.3, 0.4),
 }
-"""By the name of the setting."""
+"""By the values of the edge's setting `display`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """The text that the drafts would add behind the committed text."""
+class DraftText:
+    """The text that drafts would add behind the committed text, shown or not."""
 
     base: int
     """Committed tokens."""
@@ -80,8 +84,8 @@ class Outlook:
 
 
 _MAX_CREDIT, _MAX_DEBT = 2.0, 12.0
-"""Tokens that a reply of which nothing was taken back has in hand, and those beyond which one long
-erasure is forgiven."""
+"""Bounds of `Display._excess`, in tokens: a reply without retractions saves up at most the credit,
+and one long retraction counts for at most the debt."""
 
 
 class Display:
@@ -91,15 +95,15 @@ class Display:
         self._policy = policy
         self._shown = ""
         self._ends: list[int] = []
-        """Where in it each token ends that is shown whole."""
+        """[n] where in it each token ends that is shown whole."""
         self.quiet_until = float("-inf")
         """Nothing new is shown before this time."""
         self._next_rewrite = float("-inf")
-        """When the next erasure would be due, were they spread evenly."""
+        """When the next retraction would keep to the mean rate."""
         self.shown_chars = 0
-        """Code points sent as provisional text, and..."""
+        """Code points sent as provisional text."""
         self.erased_chars = 0
-        """...those of them that were taken back."""
+        """Those of them that were retracted."""
         self.num_retractions = 0
         self._first_word_left: int | None = None
         """Code points of the first shown word that are not final yet; None: no word was shown."""
@@ -109,7 +113,7 @@ class Display:
         """Tokens shown before they became final."""
         self.erased_tokens = 0
         self._excess = 0.0
-        """Tokens shown and taken back."""
+        """Tokens retracted beyond `erasure` per final token."""
 
     @property
     def shown(self) -> str:
@@ -135,34 +139,35 @@ class Display:
         return retract
 
     def forget(self) -> None:
-        """The client has no provisional text: it is another one, or came back."""
-        self._shown, self._ends = "", []
+        """The client has no provisional text: it is another client, or the same after a loss."""
+        self._shown = ""
+        self._ends = []
         if self._first_word_left is not None:
-            self._first_word_left = 0  # nobody sees any more what becomes of it
+            self._first_word_left = 0  # its fate is not seen any more
 
     def clear(self, now: float) -> Retract | None:
         """The chat ends: no provisional text is left behind."""
         return self._erase(0, now) if self._shown else None
 
-    def show(self, outlook: Outlook, now: float) -> Provisional | None:
+    def show(self, drafts: DraftText, now: float) -> Provisional | None:
         """What to show in addition now, if anything."""
         if now < self.quiet_until:
             return None
-        limit, stability, num_likely = self._likely(outlook)
-        end = word_end(outlook.text, limit, outlook.final)
-        if not end and not outlook.base and num_likely >= self._policy.first_tokens > 0:
+        limit, stability, num_likely = self._likely(drafts)
+        end = word_end(drafts.text, limit, drafts.final)
+        if not end and not drafts.base and num_likely >= self._policy.first_tokens > 0:
             end = limit
-        target = outlook.text[:end]
-        if len(target) not in outlook.ends:
+        target = drafts.text[:end]
+        if len(target) not in drafts.ends:
             target = target.rstrip(" ")  # that of a word to come, which may yet be a comma
         if len(target) <= len(self._shown) or not target.startswith(self._shown):
             return None
-        added = Provisional(outlook.base, len(self._shown), target[len(self._shown) :], stability)
+        added = Provisional(drafts.base, len(self._shown), target[len(self._shown) :], stability)
         self.shown_chars += len(added.text)
         if self._first_word_left is None and target.strip():
             self._first_word_left = first_word_end(target, is_whole=True)
         self._shown = target
-        self._ends = [end for end in outlook.ends if end <= len(target)]
+        self._ends = [end for end in drafts.ends if end <= len(target)]
         return added
 
     def _confirm_first_word(self, num_chars: int) -> None:
@@ -188,12 +193,12 @@ class Display:
         )
         return Retract(kept)
 
-    def _likely(self, outlook: Outlook) -> tuple[int, float, int]:
+    def _likely(self, drafts: DraftText) -> tuple[int, float, int]:
         limit, stability, risk, count = 0, 1.0, 0.0, 0
         for number, (end, survival) in enumerate(
-            zip(outlook.ends, outlook.survival, strict=True), start=outlook.base
+            zip(drafts.ends, drafts.survival, strict=True), start=drafts.base
         ):
-            breaks_line = "\n" in outlook.text[max(limit, len(self._shown)) : end]
+            breaks_line = "\n" in drafts.text[max(limit, len(self._shown)) : end]
             risk += 1 - survival
             if survival < self._least(number, breaks_line) or risk > self._policy.max_risk:
                 break
@@ -221,3 +226,76 @@ def word_end(text: str, limit: int, final: bool) -> int:
         elif not is_joined(text[end - 1], text[end]):
             return end
     return 0
+
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class ReplyDecoder:
+    """Decodes final ids through ReplyText, and drafts behind them with a copy of the UTF-8 decoder.
+
+    Invariant: the text of all committed ids is what was released, then `_held` (it may be the
+    beginning of a stop string), then the bytes of an unfinished character in `_decoder`.
+    """
+
+    def __init__(
+        self, reply: ReplyText, token_bytes: Callable[[int], bytes], stop: tuple[str, ...]
+    ) -> None:
+        self._reply = reply
+        self._token_bytes = token_bytes
+        self._stop = stop
+        self._decoder = _UTF8("replace")
+        self._held = ""
+        self._num_chars = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the reply ends with the ids committed so far."""
+        return self._reply.finished is not None
+
+    def commit(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
+        """The text these ids release, and where each of them stands in the reply; a character made
+        by several ids belongs to each. Raises MalformedFrameError for ids past the reply's end."""
+        parts, spans = [], []
+        for token in ids:
+            if self.finished:
+                raise MalformedFrameError("the region committed tokens past the end of the reply")
+            whole = self._decoder.decode(self._token_bytes(token))
+            begin, self._num_chars = self._num_chars, self._num_chars + len(whole)
+            begun = bool(self._decoder.getstate()[0])
+            spans.append((begin, self._num_chars + begun))
+            self._held += whole
+            parts.append(self._reply.push(token))
+            self._held = self._held[len(parts[-1]) :]
+        return "".join(parts), spans
+
+    def resume(self, ids: Sequence[int]) -> str:
+        """The text of ids that another run committed: `commit`, without saying where each stands.
+        Raises MalformedFrameError for ids past the reply's end."""
+        head, last = ids[:-1], ids[-1:]
+        whole = self._decoder.decode(b"".join(map(self._token_bytes, head)))
+        text = self._reply.push_all(head) if head else ""
+        if self.finished and head:
+            raise MalformedFrameError("the tokens to resume go past the end of the reply")
+        self._num_chars += len(whole)
+        self._held = (self._held + whole)[len(text) :]
+        return text + self.commit(last)[0]
+
+    def finish(self) -> str:
+        """The reply has ended: text held back as the possible beginning of a stop string."""
+        self._held = ""
+        return self._reply.flush()
+
+    def draft_text(
+        self, base: int, drafts: Sequence[int], survival: Sequence[float], final: bool
+    ) -> DraftText:
+        """The text that `drafts` [n] would add, up to the first stop string in it."""
+        decoder = _UTF8("replace")
+        decoder.setstate(self._decoder.getstate())
+        text, ends = self._held, []
+        for token in drafts:
+            text += decoder.decode(self._token_bytes(token))
+            ends.append(len(text))
+        cut = min((at for stop in self._stop if (at := text.find(stop)) >= 0), default=len(text))
+        limited = tuple(min(end, cut) for end in ends)
+        return DraftText(base, text[:cut], limited, tuple(survival), final or cut < len(text))

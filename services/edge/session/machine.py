@@ -1,15 +1,16 @@
-"""The life of one chat at the edge, as a table: (state, input) -> what to do.
+"""The life of one chat at the edge, as a table: TABLE[state][input] -> what to do.
 
 AWAITING --ChatAsked--> TOKENIZING --PromptReady--> OPENING --RegionOpened--> STREAMING
     \\---ChatAsked, thin chat----------------------/^   ^                         |
-                                              in a while--- REOPENING <--region lost
+                                           after a pause -- REOPENING <-- region lost
 any state --an end: done, failed, cancelled, client gone--> CLOSED <--------------/
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any, TypeAlias
 
 from outrider.errors import (
@@ -20,40 +21,133 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.session_types import FinishReason, Timings, Usage
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
     Action,
-    CancelRegion,
-    Done,
-    Failed,
-    Finish,
-    OpenRegion,
-    RidingAhead,
-    Tokenize,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
     CancelAsked,
+    CancelRegion,
     ChatAsked,
     ChatRequest,
+    ClientChanged,
     ClientFailed,
     ClientGone,
+    Commit,
+    Done,
+    DraftDropped,
     DraftsReady,
+    Failed,
+    Finish,
     Input,
+    OpenRegion,
     PromptFailed,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    SpeculationStats,
     Tick,
+    Tokenize,
 )
-from services.edge.session.policy import Milestones, SessionPolicy, State
-from services.edge.session.reopening import Reopening
-from services.edge.session.reply import ReplyFlow, ReplyTools
+from services.edge.session.reopening import Reopening, ReopenPolicy
+from services.edge.session.reply import ReplyFlow, ReplyPolicy, ReplyTools
 
 Actions: TypeAlias = list[Action]
+
+
+class SessionState(Enum):
+    """Where a chat is."""
+
+    AWAITING = auto()
+    """The stream is open, the request has not come."""
+    TOKENIZING = auto()
+    OPENING = auto()
+    """The region was asked; drafts may already be on their way."""
+    STREAMING = auto()
+    REOPENING = auto()
+    """The way to the region broke; it is asked again after a pause."""
+    CLOSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """Limits of one chat, and how it drafts and shows."""
+
+    vocabulary_digest: bytes
+    max_context_tokens: int
+    """A prompt has to leave room for at least one token of reply."""
+    request_timeout_s: float = 10.0
+    """How long an open stream may wait with its request."""
+    deadline_grace_s: float = 1.0
+    """How long after its deadline a chat waits for the region to end it."""
+    reply: ReplyPolicy = field(default_factory=ReplyPolicy)
+    reopen: ReopenPolicy = field(default_factory=ReopenPolicy)
+
+
+@dataclass(slots=True)
+class Milestones:
+    """When what happened first, on the clock of `now`; None: not yet."""
+
+    asked: float | None = None
+    """The request came."""
+    opened: float | None = None
+    """The region was asked."""
+    provisional: float | None = None
+    committed: float | None = None
+
+    def note(self, actions: Iterable[Action], num_resumed: int, now: float) -> None:
+        """These actions are about to be done; the reply's first `num_resumed` tokens are of earlier
+        runs."""
+        for action in actions:
+            if isinstance(action, Provisional) and self.provisional is None:
+                self.provisional = now
+            is_new = isinstance(action, Commit) and action.upto > num_resumed
+            if is_new and self.committed is None:
+                self.committed = now
+
+    def timings(self, now: float) -> Timings:
+        """Milliseconds since the request came; 0 for what has not happened."""
+        start = now if self.asked is None else self.asked
+        return Timings(
+            queue_ms=_ms(start, self.opened),
+            ttft_ms=_ms(start, self.committed),
+            total_ms=_ms(start, now),
+        )
+
+
+def _ms(start: float, end: float | None) -> float:
+    return 0.0 if end is None else (end - start) * 1000
+
+
+@dataclass(slots=True)
+class _AskedChat:
+    """What there is of a chat while it is TOKENIZING."""
+
+    request: ChatRequest
+    asked_at: float
+
+
+@dataclass(slots=True)
+class _OpenedChat:
+    """What there is of a chat from its first OpenRegion on."""
+
+    request: ChatRequest
+    asked_at: float
+    prompt: tuple[int, ...] | None
+    """None: the region tokenizes."""
+    reply: ReplyFlow
+    reopening: Reopening
+    num_prompt_tokens: int
+    """0 until the region says, if it tokenizes."""
+    is_accepted: bool
+    """Whether the client was told that its chat is under way; if the region tokenizes, that has to
+    wait for the number of prompt tokens."""
+    resumed: Actions = field(default_factory=list)
+    """Text of earlier runs, which the client is told when its chat is accepted."""
+    region: str = ""
+    replica: str = ""
 
 
 class ChatSession:
@@ -63,233 +157,308 @@ class ChatSession:
         self._policy = policy
         self._tools = tools
         self._deadline: float | None = now + policy.request_timeout_s
-        self._request: ChatRequest | None = None
-        self._opened: RegionOpened | None = None
-        self._resumed: Actions = []
-        self._prompt_ids: tuple[int, ...] | None = None
-        self._num_prompt_tokens = 0
-        self._reopening = Reopening(policy.reopen)
-        self.state = State.AWAITING
-        self.reply: ReplyFlow | None = None
+        self._chat: _AskedChat | _OpenedChat | None = None
+        """By state: None in AWAITING, _AskedChat in TOKENIZING, _OpenedChat in OPENING, STREAMING
+        and REOPENING; in CLOSED the last of these."""
+        self.state = SessionState.AWAITING
         self.milestones = Milestones()
+        self.num_resumed = 0
+        """Final tokens of earlier runs, once they have been taken over."""
         self.error: OutriderError | None = None
         """Why the chat failed."""
 
     @property
     def request(self) -> ChatRequest | None:
         """The request, once it has come."""
-        return self._request
+        return self._chat.request if self._chat is not None else None
+
+    @property
+    def reply(self) -> ReplyFlow | None:
+        """The reply, once the region was asked."""
+        return self._chat.reply if isinstance(self._chat, _OpenedChat) else None
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, as far as they are known."""
-        return self._num_prompt_tokens
+        """Tokens of the prompt; 0 until they are known."""
+        return self._chat.num_prompt_tokens if isinstance(self._chat, _OpenedChat) else 0
 
     @property
     def num_tokens(self) -> int:
         """Final tokens so far, those of earlier runs included."""
-        return self.reply.chain.committed if self.reply else 0
-
-    @property
-    def num_resumed(self) -> int:
-        """Those of earlier runs, once they have been taken over."""
-        return min(len(self._request.resume.ids), self.num_tokens) if self._request else 0
+        return self._chat.reply.chain.committed if isinstance(self._chat, _OpenedChat) else 0
 
     def next_deadline(self) -> float | None:
         """When to call `handle(Tick(), now)`, unless something else comes first."""
-        if self.state is State.CLOSED:
+        if self.state is SessionState.CLOSED:
             return None
-        refresh_at = self.reply.refresh_at if self.reply else None
-        again_at = self._reopening.again_at
-        times = [at for at in (self._deadline, refresh_at, again_at) if at is not None]
-        return min(times, default=None)
+        chat = self._chat
+        if not isinstance(chat, _OpenedChat):
+            return self._deadline
+        times = (self._deadline, chat.reply.refresh_at, chat.reopening.again_at)
+        return min([at for at in times if at is not None], default=None)
 
     def handle(self, item: Input, now: float) -> Actions:
-        """Take one input; what is returned is to be done in this order, then time goes on."""
+        """Take one input; the returned actions are to be done in this order."""
         try:
-            actions = TABLE[self.state, type(item)](self, item, now)
+            actions = TABLE[self.state][type(item)](self, self._chat, item, now)
         except OutriderError as error:
             actions = self._fail(error)
         self.milestones.note(actions, self.num_resumed, now)
         return actions
 
-    # What the table points to.
+    # Handlers: the table names them, and passes what there is of the chat in its state.
 
-    def _ask(self, item: ChatAsked, now: float) -> Actions:
-        request = self._request = item.request
+    def _ask(self, chat: None, item: ChatAsked, now: float) -> Actions:
+        request = item.request
+        asked = self._chat = _AskedChat(request, now)
         self.milestones.asked = now
         self._deadline = None
         if request.deadline_ms:
             grace = self._policy.deadline_grace_s
             self._deadline = now + request.deadline_ms / 1000 + grace
         if request.thin:
-            return self._open(None, now)
-        self.state = State.TOKENIZING
+            return self._open(asked, None, now)
+        self.state = SessionState.TOKENIZING
         return [Tokenize(request.messages)]
 
-    def _prompt(self, item: PromptReady, now: float) -> Actions:
+    def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
-        self._prompt_ids, self._num_prompt_tokens = item.ids, len(item.ids)
-        return [*self._open(item.ids, now), self._accepted(), *self._resumed]
+        return self._open(chat, item.ids, now)
 
-    def _open(self, prompt: tuple[int, ...] | None, now: float) -> Actions:
-        request = self._request
-        assert request is not None
-        self.reply = ReplyFlow(request, prompt or (), self._tools, self._policy.reply)
-        self._resumed = [*self.reply.resume(request.resume.ids)]
-        begun = self.reply.start(now)
+    def _open(self, asked: _AskedChat, prompt: tuple[int, ...] | None, now: float) -> Actions:
+        """Ask the region for the first time."""
+        request = asked.request
+        chat = self._chat = _OpenedChat(
+            request=request,
+            asked_at=asked.asked_at,
+            prompt=prompt,
+            reply=ReplyFlow(request, prompt or (), self._tools, self._policy.reply),
+            reopening=Reopening(self._policy.reopen),
+            num_prompt_tokens=len(prompt or ()),
+            is_accepted=False,
+        )
+        chat.resumed = [*chat.reply.resume(request.resume.ids)]
+        self.num_resumed = len(request.resume.ids)
+        begun = chat.reply.start(now)
         self.milestones.opened = now
-        return [self._ask_region(now), *begun]
+        actions = [self._open_region(chat, now), *begun]
+        return actions if prompt is None else [*actions, *_accept(chat)]
 
-    def _ask_region(self, now: float) -> OpenRegion:
-        """For what follows the final tokens."""
-        request, reply, asked = self._request, self.reply, self.milestones.asked
-        assert request is not None and reply is not None and asked is not None
-        ids, number = tuple(reply.ids), reply.controller.number(now)
-        opening = self._reopening.ask(request, self._prompt_ids, ids, number, now - asked)
-        self.state = State.OPENING
+    def _open_region(self, chat: _OpenedChat, now: float) -> OpenRegion:
+        """Ask the region for what follows the final tokens. Raises DeadlineError."""
+        opening = chat.reopening.ask(
+            chat.request,
+            chat.prompt,
+            tuple(chat.reply.ids),
+            chat.reply.controller.round_trip.next_echo(now),
+            now - chat.asked_at,
+        )
+        self.state = SessionState.OPENING
         return opening
 
-    def _region_opened(self, item: RegionOpened, now: float) -> Actions:
+    def _region_opened(self, chat: _OpenedChat, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
         if item.vocabulary_digest != ours:
             raise VocabularyMismatchError(
                 f"the region's vocabulary is {item.vocabulary_digest.hex()}, this edge's is "
                 f"{ours.hex()}; both have to serve the same model"
             )
-        self._reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
-        is_first, self._opened = self._opened is None, item
-        self.state = State.STREAMING
-        request = self._request
-        assert request is not None and self.reply is not None
-        self.reply.opened(item, now)
-        if not (request.thin and is_first):
+        chat.reopening.opened(item.prompt_tokens, has_tokens=self.num_tokens > 0)
+        chat.region = item.region
+        chat.replica = item.replica
+        self.state = SessionState.STREAMING
+        chat.reply.opened(item, now)
+        if chat.is_accepted:
             return []
-        self._num_prompt_tokens = item.prompt_tokens
-        return [self._accepted(), *self._resumed]
+        chat.num_prompt_tokens = item.prompt_tokens
+        return _accept(chat)
 
-    def _commit(self, item: RegionCommit, now: float) -> Actions:
-        assert self.reply is not None
-        self._reopening.worked()
-        return self.reply.commit(item, now)
+    def _commit(self, chat: _OpenedChat, item: RegionCommit, now: float) -> Actions:
+        chat.reopening.worked()
+        return chat.reply.commit(item, now)
 
-    def _moved(self, item: RegionMoved, now: float) -> Actions:
-        assert self.reply is not None and self._opened is not None
-        self._opened = replace(self._opened, replica=item.replica, region=item.region)
-        self.reply.lost(item.lost_epoch)
+    def _moved(self, chat: _OpenedChat, item: RegionMoved, now: float) -> Actions:
+        chat.region = item.region
+        chat.replica = item.replica
+        chat.reply.lost(item.lost_epoch)
         return []
 
-    def _region_done(self, item: RegionDone, now: float) -> Actions:
-        assert self.reply is not None
+    def _region_done(self, chat: _OpenedChat, item: RegionDone, now: float) -> Actions:
         if item.upto != self.num_tokens:
             raise MalformedFrameError(
                 f"the region ended at token {item.upto}, the edge has {self.num_tokens}"
             )
-        events = self.reply.finish(now)
-        self.state = State.CLOSED
+        events = chat.reply.finish(now)
+        self.state = SessionState.CLOSED
         return [*events, self._done(item.finish_reason, item.usage, item.timings, now), Finish()]
 
-    def _cancel(self, item: CancelAsked, now: float) -> Actions:
-        events = self.reply.finish(now) if self.reply else []
-        usage = Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=self.num_tokens)
+    def _cancel(self, chat: _AskedChat | _OpenedChat, item: CancelAsked, now: float) -> Actions:
+        events = chat.reply.finish(now) if isinstance(chat, _OpenedChat) else []
+        usage = Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens)
         done = self._done(FinishReason.CANCELLED, usage, Timings(), now)
         return [*self._leave("the client cancelled"), *events, done, Finish()]
 
-    def _gone(self, item: ClientGone, now: float) -> Actions:
+    def _client_gone(self, chat: object, item: ClientGone, now: float) -> Actions:
         return [*self._leave("the client is gone"), Finish()]
 
-    def _audience(self, item: AudienceChanged, now: float) -> Actions:
-        assert self._request is not None
-        self._request = replace(self._request, provisional=item.provisional)
-        if self.reply is not None:
-            self.reply.change_audience(item.provisional, now)
+    def _client_changed(
+        self, chat: _AskedChat | _OpenedChat, item: ClientChanged, now: float
+    ) -> Actions:
+        chat.request = replace(chat.request, provisional=item.provisional)
+        if isinstance(chat, _OpenedChat):
+            chat.reply.change_client(item.provisional, now)
         return []
 
-    def _failed(self, item: ClientFailed | PromptFailed, now: float) -> Actions:
+    def _failed(self, chat: object, item: ClientFailed | PromptFailed, now: float) -> Actions:
         return self._fail(item.error)
 
-    def _region_failed(self, item: RegionFailed, now: float) -> Actions:
-        assert self.reply is not None
-        self.state = State.REOPENING  # whatever follows, the region has no session any more
-        if not self._reopening.failed(item, now, has_tokens=self.num_tokens > 0):
+    def _region_failed(self, chat: _OpenedChat, item: RegionFailed, now: float) -> Actions:
+        self.state = SessionState.REOPENING  # in any case the region has no session any more
+        if not chat.reopening.failed(item, now, has_tokens=self.num_tokens > 0):
             return self._fail(item.error)
-        self.reply.lost()
-        return self._tick(Tick(), now)
+        chat.reply.lost()
+        return self._tick_opened(chat, Tick(), now)
 
-    def _drafts_ready(self, item: DraftsReady, now: float) -> Actions:
-        assert self.reply is not None
-        self.reply.ready(item.heard, now)
+    def _drafts_ready(self, chat: _OpenedChat, item: DraftsReady, now: float) -> Actions:
+        chat.reply.ready(item.report, now)
         return []
 
-    def _tick(self, item: Tick, now: float) -> Actions:
-        if self._deadline is not None and now >= self._deadline:
-            if self.state is State.AWAITING:
-                raise DeadlineError("the stream was opened but no chat request came; send it first")
-            raise DeadlineError("the deadline passed and the region did not answer; try again")
-        if (again_at := self._reopening.again_at) is not None and now >= again_at:
-            return [self._ask_region(now)]
-        if self.reply is None or self.reply.refresh_at is None or now < self.reply.refresh_at:
-            return []
-        return self.reply.refresh(now)
+    def _draft_dropped(self, chat: _OpenedChat, item: DraftDropped, now: float) -> Actions:
+        chat.reply.unsent(item.frame)
+        return []
 
-    def _misplaced_by_client(self, item: Input, now: float) -> Actions:
+    def _tick_awaiting(self, chat: None, item: Tick, now: float) -> Actions:
+        if self._is_past_deadline(now):
+            raise DeadlineError("the stream was opened but no chat request came; send it first")
+        return []
+
+    def _tick_tokenizing(self, chat: _AskedChat, item: Tick, now: float) -> Actions:
+        if self._is_past_deadline(now):
+            raise DeadlineError(_NO_ANSWER)
+        return []
+
+    def _tick_opened(self, chat: _OpenedChat, item: Tick, now: float) -> Actions:
+        if self._is_past_deadline(now):
+            raise DeadlineError(_NO_ANSWER)
+        if (again_at := chat.reopening.again_at) is not None and now >= again_at:
+            return [self._open_region(chat, now)]
+        if (refresh_at := chat.reply.refresh_at) is not None and now >= refresh_at:
+            return chat.reply.refresh(now)
+        return []
+
+    def _misplaced_by_client(self, chat: object, item: Input, now: float) -> Actions:
         name = "a second request" if isinstance(item, ChatAsked) else "a cancel"
         raise MalformedFrameError(f"{name} is out of place; a stream is one chat, request first")
 
-    def _misplaced_by_region(self, item: Input, now: float) -> Actions:
+    def _misplaced_by_region(self, chat: object, item: Input, now: float) -> Actions:
         raise MalformedFrameError(
             f"the region sent {type(item).__name__} while the chat was {self.state.name.lower()}"
         )
 
-    def _ignore(self, item: Input, now: float) -> Actions:
+    def _ignore(self, chat: object, item: Input, now: float) -> Actions:
         return []
 
-    # Parts of them.
+    # What several handlers do.
 
-    def _accepted(self) -> Accepted:
-        assert self._request is not None
-        return Accepted(self._request.request_id, self._request.model, self._num_prompt_tokens)
+    def _is_past_deadline(self, now: float) -> bool:
+        return self._deadline is not None and now >= self._deadline
 
     def _done(self, reason: FinishReason, usage: Usage, timings: Timings, now: float) -> Done:
-        opened, edge = self._opened, self.milestones.timings(now)
-        region, replica = (opened.region, opened.replica) if opened else ("", "")
-        ahead = self.reply.ahead() if self.reply else RidingAhead()
-        return Done(reason, self.num_tokens, usage, timings, edge, region, replica, ahead)
+        chat = self._chat
+        opened = chat if isinstance(chat, _OpenedChat) else None
+        return Done(
+            finish_reason=reason,
+            upto=self.num_tokens,
+            usage=usage,
+            timings=timings,
+            edge_timings=self.milestones.timings(now),
+            region=opened.region if opened else "",
+            replica=opened.replica if opened else "",
+            speculation_stats=opened.reply.stats() if opened else SpeculationStats(),
+        )
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error.bare()
         return [*self._leave(error.reason), Failed(error), Finish()]
 
     def _leave(self, reason: str) -> Actions:
-        at_region = self.state in (State.OPENING, State.STREAMING)
-        self.state = State.CLOSED
+        at_region = self.state in (SessionState.OPENING, SessionState.STREAMING)
+        self.state = SessionState.CLOSED
         return [CancelRegion(reason)] if at_region else []
 
 
-Handler: TypeAlias = Callable[[ChatSession, Any, float], Actions]
-_S, _R = ChatSession, ChatSession._misplaced_by_region
-_COLUMNS: dict[type[Input], tuple[Handler, Handler, Handler, Handler, Handler]] = {
-    # input:  AWAITING, TOKENIZING, OPENING, STREAMING, REOPENING; CLOSED ignores everything
-    ChatAsked: (_S._ask, *(_S._misplaced_by_client,) * 4),
-    CancelAsked: (_S._misplaced_by_client, *(_S._cancel,) * 4),
-    ClientGone: (_S._gone,) * 5,
-    AudienceChanged: (_S._ignore, *(_S._audience,) * 4),
-    ClientFailed: (_S._failed,) * 5,
-    PromptReady: (_S._ignore, _S._prompt, *(_S._ignore,) * 3),
-    PromptFailed: (_S._ignore, _S._failed, *(_S._ignore,) * 3),
-    RegionOpened: (*(_R,) * 2, _S._region_opened, *(_R,) * 2),
-    RegionCommit: (*(_R,) * 3, _S._commit, _R),
-    RegionMoved: (*(_R,) * 3, _S._moved, _R),
-    RegionDone: (*(_R,) * 2, *(_S._region_done,) * 2, _R),
-    RegionFailed: (*(_R,) * 2, *(_S._region_failed,) * 2, _S._ignore),
-    DraftsReady: (*(_S._ignore,) * 2, *(_S._drafts_ready,) * 3),
-    Tick: (_S._tick,) * 5,
+_NO_ANSWER = "the deadline passed and the region did not answer; try again"
+
+
+def _accept(chat: _OpenedChat) -> Actions:
+    """Tell the client that its chat is under way."""
+    chat.is_accepted = True
+    request = chat.request
+    return [Accepted(request.request_id, request.model, chat.num_prompt_tokens), *chat.resumed]
+
+
+Handler: TypeAlias = Callable[[ChatSession, Any, Any, float], Actions]
+
+_DEFAULT: dict[type[Input], Handler] = {
+    ChatAsked: ChatSession._misplaced_by_client,
+    CancelAsked: ChatSession._misplaced_by_client,
+    ClientGone: ChatSession._client_gone,
+    ClientChanged: ChatSession._ignore,
+    ClientFailed: ChatSession._failed,
+    PromptReady: ChatSession._ignore,
+    PromptFailed: ChatSession._ignore,
+    RegionOpened: ChatSession._misplaced_by_region,
+    RegionCommit: ChatSession._misplaced_by_region,
+    RegionMoved: ChatSession._misplaced_by_region,
+    RegionDone: ChatSession._misplaced_by_region,
+    RegionFailed: ChatSession._misplaced_by_region,
+    DraftsReady: ChatSession._ignore,
+    DraftDropped: ChatSession._ignore,
+    Tick: ChatSession._ignore,
 }
-TABLE: dict[tuple[State, type[Input]], Handler] = {
-    (state, kind): handler
-    for kind, handlers in _COLUMNS.items()
-    for state, handler in zip(State, (*handlers, _S._ignore), strict=True)
+"""What an input does in a state that has no entry of its own for it."""
+_ASKED: dict[type[Input], Handler] = {
+    **_DEFAULT,
+    CancelAsked: ChatSession._cancel,
+    ClientChanged: ChatSession._client_changed,
 }
-"""The state machine, whole: every (state, input) pair has an entry."""
+_OPENED: dict[type[Input], Handler] = {
+    **_ASKED,
+    DraftsReady: ChatSession._drafts_ready,
+    DraftDropped: ChatSession._draft_dropped,
+    Tick: ChatSession._tick_opened,
+}
+TABLE: dict[SessionState, dict[type[Input], Handler]] = {
+    SessionState.AWAITING: {
+        **_DEFAULT,
+        ChatAsked: ChatSession._ask,
+        Tick: ChatSession._tick_awaiting,
+    },
+    SessionState.TOKENIZING: {
+        **_ASKED,
+        PromptReady: ChatSession._prompt_ready,
+        PromptFailed: ChatSession._failed,
+        Tick: ChatSession._tick_tokenizing,
+    },
+    SessionState.OPENING: {
+        **_OPENED,
+        RegionOpened: ChatSession._region_opened,
+        RegionDone: ChatSession._region_done,
+        RegionFailed: ChatSession._region_failed,
+    },
+    SessionState.STREAMING: {
+        **_OPENED,
+        RegionCommit: ChatSession._commit,
+        RegionMoved: ChatSession._moved,
+        RegionDone: ChatSession._region_done,
+        RegionFailed: ChatSession._region_failed,
+    },
+    SessionState.REOPENING: {
+        **_OPENED,
+        RegionFailed: ChatSession._ignore,
+    },
+    SessionState.CLOSED: dict.fromkeys(_DEFAULT, ChatSession._ignore),
+}
+"""The state machine, whole: every state has an entry for every input."""

@@ -1,4 +1,4 @@
-"""Frames between client and edge. What passes here is in order; the rest is a typed error."""
+"""Frames between client and edge; invalid ones raise typed errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import sessions as session_wire
 from services.edge.identity import Credential
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
+    CancelAsked,
+    ChatAsked,
+    ChatRequest,
     ClientEvent,
     Commit,
     Done,
     Failed,
     Provisional,
+    ResumePoint,
     Retract,
 )
-from services.edge.session.inputs import CancelAsked, ChatAsked, ChatRequest, ResumePoint
 
 MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
@@ -57,16 +60,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class TokenArrived:
-    """The client has its new resume token; no concern of the chat's session."""
+    """The client acknowledged its resume token; the chat's session does not need to know."""
 
 
 def read(
     payload: bytes, offer: Offer, admit: Callable[[Credential], None] = lambda credential: None
 ) -> ChatAsked | CancelAsked | TokenArrived:
-    """One ClientFrame. `admit` looks at a chat's credential before anything else of it is, and
-    raises for one that is no good. Raises MalformedFrameError for bytes that are no frame (a string
-    that is not UTF-8 among them), and InvalidRequestError and UnknownModelError for a chat not to
-    be served."""
+    """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
+    is read, and raises if it is refused. Raises MalformedFrameError for bytes that are no frame
+    (text that is not UTF-8 included), InvalidRequestError and UnknownModelError for a chat that
+    cannot be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:
@@ -264,5 +267,5 @@ def _done(done: Done) -> edge_pb2.ChatDone:
         upto=done.upto,
         region=done.region,
         replica=done.replica,
-        ahead=edge_pb2.RidingAhead(**asdict(done.ahead)),
+        speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
     )

@@ -1,4 +1,4 @@
-"""Session frames between edge and region."""
+"""Session frames between edge and region (router and replica)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from outrider.wire import errors as error_wire
 from outrider.wire import sampling as sampling_wire
 from outrider.wire import sessions as session_wire
 from outrider.wire import tokens as token_wire
-from services.edge.identity import NOBODY, Identity
-from services.edge.session.actions import OpenRegion, SendDraft
-from services.edge.session.control.pace import Pace
-from services.edge.session.inputs import (
+from services.edge.identity import UNIDENTIFIED, Identity
+from services.edge.session.events import (
+    OpenRegion,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    ReplicaPace,
+    SendDraft,
 )
 
 MAX_COMMIT_TOKENS = 4096
@@ -37,11 +38,11 @@ class RegionWire:
         coder: TokenCoder,
         vocabulary_digest: bytes,
         origin_region: str,
-        identity: Identity = NOBODY,
+        identity: Identity = UNIDENTIFIED,
         rewriter: Rewriter | None = None,
     ) -> None:
-        """`rewriter`: puts the operator's prefix before messages; what is too long, who tokenizes
-        them finds out."""
+        """`rewriter`: puts the operator's prefix before messages that the region tokenizes; the
+        region shortens what is too long."""
         self._coder = coder
         self._digest = vocabulary_digest
         self._origin_region = origin_region
@@ -75,7 +76,7 @@ class RegionWire:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
         else:
-            opening.messages.messages.extend(_turns(self._rewriter.prepare(request.messages)))
+            opening.messages.messages.extend(_messages(self._rewriter.prepare(request.messages)))
             opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
 
@@ -140,8 +141,8 @@ class RegionWire:
         )
 
 
-def _pace(pace: inference_pb2.Pace) -> Pace:
-    return Pace(
+def _pace(pace: inference_pb2.Pace) -> ReplicaPace:
+    return ReplicaPace(
         interval_s=_seconds(pace.commit_interval_ms),
         row_s=_seconds(pace.row_ms),
         ready_sessions=pace.ready_sessions,
@@ -158,7 +159,7 @@ def _seconds(ms: float) -> float:
     return ms / 1e3
 
 
-def _turns(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
+def _messages(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
     return (common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages)
 
 

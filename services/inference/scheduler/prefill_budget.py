@@ -19,7 +19,7 @@ LEAST_CHUNK = 12
 """Tokens that prefill advances per call at least, whatever the call already costs."""
 _ABOVE_LOW_MEMORY_S = 60.0
 """After a session above LOW was opened, another one is expected for this long."""
-_LEAST_STRETCH = 1.25
+LEAST_STRETCH = 1.25
 """Prompts may always lengthen a call by this factor, even where decoding alone exceeds
 max_tick_ms."""
 _SMALL_CHUNKS_STRETCH = 1.3
@@ -159,7 +159,7 @@ class PrefillBudget:
         else:
             backlog_stretch = max(backlog_stretch, 1.0 + _num_as_old(prompts, replies))
         bound_ms = min(self._limits.max_tick_ms, stretch * decode_ms)
-        return backlog_stretch * max(bound_ms, _LEAST_STRETCH * decode_ms)
+        return backlog_stretch * max(bound_ms, LEAST_STRETCH * decode_ms)
 
     def _short_prompt_ms(self, decode_ms: float) -> float:
         return max(self._limits.max_tick_ms, _SHORT_PROMPT_STRETCH * decode_ms)

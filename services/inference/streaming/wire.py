@@ -30,6 +30,7 @@ from services.inference.scheduler.types import (
     Load,
     Opened,
     OpenRequest,
+    OverloadLevel,
 )
 
 MAX_REQUEST_ID_CHARS = 128
@@ -64,6 +65,8 @@ class Contract:
     """Most edge drafts kept ahead of a session's commits."""
     max_drafts: int
     """Most drafts of one session in one call."""
+    prefill_limits: inference_pb2.PrefillLimits | None = None
+    """What routers are told of the prompt tokens of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,8 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         low=inference_pb2.ClassLoad(**asdict(load.low)),
         medium=inference_pb2.ClassLoad(**asdict(load.medium)),
         stay_ms=load.stay_ms,
+        queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
+        refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
     )
 
 
@@ -281,6 +286,7 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         codecs=_codecs(contract.coder.supported),
         replica=contract.replica,
         region=contract.region,
+        prefill_limits=contract.prefill_limits,
     )
 
 

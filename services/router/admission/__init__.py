@@ -1,1 +1,1 @@
-"""Who is let in, when, and where from: tenants' limits, classes, the queue, spilling over. Pure."""
+"""Admission control: classes, limits of tenants, the queue, spilling over, prices. Pure."""

@@ -1,43 +1,77 @@
-"""The gate before placement: who comes in, goes on at once, waits, is refused. Pure.
+"""Admission control: which sessions get a replica at once, wait in the queue, or are refused. Pure.
 
-What is given up under load, in this order: waiting in the nearest region within the objective of
-the class; another region; waiting for any; LOW sessions that wait; new sessions, with the time at
-which the queue, at the pace at which it moves, has room for them. Who has a replica keeps it.
-Before any of it the replicas give up drafts and large prefill chunks by themselves.
+Under load things are given up in this order: waiting in the nearest region within the objective of
+the class; another region; waiting for any region; LOW sessions that wait; new sessions, which are
+told when the queue will have room for them. A session that has a replica keeps it. Before any of
+this the replicas give up drafts and large prefill chunks by themselves.
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
 from outrider.session_types import Priority
-from services.router.admission.choosing import Route, Scout, choose
-from services.router.admission.counting.charges import Charges
-from services.router.admission.counting.lengths import LengthPolicy
-from services.router.admission.counting.prices import PriceTable
-from services.router.admission.crowds import Crowds
-from services.router.admission.policy import AdmissionPolicy, Lane
-from services.router.admission.queue.drain import Drain
-from services.router.admission.queue.waiting import Pool, WaitingRoom
-from services.router.admission.tally import Tally
-from services.router.admission.tenants.accounts import TenantPolicy, Tenants, delay_ms
-from services.router.admission.ticket import Arrival, Ticket, share_of
+from services.router.admission.address_limit import AddressLimit
+from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
+from services.router.admission.pricing import ChatCharges, PriceTable
+from services.router.admission.queue import AdmissionQueue, QueueRate, SubQueue
+from services.router.admission.routing import FleetView, Route, choose_route
+from services.router.admission.session import AdmissionRequest, AdmittedSession
+from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
+
+MAX_WAITS: Final = 4096
+"""Waits kept between two calls of AdmissionStats.take, the latest ones."""
+
+
+def _waits() -> deque[tuple[Priority, float]]:
+    return deque(maxlen=MAX_WAITS)
+
+
+@dataclass(slots=True)
+class AdmissionStats:
+    """Counts since the last `take`, for metrics."""
+
+    refused: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """By class and cause."""
+    spilled: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """By home region, region taken and cause."""
+    waits_ms: deque[tuple[Priority, float]] = field(default_factory=_waits)
+    """Class and time in the queue of every session that got a replica, 0 without a wait."""
+    sessions: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """By tenant's label and outcome: `admitted` or `refused`."""
+    tokens: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Tokens used, by tenant's label."""
+    costs_nanos: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """Billionths of the currency charged for them, by tenant's label and model."""
+
+    def take(self) -> AdmissionStats:
+        """The counts so far, which start again at zero."""
+        taken = replace(self)
+        self.refused = Counter()
+        self.spilled = Counter()
+        self.waits_ms = _waits()
+        self.sessions = Counter()
+        self.tokens = Counter()
+        self.costs_nanos = Counter()
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A waiting session's turn."""
+class Dequeued:
+    """A session that left the queue."""
 
-    session: int
+    session_id: int
     outcome: Route | OutriderError
-    """Where it goes now, or why it cannot go anywhere."""
+    """Where it goes now, or why it can go nowhere."""
 
 
 class Admission:
-    """Every session from `open` to `leave`. Verbs take `now` in seconds."""
+    """Every session of the router from `open` to `close`. Methods take `now` in seconds."""
 
     def __init__(
         self,
@@ -50,232 +84,242 @@ class Admission:
         self.tenants = Tenants(tenants)
         self._lengths = lengths or LengthPolicy()
         self._prices = prices or PriceTable()
-        self._charges = Charges()
-        self._crowds = Crowds(policy.max_outranking_per_address)
-        self.tally = Tally()
-        self._room = WaitingRoom(policy.max_waiting, policy.ageing_s)
-        self._tickets: dict[int, Ticket] = {}
-        self._drains: dict[str, Drain] = {}
-        """By model: only models that replicas have are waited for."""
+        self._charges = ChatCharges()
+        self._address_limit = AddressLimit(policy.max_above_low_per_address)
+        self.stats = AdmissionStats()
+        self._queue = AdmissionQueue(policy.max_waiting, policy.ageing_s)
+        self._sessions: dict[int, AdmittedSession] = {}
+        self._rates: dict[str, QueueRate] = {}
+        """By model; sessions wait only for models that replicas have."""
         self._refused: list[tuple[int, OutriderError]] = []
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._sessions)
 
-    def waiting(self) -> dict[Priority, int]:
-        """Sessions in the queue by class; those that had started are HIGH."""
-        found = {priority: self._room.num_waiting[Lane(priority)] for priority in Priority}
-        found[Priority.HIGH] += self._room.num_waiting[Lane.STARTED]
+    def num_waiting(self) -> dict[Priority, int]:
+        """Sessions in the queue by class; resumed ones count as HIGH."""
+        found = {p: self._queue.num_waiting[QueuePriority(p)] for p in Priority}
+        found[Priority.HIGH] += self._queue.num_waiting[QueuePriority.RESUMED]
         return found
 
-    def grant(self, arrival: Arrival, now: float) -> Priority:
-        """The class that a session gets: what it asks for, as far as its tenant, the length of its
-        prompt and, of a client without a key, the number of sessions from its address allow."""
-        num_own = arrival.request.prompt_tokens - arrival.num_resumed
+    def grant(self, asked: AdmissionRequest, now: float) -> Priority:
+        """The class that a session gets: the one it asks for, as far as its tenant, the length of
+        its prompt and, for a client without a key, the limit of its address allow."""
+        prompt_tokens = asked.request.prompt_tokens - asked.num_resumed_tokens
         return min(
-            self.tenants.grant(arrival.tenant, arrival.priority),
-            self._lengths.highest(num_own),
-            self._crowds.highest(share_of(arrival), arrival.address, now),
+            self.tenants.grant(asked.tenant, asked.priority),
+            self._lengths.highest(prompt_tokens),
+            self._address_limit.highest(asked.flow, asked.address_hash, now),
         )
 
-    def open(self, arrival: Arrival, scout: Scout, now: float) -> Route | None:
-        """Let a session in: where it goes now, or None if it waits for `wake`.
+    def open(self, asked: AdmissionRequest, fleet: FleetView, now: float) -> Route | None:
+        """Let a session in: where it goes now; None if it waits for `dequeue`.
 
         Raises OverloadedError with `cause` in its metadata (tenant_sessions, tenant_tokens, queue,
-        slo), InvalidRequestError, and what placement raises; then it is not counted as in.
+        slo), InvalidRequestError, and what placement raises; then the session does not count as
+        open.
         """
-        priority = self.grant(arrival, now)
+        priority = self.grant(asked, now)
         try:
-            ticket = self._enter(arrival, priority, now)
+            session = self._reserve(asked, priority, now)
             try:
-                route = self._pass(ticket, scout, now)
+                route = self._route_at_once(session, fleet, now)
                 if route is None:
-                    self._wait(ticket, now)
+                    self._enqueue(session, now)
             except OutriderError:
-                self.leave(ticket.session, 0, now)
+                self.close(session.session_id, 0, now)
                 raise
         except OverloadedError as error:
-            self._count_refusal(arrival.tenant, priority, error.metadata["cause"])
+            self._count_refusal(asked.tenant, priority, error.metadata["cause"])
             raise
-        self.tally.sessions[self.tenants.label(arrival.tenant), "admitted"] += 1
+        self.stats.sessions[self.tenants.label(asked.tenant), "admitted"] += 1
         return route
 
-    def wake(self, scout: Scout, now: float) -> Iterator[Turn]:
-        """The sessions whose turn has come, one by one: the caller sends each on its way before
-        it asks for the next, so that placement knows."""
-        for pool in self._room.pools():
-            while (turn := self._next(pool, scout, now)) is not None:
-                yield turn
+    def dequeue(self, fleet: FleetView, now: float) -> Iterator[Dequeued]:
+        """Sessions that leave the queue now. The caller places each before it asks for the next,
+        so that placement counts it."""
+        for sub_queue in self._queue.rotate():
+            while (dequeued := self._next(sub_queue, fleet, now)) is not None:
+                yield dequeued
 
-    def leave(self, session: int, upto: int, now: float, *, was_taken: bool = True) -> None:
-        """A session ended, its reply having `upto` tokens; `was_taken` is whether a replica that it
-        went to took it on. Unknown ones, which were refused, are ignored."""
-        ticket = self._tickets.pop(session, None)
-        if ticket is None:
+    def close(self, session_id: int, upto: int, now: float, *, was_taken: bool = True) -> None:
+        """A session ended with `upto` tokens of reply; `was_taken`: whether a replica that it was
+        sent to took it. Unknown sessions, which were refused, are ignored."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
             return
-        self._crowds.leave(ticket.share, ticket.address, ticket.priority, now)
-        ticket.is_placed &= was_taken
-        if ticket.is_waiting:
-            self._give_up(ticket)
-        used = ticket.used_tokens(upto)
-        unused, stay_s = max(0, ticket.cost_tokens - used), now - ticket.arrived_at
-        self.tenants.leave(ticket.tenant, ticket.reservation, unused, stay_s, now)
-        self.tally.tokens[(self.tenants.label(ticket.tenant),)] += used
-        if ticket.is_placed:
-            self._charge(ticket, upto)
+        self._address_limit.close(session.flow, session.address_hash, session.priority, now)
+        session.is_placed &= was_taken
+        if session.is_waiting:
+            self._give_up(session)
+        used_tokens = session.used_tokens(upto)
+        self.tenants.close(
+            session.tenant,
+            session.reservation_id,
+            unused_tokens=max(0, session.reserved_tokens - used_tokens),
+            duration_s=now - session.arrived_at,
+            now=now,
+        )
+        self.stats.tokens[(self.tenants.label(session.tenant),)] += used_tokens
+        if session.is_placed:
+            self._charge(session, upto)
 
-    def cost(self, session: int, upto: int) -> Cost | None:
-        """What the whole chat of a live session costs when its reply has `upto` tokens, those that
-        the session came with included; None where no price applies."""
-        return self._cost(self._tickets[session], upto)
-
-    def _cost(self, ticket: Ticket, upto: int) -> Cost | None:
-        tokens = ticket.own_prompt_tokens, max(upto, ticket.num_resumed)
-        return self._prices.cost(ticket.tenant, ticket.request.model, *tokens)
-
-    def _charge(self, ticket: Ticket, upto: int) -> None:
-        cost = self._cost(ticket, upto)
-        nanos = self._charges.add(ticket.chat, cost.amount_nanos) if cost is not None else 0
-        if nanos:
-            label = self.tenants.label(ticket.tenant)
-            self.tally.costs_nanos[label, ticket.request.model] += nanos
+    def cost(self, session_id: int, upto: int) -> Cost | None:
+        """What the whole chat of an open session costs when its reply has `upto` tokens, resumed
+        ones included; None if no price applies."""
+        return self._cost(self._sessions[session_id], upto)
 
     def expire(self, now: float) -> None:
-        """Refuse who has waited too long; `take_refused` tells."""
-        for ticket in self._room.expire(now):
-            self._give_up(ticket)
-            if ticket.deadline_at is not None and ticket.deadline_at <= now:
+        """Refuse sessions that have waited too long; `take_refused` returns them."""
+        for session in self._queue.expire(now):
+            self._give_up(session)
+            if session.deadline_at is not None and session.deadline_at <= now:
                 error: OutriderError = DeadlineError(
                     "The deadline passed before a replica had room: leave the session more time."
                 )
-                self._refused.append((ticket.session, error))
+                self._refused.append((session.session_id, error))
             else:
-                self._refuse_waiting(ticket, "slo", now)
+                self._refuse_waiting(session, "slo", now)
 
     def take_refused(self) -> list[tuple[int, OutriderError]]:
-        """Sessions that waited and are refused since the last call, and why. The caller ends them,
-        which calls `leave`."""
-        refused, self._refused = self._refused, []
+        """Sessions that waited and were refused since the last call, and why. The caller ends them,
+        which calls `close`."""
+        refused = self._refused
+        self._refused = []
         return refused
 
-    def _enter(self, arrival: Arrival, priority: Priority, now: float) -> Ticket:
-        cost = arrival.request.prompt_tokens + arrival.max_tokens - arrival.num_resumed
-        reservation = self.tenants.enter(arrival.tenant, cost, now, has_started=arrival.has_started)
-        lane = Lane.STARTED if arrival.has_started else Lane(priority)
-        patience = Priority.LOW if arrival.has_started else priority
-        expires_at = now + self.policy.max_wait_s(patience)
-        ticket = self._tickets[arrival.session] = Ticket(
-            session=arrival.session,
-            request=arrival.request,
-            tenant=arrival.tenant,
-            share=share_of(arrival),
-            address=arrival.address,
-            priority=priority,
-            lane=lane,
-            cost_tokens=cost,
-            weight=self.tenants.policy(arrival.tenant).weight,
-            reservation=reservation,
-            arrived_at=now,
-            deadline_at=arrival.deadline_at,
-            expires_at=min(expires_at, arrival.deadline_at or expires_at),
-            num_resumed=arrival.num_resumed,
-            chat=arrival.chat,
-        )
-        self._crowds.enter(ticket.share, ticket.address, priority)
-        return ticket
+    def _cost(self, session: AdmittedSession, upto: int) -> Cost | None:
+        reply_tokens = max(upto, session.num_resumed_tokens)
+        model = session.request.model
+        return self._prices.cost(session.tenant, model, session.prompt_tokens, reply_tokens)
 
-    def _pass(self, ticket: Ticket, scout: Scout, now: float) -> Route | None:
-        """Straight to a replica, unless somebody is in line before it."""
-        pool = self._room.pool(ticket)
-        if pool is not None and pool.num_ahead(ticket.lane, ticket.share):
+    def _charge(self, session: AdmittedSession, upto: int) -> None:
+        cost = self._cost(session, upto)
+        if cost is None:
+            return
+        nanos = self._charges.charge(session.chat_digest, cost.amount_nanos)
+        if nanos:
+            label = self.tenants.label(session.tenant)
+            self.stats.costs_nanos[label, session.request.model] += nanos
+
+    def _reserve(self, asked: AdmissionRequest, priority: Priority, now: float) -> AdmittedSession:
+        """Count the session in at its tenant and its address. Raises OverloadedError,
+        InvalidRequestError."""
+        tokens = asked.request.prompt_tokens + asked.max_tokens - asked.num_resumed_tokens
+        reservation = self.tenants.open(asked.tenant, tokens, now, is_resumed=asked.is_resumed)
+        wait_priority = Priority.LOW if asked.is_resumed else priority
+        expires_at = now + self.policy.max_wait_s(wait_priority)
+        session = self._sessions[asked.session_id] = AdmittedSession(
+            session_id=asked.session_id,
+            request=asked.request,
+            tenant=asked.tenant,
+            flow=asked.flow,
+            address_hash=asked.address_hash,
+            priority=priority,
+            queue_priority=(QueuePriority.RESUMED if asked.is_resumed else QueuePriority(priority)),
+            reserved_tokens=tokens,
+            weight=self.tenants.policy(asked.tenant).weight,
+            reservation_id=reservation,
+            arrived_at=now,
+            deadline_at=asked.deadline_at,
+            expires_at=min(expires_at, asked.deadline_at or expires_at),
+            num_resumed_tokens=asked.num_resumed_tokens,
+            chat_digest=asked.chat_digest,
+        )
+        self._address_limit.open(session.flow, session.address_hash, priority)
+        return session
+
+    def _route_at_once(
+        self, session: AdmittedSession, fleet: FleetView, now: float
+    ) -> Route | None:
+        """A route without waiting; None if others are ahead of it or there is no room."""
+        sub_queue = self._queue.find(session)
+        if sub_queue is not None and sub_queue.num_ahead(session.queue_priority, session.flow):
             return None
-        route = choose(ticket, ticket.lane, scout, self.policy, now)
+        route = choose_route(session, session.queue_priority, fleet, self.policy, now)
         if route is not None:
-            self._count_route(ticket, route, now)
-            if pool is not None:
-                pool.passed()
+            self._count_route(session, route, now)
+            if sub_queue is not None:
+                sub_queue.count_bypass()
         return route
 
-    def _wait(self, ticket: Ticket, now: float) -> None:
-        """Into the queue. Raises OverloadedError."""
-        model = ticket.request.model
-        drain = self._drains.setdefault(model, Drain())
-        if ticket.lane is not Lane.STARTED:
-            self._check_wait(ticket, drain, now)
-            self._make_room(ticket, drain, now)
-        self._room.add(ticket)
-        drain.joined(now)
+    def _enqueue(self, session: AdmittedSession, now: float) -> None:
+        """Raises OverloadedError."""
+        rate = self._rates.setdefault(session.request.model, QueueRate())
+        if session.queue_priority is not QueuePriority.RESUMED:
+            self._check_wait(session, rate, now)
+            self._make_room(session, rate, now)
+        self._queue.push(session)
+        rate.joined(now)
 
-    def _check_wait(self, ticket: Ticket, drain: Drain, now: float) -> None:
-        """Raises OverloadedError for one that would be refused later anyway."""
-        pool = self._room.pool(ticket)
-        num_ahead = pool.num_ahead(ticket.lane, ticket.share) if pool else 0
-        wait_s = drain.interval_s(now) * (num_ahead + 1)
-        limit_s = self.policy.max_wait_s(ticket.priority)
-        if drain.is_known and wait_s > limit_s:
+    def _check_wait(self, session: AdmittedSession, rate: QueueRate, now: float) -> None:
+        """Raises OverloadedError if the predicted wait is longer than the longest one allowed."""
+        sub_queue = self._queue.find(session)
+        num_ahead = sub_queue.num_ahead(session.queue_priority, session.flow) if sub_queue else 0
+        wait_s = rate.interval_s(now) * (num_ahead + 1)
+        limit_s = self.policy.max_wait_s(session.priority)
+        if rate.is_known and wait_s > limit_s:
             raise OverloadedError(
                 f"About {wait_s:.1f} s would pass before a replica had room, and "
-                f"{ticket.priority.name} sessions wait {limit_s:g} s at most: try again later.",
-                retry_delay_ms=delay_ms(drain.promise_s(wait_s - limit_s, now)),
+                f"{session.priority.name} sessions wait {limit_s:g} s at most: try again later.",
+                retry_delay_ms=delay_ms(rate.retry_delay_s(wait_s - limit_s, now)),
                 metadata={"cause": "slo"},
             )
 
-    def _make_room(self, ticket: Ticket, drain: Drain, now: float) -> None:
-        """Raises OverloadedError if nobody has to leave for it."""
-        bar = self._room.bar(ticket.lane)
-        if bar is None:
+    def _make_room(self, session: AdmittedSession, rate: QueueRate, now: float) -> None:
+        """Shed a waiting session if the queue is full. Raises OverloadedError if none has to leave
+        for this one."""
+        shed = self._queue.shed_priority(session.queue_priority)
+        if shed is None:
             return
-        victim = self._room.victim(bar, ticket.lane, ticket.share)
+        victim = self._queue.victim(shed, session.queue_priority, session.flow)
         if victim is None:
-            raise _full(len(self._room), ticket, drain, now)
+            raise OverloadedError(
+                f"{len(self._queue)} sessions wait already, and {session.priority.name} ones have "
+                "their share of the queue: try again later.",
+                retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
+                metadata={"cause": "queue"},
+            )
         self._give_up(victim)
         self._refuse_waiting(victim, "shed", now)
 
-    def _next(self, pool: Pool, scout: Scout, now: float) -> Turn | None:
-        for ticket, room in pool.heads(now):
+    def _next(self, sub_queue: SubQueue, fleet: FleetView, now: float) -> Dequeued | None:
+        for session, backlog_priority in sub_queue.heads(now):
             try:
-                route = choose(ticket, room, scout, self.policy, now)
+                route = choose_route(session, backlog_priority, fleet, self.policy, now)
             except OutriderError as error:
-                self._give_up(ticket)
-                return Turn(ticket.session, error)
+                self._give_up(session)
+                return Dequeued(session.session_id, error)
             if route is not None:
-                self._drains[ticket.request.model].left(now)
-                self._room.serve(ticket, room)
-                self._count_route(ticket, route, now)
-                return Turn(ticket.session, route)
+                self._rates[session.request.model].served(now)
+                self._queue.pop(session, backlog_priority)
+                self._count_route(session, route, now)
+                return Dequeued(session.session_id, route)
         return None
 
-    def _give_up(self, ticket: Ticket) -> None:
-        self._room.remove(ticket)
-        self._drains[ticket.request.model].gave_up()
+    def _give_up(self, session: AdmittedSession) -> None:
+        """A session leaves the queue without a replica."""
+        self._queue.remove(session)
+        self._rates[session.request.model].gave_up()
 
-    def _refuse_waiting(self, ticket: Ticket, cause: str, now: float) -> None:
-        drain = self._drains[ticket.request.model]
-        waited_s = now - ticket.arrived_at
+    def _refuse_waiting(self, session: AdmittedSession, cause: str, now: float) -> None:
+        rate = self._rates[session.request.model]
+        waited_s = now - session.arrived_at
         error = OverloadedError(
             f"After {waited_s:.1f} s in the queue no replica had room for this "
-            f"{ticket.priority.name} session: try again later.",
-            retry_delay_ms=delay_ms(drain.promise_s(0.0, now)),
+            f"{session.priority.name} session: try again later.",
+            retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
             metadata={"cause": cause},
         )
-        self._count_refusal(ticket.tenant, ticket.priority, cause)
-        self._refused.append((ticket.session, error))
+        self._count_refusal(session.tenant, session.priority, cause)
+        self._refused.append((session.session_id, error))
 
-    def _count_route(self, ticket: Ticket, route: Route, now: float) -> None:
-        ticket.is_placed = True
-        self.tally.waits_ms.append((ticket.priority, (now - ticket.arrived_at) * 1000.0))
-        if route.spilled:
-            self.tally.spilled[route.home, route.sight.region, route.spilled] += 1
+    def _count_route(self, session: AdmittedSession, route: Route, now: float) -> None:
+        session.is_placed = True
+        self.stats.waits_ms.append((session.priority, (now - session.arrived_at) * 1000.0))
+        if route.spill_cause:
+            self.stats.spilled[route.home, route.decision.region, route.spill_cause] += 1
 
     def _count_refusal(self, tenant: str, priority: Priority, cause: str) -> None:
-        self.tally.refused[priority.name, cause] += 1
-        self.tally.sessions[self.tenants.label(tenant), "refused"] += 1
-
-
-def _full(num_waiting: int, ticket: Ticket, drain: Drain, now: float) -> OverloadedError:
-    return OverloadedError(
-        f"{num_waiting} sessions wait already, and {ticket.priority.name} ones have their share of "
-        "the queue: try again later.",
-        retry_delay_ms=delay_ms(drain.promise_s(0.0, now)),
-        metadata={"cause": "queue"},
-    )
+        self.stats.refused[priority.name, cause] += 1
+        self.stats.sessions[self.tenants.label(tenant), "refused"] += 1

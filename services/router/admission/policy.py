@@ -1,4 +1,4 @@
-"""Classes of sessions and what is promised to each. Pure."""
+"""Settings of admission control: objectives, longest waits and queue size of each class. Pure."""
 
 from __future__ import annotations
 
@@ -10,50 +10,49 @@ from outrider.errors import ConfigError
 from outrider.session_types import Priority
 
 
-class Lane(IntEnum):
-    """Lines of the queue, the last one first: the classes, and who goes before all of them."""
+class QueuePriority(IntEnum):
+    """Priorities of the router's queue: the three classes, and above them resumed sessions."""
 
     LOW = 1
     MEDIUM = 2
     HIGH = 3
-    STARTED = 4
-    """Sessions that were let in before and lost their replica: never refused for lack of room."""
+    RESUMED = 4
+    """Sessions that lost their replica or router: never refused for lack of room."""
 
 
-ROOM = 0.5
-"""Part of the objective of its class that a session from the queue may find taken up on a replica:
-the rest is for its own prompt. Less would let replicas run out of work between two reports."""
+BACKLOG_SHARE = 0.5
+"""Share of its class's objective that a session from the queue may find as backlog on a replica;
+the rest is for its own prompt. Less would let replicas run out of work between two load reports."""
 
-AGED_TURN = 8
-"""Of so many sessions that leave the queue one is of a class that waited for `ageing_s`."""
+AGED_TURN_INTERVAL = 8
+"""One of so many sessions that leave the queue is of a class that has waited for `ageing_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """What the operator promises (`[router.admission]`). Raises ConfigError."""
+    """Admission control (`[router.admission]`). Raises ConfigError."""
 
     slo_ttft_high_ms: float = 500.0
-    """Objective for the time to the first token of HIGH sessions: who can meet it goes to a replica
-    at once, and who cannot while some replica has no more than half of that ahead of it."""
+    """Objective for the time to first token of HIGH sessions. One goes to a replica at once if it
+    is predicted to meet it, or if some replica has no more than half of it as backlog."""
     slo_ttft_medium_ms: float = 1000.0
-    """The same for MEDIUM ones."""
+    """The same for MEDIUM sessions."""
     slo_ttft_low_ms: float = 5000.0
-    """The same for LOW ones."""
+    """The same for LOW sessions."""
     max_wait_high_s: float = 5.0
-    """Longest wait of a HIGH session in the router's queue; one that would wait longer, or does, is
-    refused."""
+    """Longest wait of a HIGH session in the router's queue. It is refused when the wait is
+    predicted to be longer, or has been."""
     max_wait_medium_s: float = 20.0
-    """The same for MEDIUM ones."""
+    """The same for MEDIUM sessions."""
     max_wait_low_s: float = 60.0
-    """The same for LOW ones."""
+    """The same for LOW sessions."""
     max_waiting: int = 1024
-    """Sessions in the router's queue; beyond it LOW ones make room for others."""
+    """Sessions in the router's queue; when it is full, waiting LOW sessions are shed first."""
     ageing_s: float = 10.0
-    """A class that waited so long gets a turn among those above it, one in eight."""
-    max_outranking_per_address: int = 4
-    """Sessions that clients without a key may have open from one address prefix (IPv4 /32, IPv6
-    /56) at the class they ask for while others are there; further ones are LOW, and outrank
-    nobody."""
+    """A class whose oldest session has waited so long gets one of every eight turns."""
+    max_above_low_per_address: int = 4
+    """Sessions above LOW that clients without a key may have open from one address prefix (IPv4
+    /32, IPv6 /56) while other clients are there; further ones are LOW."""
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -68,14 +67,44 @@ class AdmissionPolicy:
                 )
 
     def slo_ms(self, priority: Priority) -> float:
-        """Objective of a class for the time to the first token."""
+        """Objective of a class for the time to first token."""
         return (self.slo_ttft_low_ms, self.slo_ttft_medium_ms, self.slo_ttft_high_ms)[priority - 1]
 
     def max_wait_s(self, priority: Priority) -> float:
-        """How long a class waits in the queue at most."""
+        """Longest wait of a class in the queue."""
         return (self.max_wait_low_s, self.max_wait_medium_s, self.max_wait_high_s)[priority - 1]
 
-    def backlog_ms(self, lane: Lane) -> float:
-        """Work ahead on a replica, of the class and those above it, up to which a session of this
-        line is added to it though it will be late."""
-        return math.inf if lane is Lane.STARTED else ROOM * self.slo_ms(Priority(lane))
+    def max_backlog_ms(self, priority: QueuePriority) -> float:
+        """Backlog on a replica, of this priority and above, up to which a session is sent there
+        although its first token will miss the objective."""
+        if priority is QueuePriority.RESUMED:
+            return math.inf
+        return BACKLOG_SHARE * self.slo_ms(Priority(priority))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPolicy:
+    """Lower classes for long prompts (`[router.lengths]`). Raises ConfigError."""
+
+    medium_above_tokens: int = 0
+    """A longer prompt is at most MEDIUM; 0: no limit."""
+    low_above_tokens: int = 0
+    """A longer prompt is LOW; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("medium_above_tokens", "low_above_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"lengths.{name} is {getattr(self, name)}: use 0 for no limit.")
+        if 0 < self.low_above_tokens < self.medium_above_tokens:
+            raise ConfigError(
+                "lengths.low_above_tokens is below medium_above_tokens: no prompt would be MEDIUM "
+                "for its length."
+            )
+
+    def highest(self, prompt_tokens: int) -> Priority:
+        """The highest class that a prompt of so many tokens may have."""
+        if self.low_above_tokens and prompt_tokens > self.low_above_tokens:
+            return Priority.LOW
+        if self.medium_above_tokens and prompt_tokens > self.medium_above_tokens:
+            return Priority.MEDIUM
+        return Priority.HIGH

@@ -1,1 +1,1 @@
-"""What the router knows of replicas: health, model, load, distance."""
+"""The replicas that the router knows: health, model, load, round trips. Pure."""

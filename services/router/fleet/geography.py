@@ -1,4 +1,4 @@
-"""Round trips guessed from coordinates, until a probe measures them. Pure."""
+"""Round trips estimated from coordinates, until a probe measures them. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from services.router.config import RegionConfig
 
 _EARTH_RADIUS_KM = 6371.0
 _FIBRE_KM_PER_MS = 200.0
+"""Speed of light in fibre."""
 _DETOUR = 1.5
+"""Length of cables over that of the great circle."""
 _LAST_MILE_MS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Geography:
-    """Where regions are, as seen from `own`."""
+    """Coordinates of the regions, and the router's own region."""
 
     own: str
     regions: Iterable[RegionConfig]
     default_ms: float
-    """For regions whose coordinates, or the own ones, are not known."""
+    """Round trip assumed if the coordinates of either region are unknown."""
 
     def rtt_ms(self, region: str) -> float:
-        """First RTT estimate to a region, in milliseconds.
-
-        Light in fibre runs at about 200 km/ms, and cables take detours: half as long again as the
-        great circle.
-        """
+        """First estimate of the round trip to a region."""
         if region == self.own:
             return _LAST_MILE_MS
         known = {entry.name: entry for entry in self.regions}

@@ -1,46 +1,144 @@
-"""One replica as the router knows it. Pure."""
+"""One replica as the router knows it, and what it reports of itself. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.peers.health import PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
-from services.router.fleet.load import Load, Model
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLimits:
+    """How many prompt tokens an engine call of a replica takes, as it reports."""
+
+    max_chunk_tokens: int
+    """Most tokens of any call."""
+    min_chunk_tokens: int
+    """Tokens that a call with decoding sessions takes at least."""
+    max_call_ms: float
+    """A call with decoding sessions takes no more tokens than keep it within this..."""
+    max_stretch: float
+    """...and within so many times its duration without them..."""
+    min_stretch: float
+    """...but always those within so many times it."""
+
+    def chunk_tokens(self, call_ms: float, row_ms: float) -> float:
+        """Prompt tokens in a call that takes `call_ms` without them."""
+        longest_ms = max(
+            min(self.max_call_ms, self.max_stretch * call_ms), self.min_stretch * call_ms
+        )
+        tokens = (longest_ms - call_ms) / row_ms if row_ms > 0.0 else self.max_chunk_tokens
+        return min(max(self.min_chunk_tokens, tokens), self.max_chunk_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a replica serves, as it reports."""
+
+    name: str
+    vocabulary_digest: bytes
+    max_context_tokens: int = 0
+    codecs: tuple[int, ...] = ()
+    """Token codecs it reads (`TokenCodec` in common.proto)."""
+    block_tokens: int = 0
+    """Tokens of a block of its prefix cache; 0: not reported."""
+    prefill_limits: PrefillLimits | None = None
+    """None: not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaIdentity:
+    """Name, region and model of a replica, as it reports them."""
+
+    name: str
+    """Unique in the mesh."""
+    region: str
+    model: ServedModel
+
+
+class ClassLoad(NamedTuple):
+    """What of a replica's load is of one class of sessions."""
+
+    sessions: int = 0
+    """Running and queued."""
+    queued_prompt_tokens: int = 0
+
+
+_NO_LOAD = ClassLoad()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A replica's load report. A call of n rows is predicted to take `fixed_ms + row_ms * n`."""
+
+    running_sessions: int = 0
+    queued_sessions: int = 0
+    queued_prompt_tokens: int = 0
+    fixed_ms: float = 0.0
+    row_ms: float = 0.0
+    max_sessions: int = 0
+    """Sessions that run at once, further ones wait; 0: not reported."""
+    draining: bool = False
+    num_instances: int = 1
+    """Engines that share the sessions; `fixed_ms` and `row_ms` are of one call of one of them."""
+    overload_level: int = 0
+    """0 none to 4, as in WatchLoadResponse."""
+    queues_low: bool = False
+    """New LOW sessions stay in its queue."""
+    refuses_sessions: bool = False
+    """New sessions are refused."""
+    low: ClassLoad = _NO_LOAD
+    """What of the above is of LOW sessions; new sessions of higher classes are served before."""
+    medium: ClassLoad = _NO_LOAD
+    """What of the above is of MEDIUM sessions."""
+    stay_ms: float = 0.0
+    """Mean time for which a session keeps its place; 0: not reported."""
+
+    def ahead_of(self, priority: int) -> ClassLoad:
+        """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own
+        class and of higher ones."""
+        sessions = self.running_sessions + self.queued_sessions
+        tokens = self.queued_prompt_tokens
+        for part in (self.low, self.medium)[: priority - 1]:
+            sessions -= part.sessions
+            tokens -= part.queued_prompt_tokens
+        return ClassLoad(max(0, sessions), max(0, tokens))
 
 
 @dataclass(slots=True)
 class Replica:
-    """One row of the table. Changed by the Registry alone."""
+    """One replica. Only the Registry changes it."""
 
     name: str
-    """Unique in the mesh; its address until a replica that was discovered says who it is."""
+    """Unique in the mesh; of a discovered replica its address until it reports its name."""
     region: str
-    """"" until that is known."""
+    """Empty until it is known."""
     address: str
     expected_model: str
     health: PeerHealth
     rtt: RoundTrip
     source: str = ""
-    """What it was discovered by; "" for one that is configured."""
+    """The target whose lookup found it; empty: it is configured."""
     is_leaving: bool = False
-    """It is not among those that there should be any more."""
-    model: Model | None = None
-    load: Load | None = None
+    """Lookups do not find it any more: it gets no new sessions."""
+    model: ServedModel | None = None
+    load: ReplicaLoad | None = None
     sessions: set[int] = field(default_factory=set)
     """Sessions of this router on it."""
     reported_at: float = 0.0
     """When it last reported its load, or connected."""
     is_unanswering: bool = False
-    """The last health check got no answer."""
+    """Whether the last health check got no answer."""
     lost_at: float | None = None
-    """When its stream broke last."""
+    """When its stream last broke."""
     _sent_at: dict[int, float] = field(default_factory=dict)
-    """Sessions it has not answered yet."""
+    """When sessions were sent whose open it has not answered yet."""
 
     @property
     def state(self) -> PeerState:
-        """Its health."""
+        """State of its health."""
         return self.health.state
 
     @property
@@ -49,8 +147,8 @@ class Replica:
         return self.health.takes_sessions
 
     def may_return(self, return_s: float, now: float) -> bool:
-        """Whether it takes no sessions just now, but soon may again: its stream is up, and it may
-        get well; or it was lost within `return_s`, and is being reconnected."""
+        """Whether it takes no sessions now but may soon again: its stream is up and it is not
+        stopping, or the stream broke less than `return_s` ago and is being reconnected."""
         if self.is_leaving or self.takes_sessions:
             return False
         if self.health.is_up:
@@ -59,17 +157,17 @@ class Replica:
 
     @property
     def is_draining(self) -> bool:
-        """Whether it answers, but is to get no new sessions."""
+        """Whether it is to get no new sessions although it answers."""
         return self.is_leaving or (self.load is not None and self.load.draining)
 
     @property
     def is_busy(self) -> bool:
-        """Whether it says that sessions have to wait there."""
+        """Whether it reports that sessions wait there."""
         return self.load is not None and bool(self.load.queued_sessions or self.load.overload_level)
 
     @property
     def model_name(self) -> str:
-        """What it serves, as far as known; "" if nothing is."""
+        """The model it serves or is configured to serve; empty: unknown."""
         return self.model.name if self.model else self.expected_model
 
     def place(self, session: int, now: float) -> None:
@@ -79,18 +177,16 @@ class Replica:
         self.health.begin_session(session)
 
     def opened(self, session: int, held_ms: float, now: float) -> None:
-        """It answered the open after `held_ms` of its own: the rest was the way (RFC 9002, 5.3).
-
-        0 stands for one that does not say. Only the first answer to an open counts.
-        """
+        """It answered the open after holding it for `held_ms` (0: not reported); the rest was the
+        round trip (RFC 9002, section 5.3). Only the first answer to an open counts."""
         sent_at = self._sent_at.pop(session, None)
         if sent_at is not None and held_ms > 0.0:
             rtt_ms = (now - sent_at) * 1000.0 - held_ms
-            if rtt_ms > 0.0:  # the two clocks need not run alike
+            if rtt_ms > 0.0:  # the clocks of the two machines may differ in rate
                 self.rtt.add(rtt_ms)
 
     def forget_sent(self) -> None:
-        """What it answers from now on to opens that it has measures nothing."""
+        """Take no round trip from answers to opens that are under way."""
         self._sent_at.clear()
 
     def release(self, session: int) -> None:
@@ -99,7 +195,7 @@ class Replica:
         self._sent_at.pop(session, None)
         self.health.end_session(session)
 
-    def report(self, load: Load, now: float) -> None:
+    def report(self, load: ReplicaLoad, now: float) -> None:
         """Take a report."""
         self.load = load
         self.reported_at = now

@@ -1,1 +1,1 @@
-"""Where a session goes, and why."""
+"""Which replica a session goes to, and why. Pure."""

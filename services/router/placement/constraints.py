@@ -1,4 +1,4 @@
-"""Which replicas may have a session at all, and, where none may, why not. Pure."""
+"""Which replicas may have a session, and why none may if that is so. Pure."""
 
 from __future__ import annotations
 
@@ -13,42 +13,39 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.session_types import Priority
 from services.router.fleet.replica import Replica
-from services.router.placement.board import Board, Bools
-from services.router.placement.request import LOW, RETRY_DELAY_MS, PlacementPolicy, Request
-
-LOW_WAITS = 3
-"""Overload level from which a replica leaves LOW sessions in its queue."""
-NOBODY_ENTERS = 4
-"""Overload level from which a replica refuses new sessions."""
+from services.router.placement.replica_table import Bools, ReplicaTable
+from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest
 
 
-def able(board: Board, request: Request, policy: PlacementPolicy) -> Bools:
+def able(table: ReplicaTable, request: PlacementRequest, policy: PlacementPolicy) -> Bools:
     """[rows] whether a replica meets every constraint."""
-    found = in_reach(board, request)
-    limit = LOW_WAITS if request.priority == LOW else NOBODY_ENTERS
-    found &= board.counts["overload"] < limit
-    found &= board.num_excess[request.priority - 1] <= policy.max_queued
+    found = in_reach(table, request)
+    found &= table.counts["min_priority"] <= request.priority
+    found &= table.num_excess[request.priority - 1] <= policy.max_queued
     return found
 
 
-def in_reach(board: Board, request: Request) -> Bools:
-    """[rows] whether a replica could have the session if it were not busy."""
-    model = board.models.find((request.model, request.vocabulary_digest))
-    found: Bools = board.takes & (board.counts["model"] == model)
+def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
+    """[rows] whether a replica could have the session if it were idle."""
+    model = table.models.find((request.model, request.vocabulary_digest))
+    found: Bools = table.schedulable & (table.counts["model"] == model)
     if request.residency:
-        regions = board.counts["region"]
-        allowed = np.zeros(len(board), dtype=np.bool_)
+        regions = table.counts["region"]
+        allowed = np.zeros(len(table), dtype=np.bool_)
         for region in request.residency:
-            allowed |= regions == board.regions.find(region)
+            allowed |= regions == table.regions.find(region)
         found &= allowed
     if request.exclude:
-        found[board.rows(request.exclude)] = False
+        found[table.rows(request.exclude)] = False
     return found
 
 
-def refusal(request: Request, replicas: Iterable[Replica], board: Board) -> OutriderError:
-    """Why no replica may have the session, checked in the order that explains best."""
+def refusal(
+    request: PlacementRequest, replicas: Iterable[Replica], table: ReplicaTable
+) -> OutriderError:
+    """Why no replica may have the session: the first of these reasons that applies."""
     known = list(replicas)
     found = [replica for replica in known if replica.model_name in ("", request.model)]
     if not found:
@@ -59,28 +56,28 @@ def refusal(request: Request, replicas: Iterable[Replica], board: Board) -> Outr
         return _wrong_vocabulary(request, found)
     allowed = [r for r in fitting if not request.residency or r.region in request.residency]
     if not allowed:
-        return _not_there(request, fitting)
-    if rows := np.flatnonzero(in_reach(board, request)).tolist():
+        return _outside_residency(request, fitting)
+    if rows := np.flatnonzero(in_reach(table, request)).tolist():
         return OverloadedError(
-            f"Every replica of model {request.model} is full ({_fill(board, rows)}): "
+            f"Every replica of model {request.model} is full ({_occupancy(table, rows)}): "
             "try again later.",
             retry_delay_ms=RETRY_DELAY_MS,
         )
     return NoReplicaError(
-        f"No replica can serve model {request.model} now ({_stand(allowed, request.exclude)}): "
+        f"No replica can serve model {request.model} now ({_states(allowed, request.exclude)}): "
         "try again in a moment.",
         retry_delay_ms=RETRY_DELAY_MS,
     )
 
 
-def _unknown_model(request: Request, known: list[Replica]) -> OutriderError:
+def _unknown_model(request: PlacementRequest, known: list[Replica]) -> OutriderError:
     if not known:
         return NoReplicaError("This router has no replicas: list them in [[router.replicas]].")
     names = ", ".join(sorted({replica.model_name for replica in known}))
     return UnknownModelError(f"No replica serves model {request.model}: use one of {names}.")
 
 
-def _wrong_vocabulary(request: Request, found: list[Replica]) -> OutriderError:
+def _wrong_vocabulary(request: PlacementRequest, found: list[Replica]) -> OutriderError:
     ours = sorted({r.model.vocabulary_digest.hex() for r in found if r.model})
     theirs = request.vocabulary_digest.hex()
     return VocabularyMismatchError(
@@ -90,7 +87,7 @@ def _wrong_vocabulary(request: Request, found: list[Replica]) -> OutriderError:
     )
 
 
-def _not_there(request: Request, fitting: list[Replica]) -> OutriderError:
+def _outside_residency(request: PlacementRequest, fitting: list[Replica]) -> OutriderError:
     held = ", ".join(sorted({replica.region for replica in fitting}))
     return NoReplicaError(
         f"Model {request.model} has no replica in {', '.join(request.residency)}, where the "
@@ -98,17 +95,17 @@ def _not_there(request: Request, fitting: list[Replica]) -> OutriderError:
     )
 
 
-def _stand(replicas: Iterable[Replica], tried: Container[str]) -> str:
+def _states(replicas: Iterable[Replica], tried: Container[str]) -> str:
     return ", ".join(
         f"{replica.name} {'tried' if replica.name in tried else replica.state.name}"
         for replica in replicas
     )
 
 
-def _fill(board: Board, rows: list[int]) -> str:
-    counts = board.counts
+def _occupancy(table: ReplicaTable, rows: list[int]) -> str:
+    counts = table.counts
     return ", ".join(
-        f"{board.names[row]} {board.num_sessions[0, row]} of {counts['max_sessions'][row]}"
-        f"{', overloaded' if counts['overload'][row] >= LOW_WAITS else ''}"
+        f"{table.names[row]} {table.num_sessions[0, row]} of {counts['max_sessions'][row]}"
+        f"{', overloaded' if counts['min_priority'][row] > Priority.LOW else ''}"
         for row in rows
     )

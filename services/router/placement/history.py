@@ -1,42 +1,43 @@
-"""The latest decisions, for whoever asks why a session went where it went. Pure."""
+"""The latest placements, for `outrider explain`. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from services.router.placement.request import Decision
+from services.router.placement.types import Decision
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """One session that was sent to a replica, without a word of its prompt."""
+class PlacementRecord:
+    """One session that was sent to a replica, without its prompt."""
 
     request_id: str
     model: str
     prompt_tokens: int
     decision: Decision
     at: float
-    """When it was decided, in seconds."""
+    """Time of the decision."""
     decision_ms: float
-    """How long that took."""
+    """Duration of the decision."""
 
 
-class History:
+class PlacementHistory:
     """The last `max_kept` placements."""
 
     def __init__(self, max_kept: int) -> None:
-        self._placed: deque[Placed] = deque(maxlen=max_kept)
+        self._records: deque[PlacementRecord] = deque(maxlen=max_kept)
 
-    def add(self, placed: Placed) -> None:
+    def add(self, record: PlacementRecord) -> None:
         """A session was sent to a replica."""
-        self._placed.append(placed)
+        self._records.append(record)
 
-    def find(self, request_id: str, count: int) -> list[Placed]:
-        """At most so many placements of a request, or of any for an empty id, newest first. A
+    def find(self, request_id: str, count: int) -> list[PlacementRecord]:
+        """The latest `count` placements of a request, or of all for an empty id, newest first. A
         request that moved has several."""
-        return [placed for placed, _ in zip(self._of(request_id), range(count), strict=False)]
+        return list(islice(self._of(request_id), count))
 
-    def _of(self, request_id: str) -> Iterator[Placed]:
-        return (p for p in reversed(self._placed) if request_id in ("", p.request_id))
+    def _of(self, request_id: str) -> Iterator[PlacementRecord]:
+        return (r for r in reversed(self._records) if request_id in ("", r.request_id))

@@ -1,6 +1,13 @@
-"""Where a session goes: constraints first, then the least cost in milliseconds. Pure.
+"""Which replica a session goes to: constraints first, then the least cost in milliseconds. Pure.
 
-docs/guides/placement.md explains the terms; every Decision says how it came about.
+The cost of a replica is the session's own predicted wait there and, weighted, the work that its
+prompt makes: work delays later sessions, the more the busier the region with the least wait is.
+Without that term a busy fleet computes one prefix in many places for the sake of shorter queues,
+and has longer queues for it.
+
+Among near-equals the better of two random ones is taken (Mitzenmacher, "The power of two choices in
+randomized load balancing", 2001), so that several routers with the same reports do not all choose
+the same replica. docs/guides/placement.md explains the terms.
 """
 
 from __future__ import annotations
@@ -11,30 +18,30 @@ from typing import Protocol
 
 import numpy as np
 
+from outrider.session_types import Priority
 from services.router.fleet.replica import Replica
-from services.router.placement import choice, constraints, prediction
-from services.router.placement.board import Board, Bools, Floats, Ints
-from services.router.placement.prediction import Waits
-from services.router.placement.request import (
-    LOW,
+from services.router.placement import constraints, prediction
+from services.router.placement.prediction import PredictedWaits
+from services.router.placement.replica_table import Bools, Floats, Ints, ReplicaTable
+from services.router.placement.types import (
     Candidate,
     Decision,
     PlacementPolicy,
-    Request,
-    Standing,
+    PlacementRequest,
+    ReplicaStatus,
 )
-from services.router.prefixes.index import PrefixIndex, mask_of, tokens_by_owner
+from services.router.prefix_index.index import PrefixIndex, mask_of, tokens_by_owner
 
 MAX_CONSIDERED = 8
-"""Replicas that a Decision lists."""
+"""Replicas listed in a Decision."""
 
 
-class Fleet(Protocol):
-    """What is known of the replicas (services/router/fleet/registry.py)."""
+class ReplicaSource(Protocol):
+    """The replicas, as placement reads them (implemented by fleet.registry.Registry)."""
 
     @property
     def changed(self) -> set[str]:
-        """Names whose row changed, appeared or went since this was emptied."""
+        """Names of replicas that were changed, added or removed since placement emptied it."""
 
     def find(self, name: str) -> Replica | None:
         """The replica of that name, if there is one."""
@@ -43,47 +50,55 @@ class Fleet(Protocol):
 
 
 class Placement:
-    """Decides, and remembers what it decided until the replicas tell of it themselves."""
+    """Chooses replicas, and counts what it placed until the replicas' reports include it."""
 
     def __init__(
-        self, fleet: Fleet, prefixes: PrefixIndex, policy: PlacementPolicy, rng: Random
+        self,
+        fleet: ReplicaSource,
+        prefixes: PrefixIndex,
+        policy: PlacementPolicy,
+        rng: Random,
+        *,
+        report_ms: float = 50.0,
     ) -> None:
+        """`report_ms`: least time between two load reports of a replica."""
         self._fleet = fleet
         self._prefixes = prefixes
         self._policy = policy
         self._rng = rng
-        self._board = Board()
+        self._report_ms = report_ms
+        self._table = ReplicaTable()
         self._rows: dict[int, int] = {}
+        """By session, the row of its replica."""
         fleet.changed.update(replica.name for replica in fleet)
 
-    def decide(self, request: Request, now: float) -> Decision:
-        """Choose a replica. Changes nothing: `put` tells that the session was sent there.
+    def decide(self, request: PlacementRequest, now: float) -> Decision:
+        """Choose a replica. Counts nothing: `put` says that the session was sent there.
 
         Raises UnknownModelError, VocabularyMismatchError, NoReplicaError or OverloadedError; the
-        message says which replicas stood where.
+        message names the replicas and their states.
         """
         self._refresh()
-        able = constraints.able(self._board, request, self._policy)
+        able = constraints.able(self._table, request, self._policy)
         num_able = int(np.count_nonzero(able))
         if not num_able:
-            raise constraints.refusal(request, self._fleet, self._board)
+            raise constraints.refusal(request, self._fleet, self._table)
         cached = self._cached(request, able)
-        waits = prediction.predict(self._board, request, cached, self._policy, now)
-        costs = choice.costs_ms(waits, able, self._board.counts["region"], self._policy)
+        waits = prediction.predict(self._table, request, cached, self._report_ms, now)
+        costs = costs_ms(waits, able, self._table.counts["region"], self._policy)
         backlog_ms = np.minimum.reduce((waits.place_ms + waits.queue_ms)[able])
         return self._explained(costs, waits, cached, num_able, float(backlog_ms))
 
-    def put(self, session: int, request: Request, decision: Decision, now: float) -> None:
-        """A session was sent where it was decided. `session` is any number of the caller's, not
-        in use."""
-        row = self._board.row(decision.replica)
+    def put(self, session: int, request: PlacementRequest, decision: Decision, now: float) -> None:
+        """A session was sent to the chosen replica. `session` is an id of the caller's choice."""
+        row = self._table.row(decision.replica)
         if row < 0:
-            return  # it left the fleet since
+            return  # the replica was removed since
         wait = decision.wait
         work_ms = wait.prefill_ms + wait.transfer_ms
-        self._board.put(row, session, work_ms, request.priority, now)
+        self._table.put(row, session, work_ms, request.priority, now)
         self._rows[session] = row
-        block_tokens = int(self._board.counts["block_tokens"][row])
+        block_tokens = int(self._table.counts["block_tokens"][row])
         if request.prompt is not None and block_tokens:
             self._prefixes.expect(row, request.prompt, block_tokens, now)
 
@@ -91,71 +106,112 @@ class Placement:
         """A session ended or left the replica it was on. Unknown ones are ignored."""
         row = self._rows.pop(session, -1)
         if row >= 0:
-            self._board.release(row, session)
+            self._table.release(row, session)
 
-    def standings(self, now: float) -> dict[str, Standing]:
-        """How every replica of the fleet stands, whether it may have sessions or not."""
+    def statuses(self, now: float) -> dict[str, ReplicaStatus]:
+        """The status of every replica by name, schedulable or not."""
         self._refresh()
-        nothing = Request("", b"", 0, priority=LOW)
-        cached = np.zeros(len(self._board), dtype=np.int64)
-        waits = prediction.predict(self._board, nothing, cached, self._policy, now)
-        counts = self._board.num_sessions[0]
+        empty = PlacementRequest("", b"", 0, priority=Priority.LOW)
+        cached = np.zeros(len(self._table), dtype=np.int64)
+        waits = prediction.predict(self._table, empty, cached, self._report_ms, now)
+        counts = self._table.num_sessions[0]
         return {
-            name: Standing(waits.at(row), int(counts[row]))
-            for row, name in enumerate(self._board.names)
+            name: ReplicaStatus(waits.at(row), int(counts[row]))
+            for row, name in enumerate(self._table.names)
             if name
         }
 
     def owner(self, name: str) -> int:
-        """A replica's number in the prefix index; -1 for one that is not in the fleet."""
+        """A replica's owner number in the prefix index; -1 for an unknown replica."""
         self._refresh()
-        return self._board.row(name)
+        return self._table.row(name)
 
     def _refresh(self) -> None:
-        """Take over what changed in the fleet."""
+        """Take over changes of the fleet."""
         if not self._fleet.changed:
             return
-        changed = sorted(self._fleet.changed)  # rows, and so choices, do not depend on hashing
+        # Sorted, so that rows, and with them choices, do not depend on hashing.
+        changed = sorted(self._fleet.changed)
         self._fleet.changed.clear()
         gone = [name for name in changed if self._fleet.find(name) is None]
         for name in gone:
-            row = self._board.remove(name)
+            row = self._table.remove(name)
             if row >= 0:
                 self._prefixes.retire(row)
                 self._rows = {s: r for s, r in self._rows.items() if r != row}
         for name in changed:
             replica = self._fleet.find(name)
             if replica is not None:
-                self._board.update(replica)
+                self._table.update(replica)
 
-    def _cached(self, request: Request, able: Bools) -> Ints:
-        """[rows] prompt tokens that each able replica has."""
-        cached = np.zeros(len(self._board), dtype=np.int64)
+    def _cached(self, request: PlacementRequest, able: Bools) -> Ints:
+        """[rows] prompt tokens that each able replica has cached."""
+        cached = np.zeros(len(self._table), dtype=np.int64)
         if request.prompt is None:
             return cached
-        for size in self._board.sizes():
-            among = mask_of(able & (self._board.counts["block_tokens"] == size))
-            steps = self._prefixes.match(request.prompt, size, among) if among else []
-            if steps:
-                cached += tokens_by_owner(steps, size, len(self._board))
+        for size in self._table.block_sizes():
+            among = mask_of(able & (self._table.counts["block_tokens"] == size))
+            matches = self._prefixes.match(request.prompt, size, among) if among else []
+            if matches:
+                cached += tokens_by_owner(matches, size, len(self._table))
         return cached
 
     def _explained(
-        self, costs: Floats, waits: Waits, cached: Ints, num_able: int, backlog_ms: float
+        self, costs: Floats, waits: PredictedWaits, cached: Ints, num_able: int, backlog_ms: float
     ) -> Decision:
-        chosen = choice.choose(costs, self._policy, self._rng)
-        best = choice.ranked(costs, MAX_CONSIDERED)
+        chosen = choose(costs, self._policy, self._rng)
+        best = ranked(costs, MAX_CONSIDERED)
         runner_up = next((row for row in best if row != chosen), None)
 
         def candidate(row: int) -> Candidate:
-            name = self._board.names[row]
-            region = self._board.region_names[row]
+            name = self._table.names[row]
+            region = self._table.region_names[row]
             return Candidate(name, region, waits.at(row), cached.item(row))
 
         return Decision(
             chosen=candidate(chosen),
             runner_up=None if runner_up is None else candidate(runner_up),
-            considered=tuple((self._board.names[row], waits.total_ms.item(row)) for row in best),
+            considered=tuple((self._table.names[row], waits.total_ms.item(row)) for row in best),
             num_able=num_able,
             least_backlog_ms=backlog_ms,
         )
+
+
+def costs_ms(waits: PredictedWaits, able: Bools, regions: Ints, policy: PlacementPolicy) -> Floats:
+    """[rows] cost of each replica; infinite for one that may not have the session. `regions`:
+    [rows] codes of the regions. At least one replica has to be able."""
+    costs = np.where(able, waits.total_ms, np.inf)
+    nearest = regions == regions[costs.argmin()]
+    share = _busy_share(waits, able & nearest)
+    weight = policy.work_weight + (policy.busy_work_weight - policy.work_weight) * share
+    costs += weight * waits.work_ms
+    return costs
+
+
+def _busy_share(waits: PredictedWaits, among: Bools) -> float:
+    """Share of these replicas, at least one, that have prompts waiting."""
+    num_busy = np.count_nonzero(among & (waits.queue_ms > 0.0))
+    return num_busy / np.count_nonzero(among)
+
+
+def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:
+    """The row of the chosen replica. At least one cost has to be finite."""
+    best = int(costs.argmin())
+    near = (costs <= costs[best] + policy.near_ms).nonzero()[0]
+    if len(near) <= 2:
+        return best
+    one, other = rng.sample(range(len(near)), 2)
+    return int(min(near[one], near[other], key=lambda row: (costs[row], row)))
+
+
+def ranked(costs: Floats, count: int) -> list[int]:
+    """The rows of the `count` least finite costs, best first."""
+    if count < len(costs):
+        rows = costs.argpartition(count - 1)[:count]
+    else:
+        rows = np.arange(len(costs))
+    found = costs[rows]
+    order = found.argsort(kind="stable")
+    num_finite = np.count_nonzero(found < np.inf)
+    ordered: list[int] = rows[order[:num_finite]].tolist()
+    return ordered

@@ -1,8 +1,8 @@
-"""The predicted time to the first token on every replica, term by term. Pure.
+"""The predicted time to first token on every replica, term by term. Pure.
 
-In the engine's own fitted cost, a call of n rows takes `fixed_ms + row_ms * n`. The wait is round
-trip + the prompts ahead + what is left then of the wait for a free place + loading or computing the
-session's own prompt, as far as it is not cached there.
+An engine call of n rows takes `fixed_ms + row_ms * n`, as the replica fitted it. The wait is the
+round trip + the prompts ahead + the rest of the wait for a free place + loading or computing what
+is not cached of the session's own prompt.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.router.placement.board import CHUNK_TOKENS, Board, Bools, Floats, Ints
-from services.router.placement.request import PlacementPolicy, Request, Transfer, Wait
+from services.router.placement.replica_table import Bools, Floats, Ints, ReplicaTable
+from services.router.placement.types import PlacementRequest, PredictedWait, Transfer
 
 
-class Waits(NamedTuple):
-    """[rows] each term in milliseconds, for every row of a board."""
+class PredictedWaits(NamedTuple):
+    """[rows] each term of PredictedWait, and the work, for every row of a replica table."""
 
     rtt_ms: Floats
     place_ms: Floats
@@ -25,12 +25,12 @@ class Waits(NamedTuple):
     prefill_ms: Floats
     total_ms: Floats
     work_ms: Floats
-    """No part of the wait: what the session's own prompt adds to the work there. Rows of running
-    sessions in its calls are theirs."""
+    """Time that the session's own prompt adds to the replica's work, without the rows of running
+    sessions in its calls; not part of the wait."""
 
-    def at(self, row: int) -> Wait:
-        """Those of one replica."""
-        return Wait(
+    def at(self, row: int) -> PredictedWait:
+        """The wait on one replica."""
+        return PredictedWait(
             rtt_ms=self.rtt_ms.item(row),
             place_ms=self.place_ms.item(row),
             queue_ms=self.queue_ms.item(row),
@@ -40,55 +40,70 @@ class Waits(NamedTuple):
 
 
 def predict(
-    board: Board, request: Request, cached_tokens: Ints, policy: PlacementPolicy, now: float
-) -> Waits:
-    """The wait on every row, were the session placed there now. [rows] `cached_tokens` are the
-    prompt tokens that each replica has."""
-    columns = board.columns
-    # One token is computed at least: the first of the reply comes of it.
+    table: ReplicaTable,
+    request: PlacementRequest,
+    cached_tokens: Ints,
+    report_ms: float,
+    now: float,
+) -> PredictedWaits:
+    """The wait on every row if the session were placed there now. `cached_tokens`: [rows] prompt
+    tokens that the replica has. `report_ms`: least time between two reports of a replica."""
+    columns = table.columns
+    # At least one token is computed: the last of the prompt gives the first of the reply.
     left = np.maximum(float(request.prompt_tokens) - cached_tokens, 1.0)
-    queue_ms = _queue_ms(board, request.priority, policy, now * 1000.0)
-    transfer_ms = place_ms = np.zeros(len(board))
-    prefill_ms = _prefill_ms(board, left)
-    # The calls that it shares are made anyway.
-    work_ms = left * columns["row_ms"] + np.ceil(left / CHUNK_TOKENS) * columns["fixed_ms"]
+    queue_ms = _queue_ms(table, request.priority, report_ms, now * 1000.0)
+    transfer_ms = place_ms = np.zeros(len(table))
+    prefill_ms = _prefill_ms(table, left)
+    # The rows of running sessions would be computed anyway.
+    num_calls = np.ceil(left / columns["max_chunk_tokens"])
+    work_ms = left * columns["row_ms"] + num_calls * columns["fixed_ms"]
     if request.transfer.num_tokens:
-        loaded_ms = _loaded_prefill_ms(board, request, cached_tokens)
+        loaded_ms = _loaded_prefill_ms(table, request, cached_tokens)
         use = loaded_ms + request.transfer.load_ms < prefill_ms
         prefill_ms = np.where(use, loaded_ms, prefill_ms)
         transfer_ms = np.where(use, request.transfer.load_ms, 0.0)
         work_ms = np.where(use, loaded_ms + transfer_ms, work_ms)
     total_ms = columns["rtt_ms"] + queue_ms + prefill_ms + transfer_ms
-    excess = board.num_excess[request.priority - 1]
+    excess = table.num_excess[request.priority - 1]
     if np.count_nonzero(excess):
-        # The prompts ahead are computed while places come free.
+        # Places come free while the prompts ahead are computed.
         place_ms = np.maximum(excess * columns["place_ms"] - queue_ms, 0.0)
         total_ms += place_ms
-    return Waits(columns["rtt_ms"], place_ms, queue_ms, transfer_ms, prefill_ms, total_ms, work_ms)
+    return PredictedWaits(
+        rtt_ms=columns["rtt_ms"],
+        place_ms=place_ms,
+        queue_ms=queue_ms,
+        transfer_ms=transfer_ms,
+        prefill_ms=prefill_ms,
+        total_ms=total_ms,
+        work_ms=work_ms,
+    )
 
 
-def _queue_ms(board: Board, priority: int, policy: PlacementPolicy, now_ms: float) -> Floats:
-    """Prompts ahead of a class: those reported, drained as long as no report can have told, and
-    ours."""
-    drained_ms = np.minimum(now_ms - board.columns["reported_ms"], policy.report_ms)
-    ahead_ms: Floats = np.maximum(board.queue_ms[priority - 1] - drained_ms, 0.0)
-    ahead_ms += np.maximum(board.drained_ms[priority - 1] - now_ms, 0.0)
+def _queue_ms(table: ReplicaTable, priority: int, report_ms: float, now_ms: float) -> Floats:
+    """[rows] time of the prompts ahead of a class: reported ones, drained since for at most the
+    time between two reports, and those that this router sent since."""
+    drained_ms = np.minimum(now_ms - table.columns["reported_ms"], report_ms)
+    ahead_ms: Floats = np.maximum(table.queue_ms[priority - 1] - drained_ms, 0.0)
+    ahead_ms += np.maximum(table.drained_ms[priority - 1] - now_ms, 0.0)
     return ahead_ms
 
 
-def _prefill_ms(board: Board, num_tokens: Floats) -> Floats:
-    """[rows] computing so many prompt tokens, one or more, beside the sessions that are there."""
-    columns = board.columns
+def _prefill_ms(table: ReplicaTable, num_tokens: Floats) -> Floats:
+    """[rows] time of computing so many prompt tokens, one or more, beside running sessions."""
+    columns = table.columns
     calls_ms = np.ceil(num_tokens / columns["chunk_tokens"]) * columns["call_ms"]
     prefill_ms: Floats = num_tokens * columns["row_ms"] + calls_ms
     return prefill_ms
 
 
-def _loaded_prefill_ms(board: Board, request: Request, cached_tokens: Ints) -> Floats:
-    """Computing what is left once the transferable KV is loaded; endless where nothing of it is
-    missing."""
+def _loaded_prefill_ms(
+    table: ReplicaTable, request: PlacementRequest, cached_tokens: Ints
+) -> Floats:
+    """[rows] time of computing what is left once the transferable KV is loaded; infinite where all
+    of it is cached."""
     transfer: Transfer = request.transfer
     num_left = max(1.0, float(request.prompt_tokens - transfer.num_tokens))
-    left_ms = _prefill_ms(board, np.full(len(board), num_left))
+    left_ms = _prefill_ms(table, np.full(len(table), num_left))
     helps: Bools = cached_tokens < transfer.num_tokens
     return np.where(helps, left_ms, np.inf)

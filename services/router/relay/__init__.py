@@ -1,1 +1,1 @@
-"""The relay: a pure session table, and the switch that moves frames by it."""
+"""Sessions between edges and replicas: their states, their frames, placement and failover."""

@@ -1,20 +1,65 @@
-"""The switch's side towards the replicas: which stream is whose, and who gets a session."""
+"""The relay's side towards the replicas: which stream is whose, and who gets a session.
+
+No I/O, no clock.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from outrider.errors import NoReplicaError, OutriderError
-from outrider.v1 import inference_pb2, router_pb2
+from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
+from outrider.session_types import Priority
+from outrider.v1 import inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
-from services.router.placement.request import Decision, Request
-from services.router.relay import assignment
-from services.router.relay.journal import Journal
-from services.router.relay.outlet import Outlet
-from services.router.relay.sessions import Session, SessionTable
+from services.router.placement.types import RETRY_DELAY_MS, Decision, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex
+from services.router.prefix_index.prompt import HashedPrompt, TokenIdReader
+from services.router.recent_map import RecentMap
+from services.router.relay import frames
+from services.router.relay.frames import RelayedSession, Up
+from services.router.relay.sessions import SessionTable
 
-Up = router_pb2.RouteRequest
+if TYPE_CHECKING:
+    from outrider.rpc import Outbox
+    from services.router.relay.telemetry import SessionTelemetry
+
+_MAX_CACHED_PROMPTS: Final = 64
+"""Prompts kept as ids, twice over in the worst case."""
+
+
+class PromptCache:
+    """The prompts of sessions that are being placed: read once, however often it is tried."""
+
+    def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
+        self._index = index
+        self._ids = ids
+        self._prompts: RecentMap[int, HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
+
+    def of(self, session: RelayedSession) -> HashedPrompt | None:
+        """What can be known of the prompt: the part of it that the replica may hold."""
+        opening = session.open_frame.frame.open
+        if opening.ids.prefix_tokens:
+            return None  # ids that only another peer has
+        found = self._prompts.get(session.router_session_id)
+        if found is None:
+            found = self.read(opening)
+            self._prompts.put(session.router_session_id, found)
+        return found
+
+    def read(self, opening: inference_pb2.OpenSession) -> HashedPrompt:
+        """The prompt of an open that brings ids."""
+        block = opening.ids.tail
+        ids = self._ids.read(block.codec, block.count, block.payload, opening.vocabulary_digest)
+        return self._index.prompt(ids, opening.cache_salt)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplicaStream:
+    replica: str
+    outbox: Outbox[Up]
 
 
 class Dispatch:
@@ -24,104 +69,121 @@ class Dispatch:
         self,
         table: SessionTable[Up],
         registry: Registry,
-        journal: Journal,
+        telemetry: SessionTelemetry,
         placement: Placement,
-        prompts: assignment.Prompts,
+        prompts: PromptCache,
+        timer: Callable[[], float],
     ) -> None:
+        """`timer` is in seconds and measures how long decisions take."""
         self._table = table
         self._registry = registry
-        self._journal = journal
+        self._telemetry = telemetry
         self._placement = placement
         self._prompts = prompts
-        self._outlets: dict[int, Outlet[Up]] = {}
+        self._timer = timer
+        self._streams: dict[int, _ReplicaStream] = {}
         self._stream_of: dict[str, int] = {}
-        self._name_of: dict[int, str] = {}
-        self._decided_ms = 0.0
+        """By replica."""
+        self._decision_ms = 0.0
+        """Of the latest decision."""
 
-    def attach(self, replica: str, outlet: Outlet[Up]) -> int:
+    def attach(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up."""
-        stream = self._table.attach_stream()
-        self._outlets[stream] = outlet
+        stream = self._table.attach_replica()
+        self._streams[stream] = _ReplicaStream(replica, outbox)
         self._stream_of[replica] = stream
-        self._name_of[stream] = replica
         return stream
 
     def detach(self, replica: str, stream: int) -> None:
         """A replica's stream broke."""
-        del self._outlets[stream], self._stream_of[replica], self._name_of[stream]
+        del self._streams[stream]
+        del self._stream_of[replica]
+
+    @property
+    def streams(self) -> dict[int, str]:
+        """The replicas that are up, by stream."""
+        return {stream: it.replica for stream, it in self._streams.items()}
 
     def send(self, stream: int, request: Up, *, last: bool) -> bool:
         """Queue a frame; False if that replica's buffer is full."""
-        return self._outlets[stream].offer(request, last=last)
+        return self._streams[stream].outbox.offer(request, last=last)
 
-    def cancel(self, stream: int | None, leg: int, error: OutriderError) -> None:
+    def cancel(self, stream: int | None, upstream_session_id: int, error: OutriderError) -> None:
         """Tell the replica that had a session to stop, if its stream is still there."""
-        outlet = self._outlets.get(stream) if stream is not None else None
-        if outlet is not None:
+        found = self._streams.get(stream) if stream is not None else None
+        if found is not None:
             cancel = inference_pb2.CancelSession(reason=error.reason)
-            outlet.offer(Up(frame=inference_pb2.SessionUp(session=leg, cancel=cancel)), last=True)
+            frame = inference_pb2.SessionUp(session=upstream_session_id, cancel=cancel)
+            found.outbox.offer(Up(frame=frame), last=True)
 
-    def release(self, session: Session[Up]) -> None:
+    def release(self, session: RelayedSession) -> None:
         """A session left the replica it was on."""
-        self._registry.release(session.replica, session.relayed)
-        self._placement.release(session.relayed)
+        self._registry.release(session.replica, session.router_session_id)
+        self._placement.release(session.router_session_id)
 
-    @property
-    def streams(self) -> list[int]:
-        """Those of all replicas that are up."""
-        return list(self._name_of)
-
-    def replica_of(self, stream: int) -> str:
-        """Whose stream it is."""
-        return self._name_of[stream]
-
-    def place(self, session: Session[Up], now: float, refusal: OutriderError | None = None) -> None:
+    def place(
+        self, session: RelayedSession, now: float, refusal: OutriderError | None = None
+    ) -> None:
         """Find a replica and send it the open and the kept drafts.
 
-        `refusal` is why the replica before did not do. Raises what `find` raises, or `refusal`
-        where no other replica is left.
+        `refusal` is why the replica before did not do. Raises what `Placement.decide` raises,
+        EmptyPromptError, DeadlineError, or `refusal` where no other replica is left.
         """
-        unable = set(session.tried)
+        excluded = set(session.tried_replicas)
         try:
-            while not self.put(session, found := self.find(session, now, frozenset(unable)), now):
-                unable.add(found.replica)
-                refusal = refusal or assignment.full(found.replica)
+            while True:
+                frames.renew_deadline(session, now)
+                request = replace(self.request_of(session), exclude=frozenset(excluded))
+                decision = self.decide(request, now)
+                if self.put(session, decision, now):
+                    return
+                excluded.add(decision.replica)
+                refusal = refusal or _full(decision.replica)
         except NoReplicaError as error:
             # That no other replica is left explains less than what the first one said.
             raise refusal or error from None
 
-    def find(
-        self, session: Session[Up], now: float, exclude: frozenset[str] = frozenset()
-    ) -> Decision:
-        """Where the session should go; nothing is done yet. Raises what `Placement.decide` raises,
-        EmptyPromptError, DeadlineError."""
-        assert session.open is not None, "a session that is placed has its open"
-        assignment.renew_deadline(session.open, session.deadline_at, now)
-        return self.decide(replace(self.request_of(session), exclude=exclude), now)
-
-    def decide(self, request: Request, now: float) -> Decision:
+    def decide(self, request: PlacementRequest, now: float) -> Decision:
         """As `Placement.decide`, with the time it takes."""
-        started_s = self._journal.clock()
+        started_s = self._timer()
         decision = self._placement.decide(request, now)
-        self._decided_ms = (self._journal.clock() - started_s) * 1000.0
+        self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
-    def request_of(self, session: Session[Up]) -> Request:
-        """What placement has to know of a session. Raises EmptyPromptError."""
-        return assignment.request_of(session, self._prompts)
+    def request_of(self, session: RelayedSession) -> PlacementRequest:
+        """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
+        opening = session.open_frame.frame.open
+        prompt_tokens = opening.ids.prefix_tokens + opening.ids.tail.count
+        if not prompt_tokens:
+            raise EmptyPromptError("The session has no prompt: send messages or token ids.")
+        return PlacementRequest(
+            model=opening.model,
+            vocabulary_digest=opening.vocabulary_digest,
+            # Tokens to resume after are prefilled like the prompt.
+            prompt_tokens=prompt_tokens + session.num_committed,
+            residency=tuple(opening.residency),
+            priority=opening.priority or Priority.MEDIUM,
+            prompt=self._prompts.of(session),
+        )
 
-    def put(self, session: Session[Up], decision: Decision, now: float) -> bool:
+    def put(self, session: RelayedSession, decision: Decision, now: float) -> bool:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
-        name = decision.replica
-        stream = self._stream_of[name]
+        stream = self._stream_of[decision.replica]
         request = self.request_of(session)
-        if not self.send(stream, assignment.opening_of(session), last=False):
+        if not self.send(stream, frames.open_for_replica(session), last=False):
             return False
-        self._table.bind(session, stream, name, now)
-        for draft in session.kept:
-            draft.frame.session = session.leg
+        self._table.bind(session, stream, decision.replica, now)
+        for draft in session.replay.drafts if session.replay else ():
+            draft.frame.session = session.upstream_session_id
             self.send(stream, draft, last=False)
-        self._registry.place(name, session.relayed, now)
-        self._placement.put(session.relayed, request, decision, now)
-        self._journal.placed(session.relayed, request, decision, self._decided_ms, now)
+        self._registry.place(decision.replica, session.router_session_id, now)
+        self._placement.put(session.router_session_id, request, decision, now)
+        self._telemetry.placed(session.router_session_id, request, decision, self._decision_ms, now)
         return True
+
+
+def _full(replica: str) -> OverloadedError:
+    return OverloadedError(
+        f"The buffer towards replica {replica} is full: try again later.",
+        retry_delay_ms=RETRY_DELAY_MS,
+    )

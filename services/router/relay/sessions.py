@@ -1,8 +1,10 @@
-"""The sessions a router relays: whose they are, what they are called on either side. Pure.
+"""The sessions a router relays: their states, whose they are, what they are called. Pure.
 
-An edge numbers its sessions on its own stream, a replica stream carries those of many edges: the
-table gives every session one `relayed` number, unique for the router's life, so a late frame of
-a session that ended or moved is recognised whatever stream it comes from. Frames are opaque here.
+One conversation has three ids here. Its edge numbers it on the edge's own stream
+(`edge_session_id`); this router numbers it for its whole life (`router_session_id`); and each
+replica knows it by a number of its own (`upstream_session_id`), unique for the router's life, so
+that a late frame of a session that ended or moved is recognised whatever stream it comes from.
+Frames are opaque here.
 """
 
 from __future__ import annotations
@@ -10,20 +12,144 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from enum import IntEnum, auto
+from typing import Final, Generic, TypeVar
 
 from outrider.errors import DuplicateSessionError, OverloadedError
-from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
-from services.router.relay.survival.suspicion import Record
+from services.router.relay.poison import LossRecord
 
 FrameT = TypeVar("FrameT")
 
-RETRY_DELAY_MS = 1000
+RETRY_DELAY_MS: Final = 1000
+
+
+class SessionState(IntEnum):
+    """Where a session stands."""
+
+    PLACING = 0
+    """No replica has it: its messages are being tokenized, or it is between two replicas."""
+    QUEUED = auto()
+    """It was let in and waits for the first replica with room."""
+    OPENING = auto()
+    """A replica was sent the open and has not committed anything."""
+    STREAMING = auto()
+    """Its replica commits tokens."""
+    CLOSING = auto()
+    """The edge cancelled it and the replica has not yet confirmed."""
+    ENDED = auto()
+
+
+class SessionInput(IntEnum):
+    """What can happen to a session."""
+
+    # From its edge.
+    DRAFT = 0
+    CANCEL = auto()
+    EDGE_LOST = auto()
+    # From this router.
+    QUEUED = auto()
+    PLACED = auto()
+    ABORT = auto()
+    """It cannot go on: no replica, an edge that does not read or broke the protocol, a replica
+    that does not confirm a cancellation."""
+    # From its replica.
+    OPENED = auto()
+    COMMIT = auto()
+    DONE = auto()
+    ERROR = auto()
+    """An error that another replica would give too, or no other may be tried."""
+    LEFT = auto()
+    """Its replica cannot go on with it, refused it, is silent or lost: another one has to."""
+    LOST = auto()
+    """Its replica is lost and no other one may take it."""
+
+
+class SessionAction(IntEnum):
+    """What the switch does about it."""
+
+    DROP = 0
+    KEEP = auto()
+    """Keep the draft for the replica that is yet to be found."""
+    KEEP_AND_SEND_UP = auto()
+    """Send it, and keep it in case another replica takes over."""
+    SEND_UP = auto()
+    SEND_DOWN = auto()
+    OPEN_UP = auto()
+    """Send the open and the kept drafts to the replica."""
+    CANCEL_UP = auto()
+    """Tell the replica to cancel; the edge is gone and needs no answer."""
+    CANCEL_AND_ANSWER = auto()
+    """Tell the replica to cancel, and the edge why."""
+    ANSWER = auto()
+    """End the session towards the edge with an error of this router."""
+    MOVE = auto()
+    """Find another replica, which goes on after the tokens that are committed."""
+
+
+_PLACING, _QUEUED, _OPENING = SessionState.PLACING, SessionState.QUEUED, SessionState.OPENING
+_STREAMING, _CLOSING, _ENDED = SessionState.STREAMING, SessionState.CLOSING, SessionState.ENDED
+
+TRANSITIONS: Final[dict[SessionState, dict[SessionInput, tuple[SessionState, SessionAction]]]] = {
+    _PLACING: {
+        SessionInput.DRAFT: (_PLACING, SessionAction.KEEP),
+        SessionInput.CANCEL: (_ENDED, SessionAction.ANSWER),
+        SessionInput.EDGE_LOST: (_ENDED, SessionAction.DROP),
+        SessionInput.QUEUED: (_QUEUED, SessionAction.DROP),
+        SessionInput.PLACED: (_OPENING, SessionAction.OPEN_UP),
+        SessionInput.ABORT: (_ENDED, SessionAction.ANSWER),
+    },
+    _QUEUED: {
+        SessionInput.DRAFT: (_QUEUED, SessionAction.KEEP),
+        SessionInput.CANCEL: (_ENDED, SessionAction.ANSWER),
+        SessionInput.EDGE_LOST: (_ENDED, SessionAction.DROP),
+        SessionInput.PLACED: (_OPENING, SessionAction.OPEN_UP),
+        SessionInput.ABORT: (_ENDED, SessionAction.ANSWER),
+    },
+    _OPENING: {
+        SessionInput.DRAFT: (_OPENING, SessionAction.KEEP_AND_SEND_UP),
+        SessionInput.CANCEL: (_CLOSING, SessionAction.SEND_UP),
+        SessionInput.EDGE_LOST: (_ENDED, SessionAction.CANCEL_UP),
+        SessionInput.ABORT: (_ENDED, SessionAction.CANCEL_AND_ANSWER),
+        SessionInput.OPENED: (_OPENING, SessionAction.SEND_DOWN),
+        SessionInput.COMMIT: (_STREAMING, SessionAction.SEND_DOWN),
+        SessionInput.DONE: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.ERROR: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.LEFT: (_PLACING, SessionAction.MOVE),
+        SessionInput.LOST: (_ENDED, SessionAction.ANSWER),
+    },
+    _STREAMING: {
+        SessionInput.DRAFT: (_STREAMING, SessionAction.SEND_UP),
+        SessionInput.CANCEL: (_CLOSING, SessionAction.SEND_UP),
+        SessionInput.EDGE_LOST: (_ENDED, SessionAction.CANCEL_UP),
+        SessionInput.ABORT: (_ENDED, SessionAction.CANCEL_AND_ANSWER),
+        SessionInput.OPENED: (_STREAMING, SessionAction.SEND_DOWN),
+        SessionInput.COMMIT: (_STREAMING, SessionAction.SEND_DOWN),
+        SessionInput.DONE: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.ERROR: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.LEFT: (_PLACING, SessionAction.MOVE),
+        SessionInput.LOST: (_ENDED, SessionAction.ANSWER),
+    },
+    _CLOSING: {
+        SessionInput.DRAFT: (_CLOSING, SessionAction.DROP),
+        SessionInput.CANCEL: (_CLOSING, SessionAction.DROP),
+        SessionInput.EDGE_LOST: (_ENDED, SessionAction.DROP),
+        SessionInput.ABORT: (_ENDED, SessionAction.ANSWER),
+        SessionInput.OPENED: (_CLOSING, SessionAction.SEND_DOWN),
+        SessionInput.COMMIT: (_CLOSING, SessionAction.SEND_DOWN),
+        SessionInput.DONE: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.ERROR: (_ENDED, SessionAction.SEND_DOWN),
+        SessionInput.LOST: (_ENDED, SessionAction.ANSWER),
+    },
+    _ENDED: {},
+}
+"""Next state and action by state and input. Pairs left out cannot happen, because the session table
+drops late frames (a replica is found by its own stream's number only while it has the session);
+meeting one is a KeyError, a defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """Bounds of the table."""
+    """Bounds of the session table."""
 
     max_sessions: int
     max_sessions_per_edge: int
@@ -32,60 +158,77 @@ class RelayLimits:
     max_kept_bytes: int
     """Bytes of opens, drafts and committed tokens kept over all sessions."""
     cancel_timeout_s: float
+    """A cancelled session whose replica does not confirm within this time is ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Replay(Generic[FrameT]):
+    """What the next replica of a session would be sent."""
+
+    open_frame: FrameT
+    """The open as the edge sent it."""
+    num_bytes: int
+    """All that is kept here."""
+    drafts: list[FrameT] = field(default_factory=list)
+    """Drafts for a replica that has not committed anything yet, in order."""
+    draft_bytes: int = 0
+    """The part of `num_bytes` that the drafts are."""
+    committed: bytearray = field(default_factory=bytearray)
+    """The tokens that this router relayed, as the shell wrote them."""
 
 
 @dataclass(slots=True, eq=False)
 class Session(Generic[FrameT]):
-    """One relayed session. Changed by the table alone."""
+    """One relayed session. Its state is changed by the table alone."""
 
-    edge: int
-    number: int
-    """What its edge calls it."""
-    relayed: int
+    edge_stream: int
+    """The table's number of the edge stream that it came on."""
+    edge_session_id: int
+    """What its edge calls it, unique on that stream."""
+    router_session_id: int
     """What it is called in this router."""
-    leg: int
+    upstream_session_id: int
     """What it is called on its replica's stream, or will be on the next one."""
     opened_at: float
-    open: FrameT | None
-    """The open as the edge sent it; None where it cannot be sent again."""
-    kept_bytes: int
+    replay: Replay[FrameT] | None
+    """What another replica would be sent; None where it cannot be opened again."""
     deadline_at: float | None = None
-    kept: list[FrameT] = field(default_factory=list)
-    """Drafts for a replica that has not committed anything yet, in order."""
-    draft_bytes: int = 0
-    state: State = State.PLACING
-    stream: int | None = None
-    """The replica stream that has it."""
+    state: SessionState = SessionState.PLACING
+    replica_stream: int | None = None
+    """The table's number of the replica stream that has it."""
     is_announced: bool = False
     """Whether its edge was told that it is opened."""
-    tried: list[str] = field(default_factory=list)
+    tried_replicas: list[str] = field(default_factory=list)
     """Replicas it was sent to since it last committed, the present one last."""
-    upto: int = 0
+    num_committed: int = 0
     """Committed tokens of the reply."""
-    committed: bytearray = field(default_factory=bytearray)
-    """Those of them that this router relayed, as the shell wrote them."""
-    record: Record = field(default_factory=Record)
+    losses: LossRecord = field(default_factory=LossRecord)
     heard_at: float = 0.0
-    """When its replica last said anything of it."""
-    began_at: float | None = None
-    """When its first token came."""
-    left_at: float | None = None
+    """When its replica last sent a frame of it."""
+    first_token_at: float | None = None
+    replica_left_at: float | None = None
     """Since when it has had no token for want of a replica."""
     num_moves: int = 0
     epoch: int = 0
-    """The newest one that its edge sent drafts of."""
-    lost_epoch: int = -1
-    """Drafts of it, and of those before it, are not sent on."""
+    """The newest draft epoch of its edge."""
+    void_epoch: int = -1
+    """Drafts of this epoch and of those before it are not sent on."""
 
     @property
     def replica(self) -> str:
         """The replica that has it, or had it last; "" before the first."""
-        return self.tried[-1] if self.tried else ""
+        return self.tried_replicas[-1] if self.tried_replicas else ""
 
     @property
     def is_under_way(self) -> bool:
         """Whether it has tokens, or was lost with a replica."""
-        return bool(self.upto or self.record.num_lost or self.num_moves)
+        return bool(self.num_committed or self.losses.num_lost or self.num_moves)
+
+    @property
+    def open_frame(self) -> FrameT:
+        """The open of a session that is being placed."""
+        assert self.replay is not None, "a session that is placed has its open"
+        return self.replay.open_frame
 
 
 class SessionTable(Generic[FrameT]):
@@ -98,7 +241,7 @@ class SessionTable(Generic[FrameT]):
         self._closing: deque[tuple[float, Session[FrameT]]] = deque()
         # Those that have tokens and could move, in the order of their first ones.
         self._movable: dict[int, Session[FrameT]] = {}
-        self._next = 1
+        self._next_id = 1
         self._num_sessions = 0
         self._kept_bytes = 0
 
@@ -107,46 +250,57 @@ class SessionTable(Generic[FrameT]):
 
     def attach_edge(self) -> int:
         """A new edge stream."""
-        edge = self._take_number()
-        self._edges[edge] = {}
-        return edge
+        edge_stream = self._take_id()
+        self._edges[edge_stream] = {}
+        return edge_stream
 
-    def attach_stream(self) -> int:
+    def attach_replica(self) -> int:
         """A new replica stream; a reconnected replica has another one."""
-        stream = self._take_number()
-        self._streams[stream] = {}
-        return stream
+        replica_stream = self._take_id()
+        self._streams[replica_stream] = {}
+        return replica_stream
 
     def open(
         self,
-        edge: int,
-        number: int,
+        edge_stream: int,
+        edge_session_id: int,
         frame: FrameT,
         num_bytes: int,
         now: float,
         deadline_at: float | None = None,
+        num_committed: int = 0,
+        num_lost_replicas: int = 0,
     ) -> Session[FrameT]:
-        """A new session in state PLACING. Raises DuplicateSessionError, OverloadedError."""
-        sessions = self._edges[edge]
-        if number in sessions:
+        """A new session in state PLACING. `num_committed` tokens and `num_lost_replicas` are those
+        of its chat's earlier runs. Raises DuplicateSessionError, OverloadedError."""
+        sessions = self._edges[edge_stream]
+        if edge_session_id in sessions:
             raise DuplicateSessionError(
-                f"Session {number} is already open on this stream: number every session once."
+                f"Session {edge_session_id} is already open on this stream: number every session "
+                "once."
             )
-        self._check_room(len(sessions))
-        if not self._make_room(num_bytes):
-            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
-        own = self._take_number()
-        session = Session(edge, number, own, own, now, frame, num_bytes, deadline_at)
-        self._kept_bytes += num_bytes
-        self._num_sessions += 1
-        sessions[number] = session
-        return session
-
-    def _check_room(self, num_of_edge: int) -> None:
         if self._num_sessions >= self._limits.max_sessions:
             raise _overloaded(f"This router relays {self._num_sessions} sessions")
-        if num_of_edge >= self._limits.max_sessions_per_edge:
-            raise _overloaded(f"This stream carries {num_of_edge} sessions")
+        if len(sessions) >= self._limits.max_sessions_per_edge:
+            raise _overloaded(f"This stream carries {len(sessions)} sessions")
+        if not self._make_room(num_bytes):
+            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+        router_session_id = self._take_id()
+        session = Session(
+            edge_stream=edge_stream,
+            edge_session_id=edge_session_id,
+            router_session_id=router_session_id,
+            upstream_session_id=router_session_id,
+            opened_at=now,
+            replay=Replay(frame, num_bytes),
+            deadline_at=deadline_at,
+            num_committed=num_committed,
+            losses=LossRecord(num_lost_replicas),
+        )
+        self._kept_bytes += num_bytes
+        self._num_sessions += 1
+        sessions[edge_session_id] = session
+        return session
 
     def _make_room(self, num_bytes: int) -> bool:
         """At the expense of sessions that have tokens, the oldest first: they could not move any
@@ -154,23 +308,25 @@ class SessionTable(Generic[FrameT]):
         while self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
             if not self._movable:
                 return False
-            self._release_kept(next(iter(self._movable.values())))
+            self._release_replay(next(iter(self._movable.values())))
         return True
 
-    def of_edge(self, edge: int, number: int) -> Session[FrameT] | None:
+    def of_edge(self, edge_stream: int, edge_session_id: int) -> Session[FrameT] | None:
         """The live session an edge means; None if it ended."""
-        return self._edges[edge].get(number)
+        return self._edges[edge_stream].get(edge_session_id)
 
-    def of_stream(self, stream: int, leg: int) -> Session[FrameT] | None:
+    def of_replica(self, replica_stream: int, upstream_session_id: int) -> Session[FrameT] | None:
         """The live session a replica means; None if it ended, moved, or is not the replica's."""
-        return self._streams.get(stream, {}).get(leg)
+        return self._streams.get(replica_stream, {}).get(upstream_session_id)
 
-    def bind(self, session: Session[FrameT], stream: int, replica: str, now: float) -> Action:
+    def bind(
+        self, session: Session[FrameT], replica_stream: int, replica: str, now: float
+    ) -> SessionAction:
         """A replica is to have it."""
-        action = self.advance(session, Input.PLACED, now)
-        session.stream = stream
-        session.tried.append(replica)
-        self._streams[stream][session.leg] = session
+        action = self.advance(session, SessionInput.PLACED, now)
+        session.replica_stream = replica_stream
+        session.tried_replicas.append(replica)
+        self._streams[replica_stream][session.upstream_session_id] = session
         return action
 
     def announce(self, session: Session[FrameT]) -> bool:
@@ -179,14 +335,17 @@ class SessionTable(Generic[FrameT]):
         session.is_announced = True
         return is_news
 
-    def keep(self, session: Session[FrameT], frame: FrameT, num_bytes: int) -> bool:
+    def keep_draft(self, session: Session[FrameT], frame: FrameT, num_bytes: int) -> bool:
         """Keep a draft for a replay, if the bounds allow it; a lost draft costs only its speed."""
-        has_room = self._kept_bytes + num_bytes <= self._limits.max_kept_bytes
-        if allowed := has_room and len(session.kept) < self._limits.max_early_frames:
-            session.kept.append(frame)
-            session.draft_bytes += num_bytes
-            self._grow(session, num_bytes)
-        return allowed
+        replay = session.replay
+        if replay is None or len(replay.drafts) >= self._limits.max_early_frames:
+            return False
+        if self._kept_bytes + num_bytes > self._limits.max_kept_bytes:
+            return False
+        replay.drafts.append(frame)
+        replay.draft_bytes += num_bytes
+        self._grow(replay, num_bytes)
+        return True
 
     def begin_epoch(self, session: Session[FrameT], epoch: int) -> None:
         """Its edge drafts in this epoch: what is kept of older ones is void, and must not take the
@@ -196,24 +355,24 @@ class SessionTable(Generic[FrameT]):
             self._release_drafts(session)
 
     def drop_drafts(self, session: Session[FrameT]) -> None:
-        """What the edge has guessed so far is void."""
+        """What the edge has drafted so far is void."""
         self._release_drafts(session)
-        session.lost_epoch = session.epoch
+        session.void_epoch = session.epoch
 
-    def committed(self, session: Session[FrameT], upto: int, tokens: bytes | None) -> None:
-        """Tokens became final, up to number `upto`. `tokens` are kept as they are; where they are
-        not known (None), or there is no room, it cannot move any more."""
-        session.upto = upto
-        session.tried[:-1] = []
-        if session.open is None:
+    def commit(self, session: Session[FrameT], num_committed: int, tokens: bytes | None) -> None:
+        """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are;
+        where they are not known (None), or there is no room, it cannot move any more."""
+        session.num_committed = num_committed
+        session.tried_replicas[:-1] = []
+        if session.replay is None:
             return
         if tokens is None or not self._make_room(len(tokens)):
-            self._release_kept(session)
-        elif session.open is not None:  # it might have been the oldest
-            session.committed += tokens
-            self._grow(session, len(tokens))
+            self._release_replay(session)
+        elif session.replay is not None:  # it might have been the oldest
+            session.replay.committed += tokens
+            self._grow(session.replay, len(tokens))
 
-    def advance(self, session: Session[FrameT], event: Input, now: float) -> Action:
+    def advance(self, session: Session[FrameT], event: SessionInput, now: float) -> SessionAction:
         """Apply one input to a session; the caller carries out the action."""
         before = session.state
         session.state, action = TRANSITIONS[before][event]
@@ -221,86 +380,96 @@ class SessionTable(Generic[FrameT]):
             self._enter(session, now)
         return action
 
-    def edge_sessions(self, edge: int) -> list[Session[FrameT]]:
+    def edge_sessions(self, edge_stream: int) -> list[Session[FrameT]]:
         """The live sessions of an edge."""
-        return list(self._edges[edge].values())
+        return list(self._edges[edge_stream].values())
 
-    def forget_edge(self, edge: int) -> None:
-        """Close the books of an edge whose sessions have all ended."""
-        assert not self._edges[edge], "an edge is forgotten after its sessions"
-        del self._edges[edge]
+    def detach_edge(self, edge_stream: int) -> None:
+        """An edge stream is over, and all of its sessions have ended."""
+        assert not self._edges[edge_stream], "an edge is detached after its sessions"
+        del self._edges[edge_stream]
 
-    def detach_stream(self, stream: int) -> list[Session[FrameT]]:
+    def detach_replica(self, replica_stream: int) -> list[Session[FrameT]]:
         """A replica stream broke: its sessions, for the caller to advance."""
-        return list(self._streams.pop(stream, {}).values())
+        return list(self._streams.pop(replica_stream, {}).values())
 
-    def stream_sessions(self, stream: int) -> list[Session[FrameT]]:
+    def replica_sessions(self, replica_stream: int) -> list[Session[FrameT]]:
         """The live sessions on a replica's stream."""
-        return list(self._streams[stream].values())
+        return list(self._streams[replica_stream].values())
 
     def expire(self, now: float) -> list[Session[FrameT]]:
         """Cancelled sessions whose replica kept silent, for the caller to advance with ABORT."""
         late = []
         while self._closing and self._closing[0][0] <= now:
             late.append(self._closing.popleft()[1])
-        return [session for session in late if session.state is State.CLOSING]
+        return [session for session in late if session.state is SessionState.CLOSING]
 
     def check_invariants(self) -> None:
         """Assert that the indexes and the counts agree."""
         live = list(self._live())
         assert len(live) == self._num_sessions
-        assert sum(session.kept_bytes for session in live) == self._kept_bytes
+        assert sum(it.replay.num_bytes for it in live if it.replay) == self._kept_bytes
         for session in live:
-            assert session.state is not State.ENDED
-            assert (session.stream is None) == (session.state in (State.PLACING, State.QUEUED))
-        assert all(s.open is not None for s in self._movable.values())
-        bound = [s for sessions in self._streams.values() for s in sessions.values()]
-        assert {s.relayed for s in bound} <= {s.relayed for s in live if s.stream is not None}
+            assert session.state is not SessionState.ENDED
+            is_unbound = session.state in (SessionState.PLACING, SessionState.QUEUED)
+            assert (session.replica_stream is None) == is_unbound
+        assert all(session.replay is not None for session in self._movable.values())
+        bound = {
+            session.router_session_id
+            for sessions in self._streams.values()
+            for session in sessions.values()
+        }
+        assert bound <= {it.router_session_id for it in live if it.replica_stream is not None}
 
     def _enter(self, session: Session[FrameT], now: float) -> None:
         """Book a change of state."""
-        if session.state is State.PLACING:
+        if session.state is SessionState.PLACING:
             self._unbind(session)
-            self._movable.pop(session.relayed, None)
-        elif session.state is State.STREAMING:
+            self._movable.pop(session.router_session_id, None)
+        elif session.state is SessionState.STREAMING:
             self._release_drafts(session)
-            if session.open is not None:
-                self._movable[session.relayed] = session
-        elif session.state is State.CLOSING:
-            self._release_kept(session)
+            if session.replay is not None:
+                self._movable[session.router_session_id] = session
+        elif session.state is SessionState.CLOSING:
+            self._release_replay(session)
             self._closing.append((now + self._limits.cancel_timeout_s, session))
-        elif session.state is State.ENDED:
+        elif session.state is SessionState.ENDED:
             self._unbind(session)
-            self._release_kept(session)
-            del self._edges[session.edge][session.number]
+            self._release_replay(session)
+            del self._edges[session.edge_stream][session.edge_session_id]
             self._num_sessions -= 1
 
     def _unbind(self, session: Session[FrameT]) -> None:
-        if session.stream is not None:
-            self._streams.get(session.stream, {}).pop(session.leg, None)
-            session.stream, session.leg = None, self._take_number()
+        if session.replica_stream is not None:
+            on_stream = self._streams.get(session.replica_stream, {})
+            on_stream.pop(session.upstream_session_id, None)
+            session.replica_stream = None
+            session.upstream_session_id = self._take_id()
 
-    def _grow(self, session: Session[FrameT], num_bytes: int) -> None:
-        session.kept_bytes += num_bytes
+    def _grow(self, replay: Replay[FrameT], num_bytes: int) -> None:
+        replay.num_bytes += num_bytes
         self._kept_bytes += num_bytes
 
     def _release_drafts(self, session: Session[FrameT]) -> None:
-        self._grow(session, -session.draft_bytes)
-        session.kept, session.draft_bytes = [], 0
+        replay = session.replay
+        if replay is not None:
+            self._grow(replay, -replay.draft_bytes)
+            replay.drafts = []
+            replay.draft_bytes = 0
 
-    def _release_kept(self, session: Session[FrameT]) -> None:
-        self._grow(session, -session.kept_bytes)
-        session.open, session.kept, session.draft_bytes = None, [], 0
-        session.committed.clear()
-        self._movable.pop(session.relayed, None)
+    def _release_replay(self, session: Session[FrameT]) -> None:
+        if session.replay is not None:
+            self._kept_bytes -= session.replay.num_bytes
+            session.replay = None
+        self._movable.pop(session.router_session_id, None)
 
     def _live(self) -> Iterator[Session[FrameT]]:
         for sessions in self._edges.values():
             yield from sessions.values()
 
-    def _take_number(self) -> int:
-        self._next += 1
-        return self._next - 1
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
 
 
 def _overloaded(found: str) -> OverloadedError:

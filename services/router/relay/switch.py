@@ -1,34 +1,62 @@
 """Moves session frames between edges and replicas, as the session table says. No I/O, no clock.
 
-Frames are renumbered in place and forwarded as they are: RouteRequest and GenerateRequest (and
-their responses) are one and the same on the wire, so no token block is ever copied or re-encoded.
-Nothing here waits: a full outlet loses drafts, which are guesses, moves opens elsewhere, and ends
+Nothing here waits: a full outbox loses drafts, which are guesses, moves opens elsewhere, and ends
 the sessions of an edge that does not read; it never holds up another edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from outrider.errors import DuplicateSessionError, MalformedFrameError, OutriderError
-from outrider.v1 import common_pb2, router_pb2
-from services.router.relay.assignment import cancelled
+from outrider.errors import (
+    DuplicateSessionError,
+    EngineError,
+    MalformedFrameError,
+    OutriderError,
+    OverloadedError,
+    VocabularyMismatchError,
+)
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import errors as wire_errors
+from services.router.admission.admission import Admission
+from services.router.fleet.registry import Registry
+from services.router.placement.types import RETRY_DELAY_MS
+from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
-from services.router.relay.edges import Edges, unread
-from services.router.relay.entry.entry import Entry
-from services.router.relay.journal import Journal
-from services.router.relay.lifecycle import Action, Input, State
-from services.router.relay.outlet import Outlet
-from services.router.relay.sessions import Session, SessionTable
-from services.router.relay.survival.moves import Moves
-from services.router.relay.survival.watch import Leaving, Watch
+from services.router.relay.failover import Failover
+from services.router.relay.frames import Down, RelayedSession, Up
+from services.router.relay.intake import Intake
+from services.router.relay.replica_monitor import Departure, ReplicaMonitor
+from services.router.relay.sessions import (
+    SessionAction,
+    SessionInput,
+    SessionState,
+    SessionTable,
+)
 
-Up: TypeAlias = router_pb2.RouteRequest
-Down: TypeAlias = router_pb2.RouteResponse
-RelayedSession: TypeAlias = Session[Up]
+if TYPE_CHECKING:
+    from outrider.rpc import Outbox
+    from services.router.relay.telemetry import SessionTelemetry
 
-_UPWARD = frozenset({Action.KEEP, Action.KEEP_AND_SEND_UP, Action.SEND_UP})
+_REPLICA_INPUTS: Final = {
+    "opened": SessionInput.OPENED,
+    "commit": SessionInput.COMMIT,
+    "done": SessionInput.DONE,
+    "error": SessionInput.ERROR,
+}
+_REFUSALS: Final = frozenset(
+    {wire_errors.GrpcCode.RESOURCE_EXHAUSTED, wire_errors.GrpcCode.UNAVAILABLE}
+)
+"""A replica that ends a session with one of these did not take it: another one may."""
+
+
+@dataclass(slots=True)
+class _EdgeStream:
+    outbox: Outbox[Down]
+    is_half_closed: bool = False
+    """The edge sends nothing more: the stream ends with the last of its sessions."""
 
 
 class Switch:
@@ -38,53 +66,58 @@ class Switch:
         self,
         table: SessionTable[Up],
         dispatch: Dispatch,
-        journal: Journal,
-        entry: Entry,
-        watch: Watch,
-        moves: Moves,
+        registry: Registry,
+        admission: Admission,
+        telemetry: SessionTelemetry,
+        intake: Intake,
+        monitor: ReplicaMonitor,
+        failover: Failover,
         *,
         default_model: str,
         tokenize: Callable[[RelayedSession], None],
-        hurry: Callable[[], None],
+        schedule_retry: Callable[[], None],
     ) -> None:
-        """`tokenize` is asked for sessions that bring messages; `tokenized` or `fail` answers.
-        `hurry` asks for `go_on` as soon as all else has had its turn."""
+        """`tokenize` is called for sessions that bring messages; `tokenized` or `fail` answers.
+        `schedule_retry` asks for a call of `retry` once the event loop has done its other work."""
         self._table = table
         self._dispatch = dispatch
-        self._journal = journal
-        self._entry = entry
-        self._watch = watch
-        self._moves = moves
-        self._hurry = hurry
+        self._registry = registry
+        self._admission = admission
+        self._telemetry = telemetry
+        self._intake = intake
+        self._monitor = monitor
+        self._failover = failover
         self._default_model = default_model
         self._tokenize = tokenize
-        self._edges = Edges()
+        self._schedule_retry = schedule_retry
+        self._edges: dict[int, _EdgeStream] = {}
 
     # --- the two sides come and go ---
 
-    def attach_edge(self, outlet: Outlet[Down]) -> int:
+    def attach_edge(self, outbox: Outbox[Down]) -> int:
         """A new edge stream; its number for the other verbs."""
-        edge = self._table.attach_edge()
-        self._edges.attach(edge, outlet)
-        return edge
+        edge_stream = self._table.attach_edge()
+        self._edges[edge_stream] = _EdgeStream(outbox)
+        return edge_stream
 
-    def half_close_edge(self, edge: int) -> None:
-        """The edge sends nothing more: its outlet closes after the last of its sessions."""
-        self._edges.half_close(edge)
-        self._settle(edge)
+    def half_close_edge(self, edge_stream: int) -> None:
+        """The edge sends nothing more: its outbox closes after the last of its sessions."""
+        self._edges[edge_stream].is_half_closed = True
+        self._close_if_over(edge_stream)
 
-    def detach_edge(self, edge: int, now: float) -> None:
+    def detach_edge(self, edge_stream: int, now: float) -> None:
         """An edge stream ended: its sessions are cancelled all the way down."""
-        for session in self._table.edge_sessions(edge):
-            self._advance(session, Input.EDGE_LOST, now, error=cancelled("The edge left."))
-        self._table.forget_edge(edge)
-        self._edges.detach(edge)
+        for session in self._table.edge_sessions(edge_stream):
+            why = frames.cancelled("The edge left.")
+            self._advance(session, SessionInput.EDGE_LOST, now, error=why)
+        self._table.detach_edge(edge_stream)
+        del self._edges[edge_stream]
 
-    def attach_replica(self, replica: str, outlet: Outlet[Up]) -> int:
+    def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
-        if len(self._moves) or self._entry.num_waiting:
-            self._hurry()
-        return self._dispatch.attach(replica, outlet)
+        if len(self._failover) or self._intake.num_waiting:
+            self._schedule_retry()
+        return self._dispatch.attach(replica, outbox)
 
     def detach_replica(
         self, replica: str, stream: int, now: float, *, is_own: bool = False
@@ -92,125 +125,173 @@ class Switch:
         """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
         elsewhere."""
         self._dispatch.detach(replica, stream)
-        self._entry.survey(now)
-        self._leave(self._watch.detached(replica, stream, now, is_own=is_own), now)
+        self._intake.refresh(now)
+        self._depart(self._monitor.detached(replica, stream, now, is_own=is_own), now)
 
     def reported(self, now: float) -> None:
         """A replica told its load: there may be room for those who wait."""
-        if self._entry.is_due(now):
-            self._hurry()
+        if self._intake.is_retry_due(now):
+            self._schedule_retry()
 
     def drain(self) -> None:
         """Take no new sessions from now on."""
-        self._entry.drain()
+        self._intake.drain()
 
     def close_edges(self) -> None:
         """End every edge stream after what is queued for it."""
-        self._edges.close()
+        for edge in self._edges.values():
+            edge.outbox.close()
 
     def expire(self, now: float) -> None:
         """What passes with time alone, ten times a second: cancelled sessions whose replica never
-        confirmed end, those that waited too long, those of replicas that hang leave."""
-        self._end(((session, cancelled()) for session in self._table.expire(now)), now)
-        self._leave(self._watch.silent(now), now)
-        self._end(self._entry.expire(now), now)
-        self.go_on(now)
+        confirmed end, those that waited too long end, those of replicas that hang move."""
+        self._end(((session, frames.cancelled()) for session in self._table.expire(now)), now)
+        self._depart(self._monitor.check(now), now)
+        self._end(self._intake.expire(now), now)
+        self.retry(now)
 
-    def go_on(self, now: float) -> None:
+    def retry(self, now: float) -> None:
         """Sessions that wait for a replica try again, those that lost theirs first."""
-        self._retry(now)
-        self._end(self._entry.wake(now), now)
+        self._retry_moves(now)
+        self._end(self._intake.retry(now), now)
 
     # --- frames of an edge ---
 
-    def from_edge(self, edge: int, request: Up, now: float) -> None:
+    def from_edge(self, edge_stream: int, request: Up, now: float) -> None:
         """Take one frame. Raises MalformedFrameError for one that names no session."""
         frame = request.frame
-        number = frame.session
-        if not number:
+        edge_session_id = frame.session
+        if not edge_session_id:
             raise MalformedFrameError("A frame names no session: number sessions from 1.")
         kind = frame.WhichOneof("kind")
         if kind == "open":
-            self._open(edge, number, request, now)
+            self._open(edge_stream, edge_session_id, request, now)
             return
-        session = self._table.of_edge(edge, number)
+        session = self._table.of_edge(edge_stream, edge_session_id)
         if session is None:
             return  # it ended while the frame was under way
-        frame.session = session.leg
+        frame.session = session.upstream_session_id
         if kind == "draft":
             self._table.begin_epoch(session, frame.draft.epoch)
-            if frame.draft.epoch > session.lost_epoch:
-                self._advance(session, Input.DRAFT, now, up=request)
+            if frame.draft.epoch > session.void_epoch:
+                self._advance(session, SessionInput.DRAFT, now, up=request)
         elif kind == "cancel":
-            self._advance(session, Input.CANCEL, now, up=request, error=cancelled())
+            self._advance(session, SessionInput.CANCEL, now, up=request, error=frames.cancelled())
         else:
             error = MalformedFrameError("A frame is neither open, draft nor cancel: send one.")
-            self._advance(session, Input.ABORT, now, error=error)
+            self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _open(self, edge: int, number: int, request: Up, now: float) -> None:
+    def _open(self, edge_stream: int, edge_session_id: int, request: Up, now: float) -> None:
         try:
-            session = self._entry.admit(edge, number, request, now)
+            session = self._intake.open(edge_stream, edge_session_id, request, now)
         except DuplicateSessionError as error:
             # The edge takes an error as the end of the session of that number, so it has to be.
-            first = self._table.of_edge(edge, number)
+            first = self._table.of_edge(edge_stream, edge_session_id)
             assert first is not None, "a duplicate has a first"
-            self._advance(first, Input.ABORT, now, error=error)
+            self._advance(first, SessionInput.ABORT, now, error=error)
             return
         except OutriderError as error:
-            self._journal.refused(error)
-            self._edges.answer(edge, number, error)
+            self._telemetry.refused(error)
+            self._answer(edge_stream, edge_session_id, error)
             return
-        if older := self._entry.runs.began(session):
-            gone = cancelled("The chat goes on elsewhere.")
-            self._advance(older, Input.ABORT, now, error=gone)
+        if older := self._intake.runs.began(session):
+            gone = frames.cancelled("The chat goes on elsewhere.")
+            self._advance(older, SessionInput.ABORT, now, error=gone)
         opening = request.frame.open
-        self._journal.opened(session.relayed, opening, now)
+        self._telemetry.opened(session.router_session_id, opening, now)
         opening.model = opening.model or self._default_model
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
         else:
-            self._end(self._entry.place(session, now), now)
+            self._end(self._intake.place(session, now), now)
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
     ) -> None:
         """The messages of a session became ids."""
-        if session.state is not State.PLACING or session.open is None:
+        if session.state is not SessionState.PLACING:
             return  # it ended meanwhile
-        opening = session.open.frame.open
+        opening = session.open_frame.frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        self._end(self._entry.place(session, now), now)
+        self._end(self._intake.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""
-        if session.state is State.PLACING:
-            self._advance(session, Input.ABORT, now, error=error)
+        if session.state is SessionState.PLACING:
+            self._advance(session, SessionInput.ABORT, now, error=error)
 
     # --- frames of a replica ---
 
     def from_replica(self, stream: int, response: Down, now: float) -> None:
         """Take one frame; frames of sessions that ended or moved are dropped."""
-        session = self._table.of_stream(stream, response.frame.session)
-        began_at = session.began_at if session else None
-        said = self._watch.read(stream, session, response, now) if session else None
-        if session is None or said is None:
+        frame = response.frame
+        session = self._table.of_replica(stream, frame.session)
+        event = _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")
+        if session is None or event is None:
             return
-        if session.began_at != began_at:
-            self._entry.began(session, now)
-        self._advance(session, said.event, now, down=said.response, error=said.error)
-        if said.error is not None:
-            self._retry(now)
-        elif self._moves.is_due:
-            self._hurry()
+        self._monitor.heard(stream, session, now)
+        frame.session = session.edge_session_id
+        if event is SessionInput.ERROR:
+            self._failed(session, response, now)
+            return
+        if event is SessionInput.COMMIT:
+            self._committed(session, frame.commit, now)
+        elif event is SessionInput.DONE:
+            cost = self._admission.cost(session.router_session_id, session.num_committed)
+            frames.complete_done(frame.done, session, cost, now)
+        else:
+            held_ms = frame.opened.held_ms
+            self._registry.opened(session.replica, session.router_session_id, held_ms, now)
+            if not self._table.announce(session):
+                response = Down(frame=frames.session_moved(frame.opened, session))
+        self._advance(session, event, now, down=response)
+        if self._failover.is_due:
+            self._schedule_retry()
+
+    def _committed(self, session: RelayedSession, commit: inference_pb2.Commit, now: float) -> None:
+        tokens = frames.resumable_tokens(commit, session.num_committed)
+        commit.ClearField("accepted_ids")  # the edge has them
+        self._table.commit(session, commit.upto, tokens)
+        if session.first_token_at is None:
+            session.first_token_at = now
+            self._intake.first_token(session, now)
+        if not session.losses.is_proven:
+            self._failover.first_token(session, now)
+            self._registry.served(session.replica, session.router_session_id, now)
+
+    def _failed(self, session: RelayedSession, response: Down, now: float) -> None:
+        """Its replica ended it: another one may have it, or the edge is told."""
+        detail = response.frame.error
+        error = wire_errors.from_detail(detail)
+        if session.state is SessionState.CLOSING:
+            self._advance(session, SessionInput.ERROR, now, down=response, error=error)
+        elif isinstance(error, EngineError):
+            _, event, why = self._monitor.engine_failed(session, error, now)
+            self._advance(session, event, now, error=why)
+        elif self._may_try_another(session, detail.grpc_code, error):
+            self._failover.refused(session)
+            self._advance(session, SessionInput.LEFT, now, error=error)
+        else:
+            self._advance(session, SessionInput.ERROR, now, down=response, error=error)
+        self._retry_moves(now)
+
+    def _may_try_another(
+        self, session: RelayedSession, grpc_code: int, error: OutriderError
+    ) -> bool:
+        """A session without tokens or losses is tried once more, others as long as it takes."""
+        # A replica that came back with another vocabulary, before this router heard of it.
+        is_refusal = grpc_code in _REFUSALS or isinstance(error, VocabularyMismatchError)
+        has_tries = session.is_under_way or len(session.tried_replicas) < 2
+        return is_refusal and session.replay is not None and has_tries
 
     # --- carrying out ---
 
     def _advance(
         self,
         session: RelayedSession,
-        event: Input,
+        event: SessionInput,
         now: float,
         *,
         up: Up | None = None,
@@ -218,87 +299,91 @@ class Switch:
         error: OutriderError | None = None,
     ) -> None:
         """Apply one input and do what the table says. `error` is why the session ends or moves."""
-        stream, leg = session.stream, session.leg
+        stream = session.replica_stream
+        upstream_session_id = session.upstream_session_id
         action = self._table.advance(session, event, now)
-        if stream is not None and session.stream is None:
+        if stream is not None and session.replica_stream is None:
             self._dispatch.release(session)
-        has_ended = session.state is State.ENDED
-        if down is not None and action is Action.SEND_DOWN:
+        has_ended = session.state is SessionState.ENDED
+        if action is SessionAction.SEND_DOWN and down is not None:
             self._send_down(session, down, now)
-        elif up is not None and action in _UPWARD:
-            self._send_up(session, up, action)
+        elif action is SessionAction.SEND_UP and up is not None:
+            self._send_up(session, up)
+        elif action is SessionAction.KEEP_AND_SEND_UP and up is not None:
+            self._table.keep_draft(session, up, up.ByteSize())
+            self._send_up(session, up)
+        elif action is SessionAction.KEEP and up is not None:
+            self._table.keep_draft(session, up, up.ByteSize())
         elif error is not None:
-            self._resolve(session, (stream, leg), action, error, now)
+            if action is SessionAction.MOVE:
+                self._move(session, error, now)
+            if action in (SessionAction.CANCEL_UP, SessionAction.CANCEL_AND_ANSWER):
+                self._dispatch.cancel(stream, upstream_session_id, error)
+            if action in (SessionAction.ANSWER, SessionAction.CANCEL_AND_ANSWER):
+                self._answer(session.edge_stream, session.edge_session_id, error)
         if has_ended:
             self._ended(session, error, now)
 
     def _ended(self, session: RelayedSession, error: OutriderError | None, now: float) -> None:
-        self._moves.forget(session)
-        self._entry.left(session, now)
-        self._journal.ended(session.relayed, error, now)
-        self._settle(session.edge)
-        if self._entry.num_waiting:
-            self._hurry()
+        self._failover.forget(session)
+        self._intake.ended(session, now)
+        self._telemetry.ended(session.router_session_id, error, now)
+        self._close_if_over(session.edge_stream)
+        if self._intake.num_waiting:
+            self._schedule_retry()
 
     def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
-        self._journal.frames_down += 1
-        is_last = session.state is State.ENDED
-        if not self._edges.send(session.edge, response, last=is_last) and not is_last:
-            self._advance(session, Input.ABORT, now, error=unread())
+        self._telemetry.frames_down += 1
+        is_last = session.state is SessionState.ENDED
+        outbox = self._edges[session.edge_stream].outbox
+        if not outbox.offer(response, last=is_last) and not is_last:
+            error = OverloadedError(
+                "This stream is not read and its buffer is full: read faster or open less.",
+                retry_delay_ms=RETRY_DELAY_MS,
+            )
+            self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _send_up(self, session: RelayedSession, request: Up, action: Action) -> None:
-        if action is not Action.SEND_UP:
-            self._table.keep(session, request, request.ByteSize())
-        if action is not Action.KEEP and session.stream is not None:
-            self._journal.frames_up += 1
-            is_last = session.state is State.CLOSING
-            if not self._dispatch.send(session.stream, request, last=is_last):
-                self._journal.drafts_dropped += 1
+    def _send_up(self, session: RelayedSession, request: Up) -> None:
+        if session.replica_stream is not None:
+            self._telemetry.frames_up += 1
+            is_last = session.state is SessionState.CLOSING
+            if not self._dispatch.send(session.replica_stream, request, last=is_last):
+                self._telemetry.drafts_dropped += 1
 
-    def _resolve(
-        self,
-        session: RelayedSession,
-        was_at: tuple[int | None, int],
-        action: Action,
-        error: OutriderError,
-        now: float,
-    ) -> None:
-        """Everything that is not plain forwarding."""
-        if action is Action.MOVE:
-            self._move(session, error, now)
-        if action in (Action.CANCEL_UP, Action.CANCEL_AND_ANSWER):
-            self._dispatch.cancel(*was_at, error)
-        if action in (Action.ANSWER, Action.CANCEL_AND_ANSWER):
-            self._edges.answer(session.edge, session.number, error)
+    def _answer(self, edge_stream: int, edge_session_id: int, error: OutriderError) -> None:
+        """End a session towards its edge."""
+        detail = wire_errors.to_detail(error)
+        frame = inference_pb2.SessionDown(session=edge_session_id, error=detail)
+        self._edges[edge_stream].outbox.offer(Down(frame=frame), last=True)
 
-    def _move(self, session: RelayedSession, error: OutriderError, now: float) -> None:
+    def _move(self, session: RelayedSession, why: OutriderError, now: float) -> None:
+        """To another replica: at once where it has no tokens yet, otherwise as failover allows."""
         if session.is_announced:
             self._table.drop_drafts(session)
         if session.is_under_way:
-            self._moves.wait(session, error, now)
-        else:
-            self._place(session, now, error)
-
-    def _place(self, session: RelayedSession, now: float, why: OutriderError | None = None) -> None:
+            self._failover.wait(session, why, now)
+            return
         try:
             self._dispatch.place(session, now, why)
         except OutriderError as error:
-            self._advance(session, Input.ABORT, now, error=error)
+            self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _leave(self, leavings: Iterable[Leaving], now: float) -> None:
-        for session, event, error in leavings:
+    def _depart(self, departures: Iterable[Departure], now: float) -> None:
+        for session, event, error in departures:
             self._advance(session, event, now, error=error)
-        self._retry(now)
+        self._retry_moves(now)
 
-    def _retry(self, now: float) -> None:
-        self._end(self._moves.retry(now), now)
-        if self._moves.is_due:
-            self._hurry()
+    def _retry_moves(self, now: float) -> None:
+        self._end(self._failover.retry(now), now)
+        if self._failover.is_due:
+            self._schedule_retry()
 
     def _end(self, endings: Iterable[tuple[RelayedSession, OutriderError]], now: float) -> None:
         for session, error in endings:
-            self._advance(session, Input.ABORT, now, error=error)
+            self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _settle(self, edge: int) -> None:
-        if self._edges.is_half_closed(edge) and not self._table.edge_sessions(edge):
-            self._edges.end(edge)
+    def _close_if_over(self, edge_stream: int) -> None:
+        """A half-closed stream ends with the last of its sessions."""
+        edge = self._edges[edge_stream]
+        if edge.is_half_closed and not self._table.edge_sessions(edge_stream):
+            edge.outbox.close()

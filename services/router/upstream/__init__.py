@@ -1,1 +1,1 @@
-"""The shells towards replicas and tokenizers: gRPC streams, subscriptions, probes."""
+"""Connections to replicas and tokenizers: gRPC streams, KV cache events, load, health, probes."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 import grpc.aio
+import structlog
 from google.protobuf.message import DecodeError
 
 from outrider.errors import (
@@ -21,12 +22,22 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, Target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import from_rpc_error, make_channel, until_distrusted
+from outrider.telemetry import names
+from outrider.telemetry.tracing import span
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from outrider.v1 import common_pb2, inference_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire.errors import from_detail
+from services.router.fleet.registry import Registry
+from services.router.relay.frames import RelayedSession
+from services.router.relay.switch import Switch
 
 _MAX_ASKED: Final = 4
 """Tokenizers that one prompt is offered to, one after the other."""
+
+_MAX_VOCABULARIES: Final = 2
+"""Of one model while it is replaced: its replicas have the old one and the new one."""
+
+_log = structlog.get_logger()
 
 _EncodeCall = grpc.aio.StreamStreamCall[tokenizer_pb2.EncodeRequest, tokenizer_pb2.EncodeResponse]
 
@@ -300,6 +311,82 @@ class TokenizerPool:
     def _demote(self, entry: _Ranked) -> None:
         """Ask it last from now on, so that not every prompt waits for it first."""
         entry.rank = 1 + max(other.rank for other in self._streams.values())
+
+
+class PromptTokenization:
+    """Turns the messages that a session brings into ids, beside the relay, whose frames do not wait
+    for it."""
+
+    def __init__(
+        self, pool: TokenizerPool, registry: Registry, *, clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._registry = registry
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, switch: Switch, session: RelayedSession) -> None:
+        """Tokenize the session's messages; the switch hears of it."""
+        task = asyncio.create_task(self._tokenize(switch, session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up on what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.close()
+
+    async def _tokenize(self, switch: Switch, session: RelayedSession) -> None:
+        if session.replay is None:
+            return  # it ended before this task ran
+        try:
+            answer = await self.tokenize(session.open_frame.frame.open)
+        except OutriderError as error:
+            switch.fail(session, error, self._clock())
+        except Exception:
+            # A defect fails this session alone; unanswered it would wait for its ids for ever.
+            _log.exception("tokenization_failed")
+            failure = OutriderError("The router failed on this session: see its log.")
+            switch.fail(session, failure, self._clock())
+        else:
+            switch.tokenized(session, answer.ids, answer.vocabulary_digest, self._clock())
+
+    async def tokenize(self, opening: inference_pb2.OpenSession) -> Tokenized:
+        """The ids of an open's messages, in a vocabulary that some replica has. The tokenizer is
+        told how many fit some replica. Raises what the tokenizers raise."""
+        trace = (opening.trace.traceparent, opening.trace.tracestate)
+        with span(names.SPAN_TOKENIZE, parent=trace) as opened:
+            codecs = self._registry.codecs_of(opening.model)
+            request = tokenizer_pb2.EncodeRequest(
+                model=opening.model,
+                conversation=tokenizer_pb2.Conversation(
+                    messages=opening.messages.messages, prefixed=opening.messages.prefixed
+                ),
+                codecs=map(common_pb2.TokenCodec.ValueType, codecs),
+                cache_salt=opening.cache_salt,
+                # A token of the context is the reply's; 0: no replica has said how long it is.
+                max_prompt_tokens=max(0, self._registry.longest_context(opening.model) - 1),
+            )
+            request.trace.traceparent, request.trace.tracestate = opened.context
+            return await self._in_one_of(request, self._registry.vocabularies_of(opening.model))
+
+    async def _in_one_of(
+        self, request: tokenizer_pb2.EncodeRequest, vocabularies: Sequence[bytes]
+    ) -> Tokenized:
+        """In the first of them that a tokenizer has; while nodes are replaced, not all have all."""
+        why: OutriderError | None = None
+        for digest in vocabularies[:_MAX_VOCABULARIES]:
+            request.vocabulary_digest = digest
+            try:
+                return await self._pool.encode(request)
+            except (VocabularyMismatchError, UnavailableError, OverloadedError) as error:
+                is_final = why is None or isinstance(why, VocabularyMismatchError)
+                why = error if is_final else why
+        if why is not None:
+            raise why
+        return await self._pool.encode(request)  # no replica is there yet: placement says so
 
 
 def _seen(write: asyncio.Task[None]) -> None:

@@ -15,11 +15,10 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
-from services.edge.drafter.link import DrafterLink, OnGuess
+from services.edge.drafter.link import DrafterLink, OnDrafts
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.bench.wan.test_waiting import GREEDY, PROMPT, SAMPLED, asking, reply, truth
 
 END = 2
@@ -33,11 +32,11 @@ class Pretended(DrafterLink):
         settings = DrafterSettings(model="none")
         super().__init__(settings, 1000, DrafterMetrics(self.metrics))
         self.right, self.num_right = right, num_right
-        self.on_guess: OnGuess | None = None
+        self.on_guess: OnDrafts | None = None
         self.known: list[int] = []
         self.leads = set[int]()
 
-    def open(self, wanted: OpenDrafter, on_guess: OnGuess) -> int:
+    def open(self, wanted: OpenDrafter, on_guess: OnDrafts) -> int:
         self.on_guess = on_guess
         self.known = list(wanted.reply)
         self.guess()
@@ -59,7 +58,7 @@ class Pretended(DrafterLink):
 
     def tell(self, base: int, *ids: int) -> None:
         assert self.on_guess is not None
-        self.on_guess(Heard(base, ids, (1.0,) * len(ids), ("model",) * len(ids), 0.005))
+        self.on_guess(DrafterReport(base, ids, (1.0,) * len(ids), ("model",) * len(ids), 0.005))
 
 
 def opened(link: Pretended, max_tokens: int = 8) -> DrafterSource:

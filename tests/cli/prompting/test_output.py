@@ -18,7 +18,7 @@ from outrider.client import (
     Interrupted,
     Provisional,
     Resumed,
-    RidingAhead,
+    SpeculationStats,
     Timings,
     Transcript,
     Usage,
@@ -69,8 +69,8 @@ def test_an_interruption_is_told_beside_the_text(
 
 
 def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    ahead = RidingAhead(shown_tokens=7, erased_tokens=2)
-    report("why?", replace(RESULT, ahead=ahead), as_json=False, shown=True)
+    stats = SpeculationStats(shown_tokens=7, erased_tokens=2)
+    report("why?", replace(RESULT, speculation_stats=stats), as_json=False, shown=True)
     assert "2 tokens · 7 shown early · 2 taken back · stop" in capsys.readouterr().err
 
 
@@ -105,6 +105,6 @@ def test_json_tells_the_timings_of_client_edge_and_replica(
     assert (told["prompt"], told["text"], told["ids"]) == ("why?", "blue", [4, 9])
     assert told["timings"]["committed_ttft_ms"] == 30.6
     assert told["timings"]["staying_word_ms"] == 12.4
-    assert told["ahead"]["shown_tokens"] == 0
+    assert told["speculation_stats"]["shown_tokens"] == 0
     assert told["timings"]["edge"]["ttft_ms"] == 6.0
     assert told["timings"]["replica"]["prefill_ms"] == 2.0

@@ -19,17 +19,19 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from services.edge.drafter import link as link_module
-from services.edge.drafter.child import DRAFTER
-from services.edge.drafter.codec import encode
-from services.edge.drafter.link import DrafterLink
-from services.edge.drafter.messages import Report
+from services.edge.drafter.link import (
+    FIRST_BACKOFF_S,
+    MAX_BACKOFF_S,
+    DrafterLink,
+    RestartBackoff,
+)
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
-from services.edge.drafter.restarts import FIRST_WAIT_S
+from services.edge.drafter.process import DRAFTER
+from services.edge.drafter.protocol import DrafterStats, encode
 from services.edge.drafter.settings import DrafterLimits, DrafterSettings
-from services.edge.session.actions import OpenDrafter
-from services.edge.session.inputs import Heard
+from services.edge.session.events import DrafterReport, OpenDrafter
 
-ODD = str(Path(__file__).with_name("odd.py"))
+ODD = str(Path(__file__).with_name("odd_drafter.py"))
 START_S = 30.0
 
 Pause = Callable[[float], Awaitable[None]]
@@ -44,7 +46,7 @@ class Linked:
 
     def __init__(self, link: DrafterLink, metrics: Metrics) -> None:
         self.link = link
-        self.heard: list[Heard] = []
+        self.heard: list[DrafterReport] = []
         self._metrics = metrics
 
     def open(self, *prompt: int) -> int:
@@ -62,7 +64,7 @@ async def linked(
 ) -> AsyncIterator[Linked]:
     metrics = Metrics("edge")
     settings = DrafterSettings(model="no-such-model", log_level="error")
-    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command, pause=pause)
+    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command, sleep=pause)
     async with leak_check():
         link.start()
         try:
@@ -78,7 +80,7 @@ def odd(how: str) -> tuple[str, ...]:
     return (sys.executable, ODD, how)
 
 
-async def test_guesses_come_back_to_whoever_asked() -> None:
+async def test_drafts_come_back_to_whoever_asked() -> None:
     async with linked(*odd("well")) as mesh:
         first, second = mesh.open(10, 20), mesh.open(30)
         await eventually(lambda: len(mesh.heard) == 2)
@@ -93,16 +95,16 @@ async def test_guesses_come_back_to_whoever_asked() -> None:
         assert mesh.link.num_sessions == 0
 
 
-async def test_the_first_guess_has_as_long_as_prompts_were_seen_to_take() -> None:
+async def test_the_first_draft_has_as_long_as_prompts_were_seen_to_take() -> None:
     async with linked(*odd("well"), ready=False) as mesh:
-        assert mesh.link.first_guess_s(100) is None, "it is not ready"
+        assert mesh.link.first_draft_s(100) is None, "it is not ready"
         await eventually(lambda: mesh.link.state is DrafterState.READY, timeout_s=START_S)
-        short, long = mesh.link.first_guess_s(10), mesh.link.first_guess_s(100)
+        short, long = mesh.link.first_draft_s(10), mesh.link.first_draft_s(100)
         assert short is not None and long is not None and short < long
-        assert mesh.link.first_guess_s(10**6) == link_module.MAX_FIRST_GUESS_S
-        slow = encode(Report(1, 1, 1, 9, 9, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
+        assert mesh.link.first_draft_s(10**6) == link_module.MAX_FIRST_DRAFT_S
+        slow = encode(DrafterStats(1, 1, 1, 9, 9, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
         mesh.link._received(encode_frame(slow))
-        assert mesh.link.first_guess_s(100) == pytest.approx(2 * (0.1 + 0.01))
+        assert mesh.link.first_draft_s(100) == pytest.approx(2 * (0.1 + 0.01))
 
 
 def test_on_the_loop_that_edges_run_on() -> None:
@@ -132,7 +134,7 @@ async def test_sessions_opened_before_it_is_ready_are_told_then() -> None:
         mesh.link.commit(number, (20, 30), 4)
         assert mesh.sample(DROPPED) == 0
         await eventually(lambda: bool(mesh.heard), timeout_s=START_S)
-        # All in one opening: what was final by then is not guessed at.
+        # All in one opening: what was final by then is not drafted.
         assert mesh.heard[0].base == 2 and mesh.heard[0].ids == (11,)
 
 
@@ -161,7 +163,7 @@ async def test_one_that_reads_nothing_costs_frames_and_no_more(
         number = mesh.open(*range(900))
         for _ in range(500):
             mesh.link.commit(number, tuple(range(900)), 4)
-        child = mesh.link._child
+        child = mesh.link._process
         assert child is not None and child.pipe._transport is not None
         # Bounded by what may wait and one frame; the socket holds a little itself.
         assert child.pipe._transport.get_write_buffer_size() < (1 << 18) + 8000
@@ -180,7 +182,7 @@ async def test_prompts_that_cannot_be_sent_cost_the_loop_nothing(
         monkeypatch.setattr(link_module, "encode", encoded.append)
         for _ in range(50):
             mesh.open(*range(900))
-        mesh.link._tell_all()
+        mesh.link._send_missing()
         assert encoded == []
 
 
@@ -224,7 +226,7 @@ async def test_one_that_crashes_is_tried_again_less_and_less_often() -> None:
         await eventually(lambda: len(waits) >= 4, timeout_s=START_S)
         assert mesh.sample(RESTARTS) >= 4
     for number, wait_s in enumerate(waits[:4]):
-        assert FIRST_WAIT_S * 2**number / 2 <= wait_s <= FIRST_WAIT_S * 2**number
+        assert FIRST_BACKOFF_S * 2**number / 2 <= wait_s <= FIRST_BACKOFF_S * 2**number
 
 
 async def test_a_command_that_is_not_there() -> None:
@@ -235,23 +237,23 @@ async def test_a_command_that_is_not_there() -> None:
 
 async def test_an_unfit_one_says_why_and_is_not_tried_again() -> None:
     async with linked(*DRAFTER, ready=False) as mesh:
-        await eventually(lambda: mesh.link.state is DrafterState.UNFIT, timeout_s=START_S)
+        await eventually(lambda: mesh.link.state is DrafterState.UNUSABLE, timeout_s=START_S)
         assert "no-such-model" in mesh.link.reason
         mesh.open(1)
         await asyncio.sleep(0)
-        assert mesh.sample(STATE) == DrafterState.UNFIT and mesh.sample(RESTARTS) == 0
+        assert mesh.sample(STATE) == DrafterState.UNUSABLE and mesh.sample(RESTARTS) == 0
 
 
 PARENT = """
 import asyncio, sys
 from outrider.telemetry.metrics import Metrics
-from services.edge.drafter.child import Child
+from services.edge.drafter.process import DrafterProcess
 from services.edge.drafter.settings import DrafterSettings
 
 async def main():
     settings = DrafterSettings(model="smollm2-135m-instruct", draft_model=sys.argv[1])
-    from services.edge.drafter.child import DRAFTER
-    child = await Child.start(DRAFTER, settings, lambda data: None, 1000)
+    from services.edge.drafter.process import DRAFTER
+    child = await DrafterProcess.start(DRAFTER, settings, lambda data: None, 1000)
     print(child.pid, flush=True)
     await asyncio.sleep(600)
 
@@ -282,3 +284,24 @@ def test_settings_survive_the_command_line() -> None:
         model="m", draft_model="d", threads=3, limits=DrafterLimits(max_lead=7)
     )
     assert DrafterSettings.from_json(settings.to_json()) == settings
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    backoff = RestartBackoff()
+    waits = [backoff.ended(ran_s=1.0) for _ in range(9)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_one_that_ran_for_long_is_started_again_soon() -> None:
+    backoff = RestartBackoff()
+    for _ in range(9):
+        backoff.ended(ran_s=MAX_BACKOFF_S)
+    assert backoff.ended(ran_s=MAX_BACKOFF_S) == MAX_BACKOFF_S, "not long enough"
+    assert backoff.ended(ran_s=MAX_BACKOFF_S + 1.0) == FIRST_BACKOFF_S
+    assert backoff.ended(ran_s=1.0) == 2 * FIRST_BACKOFF_S
+
+
+def test_jitter_shortens_one_wait_and_not_the_next() -> None:
+    backoff = RestartBackoff()
+    assert backoff.ended(0.0, jitter=0.5) == 0.25
+    assert backoff.ended(0.0, jitter=1.0) == 1.0

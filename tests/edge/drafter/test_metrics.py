@@ -8,11 +8,11 @@ import pytest
 
 from outrider.telemetry.metrics import Metrics
 from services.edge.drafter import metrics as told
-from services.edge.drafter.messages import Report
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
+from services.edge.drafter.protocol import DrafterStats
 
-FIRST = Report(5, 4, 10, 40, 30_000, 3, 2, 9, 6, 80, (100, 20, 7), (50, 11, 0))
-SECOND = Report(6, 3, 15, 70, 36_000, 4, 7, 19, 7, 90, (101, 20, 9), (50, 14, 1))
+FIRST = DrafterStats(5, 4, 10, 40, 30_000, 3, 2, 9, 6, 80, (100, 20, 7), (50, 11, 0))
+SECOND = DrafterStats(6, 3, 15, 70, 36_000, 4, 7, 19, 7, 90, (101, 20, 9), (50, 14, 1))
 
 
 @pytest.fixture
@@ -38,21 +38,21 @@ def plain_counts(metrics: Metrics) -> list[float]:
 def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics) -> None:
     edge = DrafterMetrics(metrics)
     edge.state(DrafterState.STARTING)
-    edge.report(FIRST)
+    edge.record(FIRST)
     assert plain_counts(metrics) == [10, 40, 30.0, 3, 2, 9, 6]
-    edge.report(SECOND)
+    edge.record(SECOND)
     assert plain_counts(metrics) == [15, 70, 36.0, 4, 7, 19, 7]
-    edge.state(DrafterState.WAITING)
+    edge.state(DrafterState.RESTARTING)
     edge.state(DrafterState.STARTING)
-    edge.report(FIRST)
+    edge.record(FIRST)
     assert plain_counts(metrics) == [25, 110, 66.0, 7, 9, 28, 13]
     assert counted(metrics, told.RESTARTS) == 1
 
 
-def test_guesses_are_counted_by_source(metrics: Metrics) -> None:
+def test_drafts_are_counted_by_source(metrics: Metrics) -> None:
     edge = DrafterMetrics(metrics)
     for report in (FIRST, SECOND):
-        edge.report(report)
+        edge.record(report)
     for name, expected in ((told.DRAFTED, (101, 20, 9)), (told.ACCEPTED, (50, 14, 1))):
         sources = ("suffix", "model", "both")
         assert tuple(counted(metrics, name, source=source) for source in sources) == expected
@@ -62,11 +62,11 @@ def test_sessions_are_those_of_the_process_that_runs(metrics: Metrics) -> None:
     edge = DrafterMetrics(metrics)
     gauge = metrics.registry.get_sample_value
     edge.state(DrafterState.READY)
-    edge.report(SECOND)
+    edge.record(SECOND)
     assert gauge("outrider_edge_drafter_state") == DrafterState.READY
     assert gauge("outrider_edge_drafter_sessions") == 6
     assert gauge("outrider_edge_drafter_modelled_sessions") == 3
-    edge.state(DrafterState.WAITING)
+    edge.state(DrafterState.RESTARTING)
     assert gauge("outrider_edge_drafter_sessions") == 0
     assert gauge("outrider_edge_drafter_modelled_sessions") == 0
 

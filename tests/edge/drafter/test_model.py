@@ -19,7 +19,7 @@ from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.drafter.metrics import DrafterState
-from tests.edge.live.running import Running, running
+from tests.edge.integration.running import Running, running
 from tests.engines.draft_making import make_draft
 
 REPLY = (
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.model
 def draft_file(
     tmp_path_factory: pytest.TempPathFactory, model_store: ModelStore, vocabulary: Vocabulary
 ) -> Path:
-    """Four of the target's layers and the head of its 2,000 most frequent ids: poor guesses."""
+    """Four of the target's layers and the head of its 2,000 most frequent ids: poor drafts."""
     target = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
     table = shipped_table(vocabulary.digest)
     assert table is not None
@@ -127,13 +127,13 @@ async def test_a_model_drafts_dies_comes_back_and_stalls(
 async def test_a_missing_model_costs_nothing_but_its_drafts(
     vocabulary: Vocabulary, tmp_path: Path, draft_model: str
 ) -> None:
-    unfit = DrafterState.UNFIT
+    unusable = DrafterState.UNUSABLE
     async with (
-        drafting(vocabulary, tmp_path, draft_model, unfit) as mesh,
+        drafting(vocabulary, tmp_path, draft_model, unusable) as mesh,
         mesh.client() as client,
     ):
         assert await text(client) == REPLY
-        assert mesh.sample("outrider_edge_drafter_state") == unfit
+        assert mesh.sample("outrider_edge_drafter_state") == unusable
         assert draft_model in mesh.edge.drafter.reason
 
 
@@ -143,7 +143,7 @@ async def test_a_model_that_cannot_be_converted_is_not_tried_again(
     target = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
     digest, path = vocabulary.digest.hex(), tmp_path / "no-layers.draft.gguf"
     make_draft(target, path, [5, 6], digest=digest, layers=())
-    async with drafting(vocabulary, tmp_path, str(path), DrafterState.UNFIT) as mesh:
+    async with drafting(vocabulary, tmp_path, str(path), DrafterState.UNUSABLE) as mesh:
         assert "the model" in mesh.edge.drafter.reason
         assert mesh.sample("outrider_edge_drafter_restarts_total") == 0
 

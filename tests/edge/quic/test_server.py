@@ -1,19 +1,36 @@
-"""The edge's socket, real: what waits in it is read before any of it is looked at for long."""
+"""The edge's socket, real: what waits in it is read before any of it is processed for long. Then
+what becomes of datagrams that belong to no connection yet."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import uvloop
-from aioquic.quic.connection import NetworkAddress
+from aioquic._buffer import Buffer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import NetworkAddress, QuicConnection
+from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
-from services.edge.quic.server import FairServer, Payer
-from services.edge.quic.turns import Share
+from bench.hostile.quic_attacks import initial
+from bench.hostile.quic_client import crypto_frame
+from services.edge.quic.fair_queue import LoopShare
+from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, Verdict
+from services.edge.quic.server import (
+    MAX_DATAGRAM_BYTES,
+    DatagramServer,
+    Dispatcher,
+    Receiver,
+    Routes,
+)
+from services.edge.quotas import QuotaLimits, Quotas
 
 NUM_BULK = 150
 """More than event loops read in a turn, less than a socket holds by default."""
@@ -26,7 +43,7 @@ async def _looked_at(reported: list[BaseException], poison: bytes = b"") -> list
     loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
     seen: list[bytes] = []
 
-    def look(data: bytes, addr: NetworkAddress) -> Payer | None:
+    def receive(data: bytes, addr: NetworkAddress) -> Receiver | None:
         seen.append(data)
         if len(seen) > NUM_BULK:
             everything.set()
@@ -35,7 +52,7 @@ async def _looked_at(reported: list[BaseException], poison: bytes = b"") -> list
         return None
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: FairServer(look, str, Share()),
+        lambda: DatagramServer(receive, str, LoopShare()),
         local_addr=("127.0.0.1", 0),
     )
     address = transport.get_extra_info("sockname")
@@ -77,21 +94,24 @@ def test_a_datagram_that_cannot_be_looked_at_holds_up_nobody(
 
 @dataclass
 class Costly:
-    """Whose datagrams take long."""
+    """A connection whose datagrams take long."""
 
-    is_proven: bool
-    unpaid_s: float = 0.0
+    is_validated: bool
+    unbilled_s: float = 0.0
+
+    def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
+        """As a connection."""
 
 
-async def _resting(*, is_proven: bool) -> tuple[list[bytes], float]:
+async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
     """What was looked at before a datagram from elsewhere, and when the last one was, seconds
     after the first; each of ten takes 10 ms of 20 that may be used at once, and half of a second
     afterwards."""
     loop, everything = asyncio.get_running_loop(), asyncio.Event()
     seen: list[bytes] = []
-    costly = Costly(is_proven)
+    costly = Costly(is_validated)
 
-    def look(data: bytes, addr: NetworkAddress) -> Payer:
+    def receive(data: bytes, addr: NetworkAddress) -> Receiver:
         seen.append(data)
         until = time.thread_time() + (0.0 if data == b"hello" else 0.01)
         while time.thread_time() < until:
@@ -101,7 +121,7 @@ async def _resting(*, is_proven: bool) -> tuple[list[bytes], float]:
         return costly
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: FairServer(look, str, Share(0.5, 0.02)), local_addr=("127.0.0.1", 0)
+        lambda: DatagramServer(receive, str, LoopShare(0.5, 0.02)), local_addr=("127.0.0.1", 0)
     )
     began = loop.time()
     with (
@@ -109,7 +129,7 @@ async def _resting(*, is_proven: bool) -> tuple[list[bytes], float]:
         socket.socket(type=socket.SOCK_DGRAM) as chat,
     ):
         chat.bind(("127.0.0.2", 0))
-        server._turns.spend("127.0.0.2", 0.0, time.perf_counter())
+        server._queue.spend("127.0.0.2", 0.0, time.perf_counter())
         for number in range(10):
             bulk.sendto(b"%d" % number, transport.get_extra_info("sockname"))
         chat.sendto(b"hello", transport.get_extra_info("sockname"))
@@ -120,11 +140,155 @@ async def _resting(*, is_proven: bool) -> tuple[list[bytes], float]:
 
 
 async def test_an_address_that_has_used_its_share_up_waits_and_loses_nothing() -> None:
-    seen, took_s = await _resting(is_proven=True)
+    seen, took_s = await _resting(is_validated=True)
     assert sorted(seen) == sorted([b"hello", *(b"%d" % number for number in range(10))])
     assert took_s >= 0.12, "10 datagrams of 10 ms, of which 20 ms at once"
 
 
 async def test_nobody_uses_up_the_share_of_an_address_that_may_be_forged() -> None:
-    seen, _ = await _resting(is_proven=False)
+    seen, _ = await _resting(is_validated=False)
     assert len(seen) == 11
+
+
+CLIENT = ("192.0.2.7", 4000)
+FIRST = initial([crypto_frame(0, b"hello")])
+
+
+@dataclass
+class Server:
+    """A dispatcher whose connections only keep what they get."""
+
+    limits: HandshakeLimits = field(default_factory=HandshakeLimits)
+    resident: int = 0
+    sent: list[bytes] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    opened: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(
+            QuicConfiguration(is_client=False),
+            HandshakeAdmission(self.limits, Quotas(QuotaLimits())),
+            open_connection=self._open,
+            prefix_of=lambda host: host,
+            resident_bytes=lambda: self.resident,
+            report=self.verdicts.append,
+        )
+        self.dispatcher.transport = self  # type: ignore[assignment]
+
+    def _open(
+        self, prefix: str, original: bytes, retry: bytes | None, routes: Routes
+    ) -> tuple[Receiver, bytes]:
+        connection = Connection(prefix, original, retry, routes)
+        self.opened.append(connection)
+        return connection, connection.cid
+
+    def sendto(self, data: bytes, addr: Any) -> None:
+        """As a transport."""
+        assert addr == CLIENT
+        self.sent.append(data)
+
+    def receive(self, data: bytes) -> None:
+        self.dispatcher.receive(data, CLIENT)
+
+
+@dataclass
+class Connection:
+    prefix: str
+    original: bytes
+    retry: bytes | None
+    routes: Routes
+    cid: bytes = field(default_factory=lambda: os.urandom(8))
+    received: list[bytes] = field(default_factory=list)
+    is_validated: bool = False
+    unbilled_s: float = 0.0
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        """As a connection."""
+        self.received.append(data)
+
+
+def client() -> QuicConnection:
+    quic = QuicConnection(configuration=QuicConfiguration(is_client=True, server_name="edge"))
+    quic.connect(("192.0.2.1", 4433), now=0.0)
+    return quic
+
+
+def flight(quic: QuicConnection) -> bytes:
+    (data, _), *_ = quic.datagrams_to_send(now=0.0)
+    return data
+
+
+def events(quic: QuicConnection) -> list[Any]:
+    quic.handle_timer(now=1e9)  # past the draining period
+    found = []
+    while (event := quic.next_event()) is not None:
+        found.append(event)
+    return found
+
+
+async def test_a_first_packet_makes_a_connection_and_the_next_ones_find_it() -> None:
+    server = Server()
+    server.receive(FIRST)
+    server.receive(FIRST)
+    (connection,) = server.opened
+    assert connection.received == [FIRST, FIRST] and connection.retry is None
+    connection.routes.remove(b"never issued")
+    connection.routes.add(b"another")
+    assert len(server.dispatcher._table) == 3
+    connection.routes.clear()
+    assert not server.dispatcher._table
+    assert server.verdicts == [Verdict.ADMIT]
+
+
+async def test_what_is_no_first_packet_is_dropped_without_a_word() -> None:
+    server = Server()
+    for data in (b"", b"\x00", os.urandom(1200), FIRST[:1199], FIRST + bytes(MAX_DATAGRAM_BYTES)):
+        server.receive(data)
+    short = bytes([0x40]) + os.urandom(1300)
+    server.receive(short)
+    unknown_version = bytes([FIRST[0]]) + b"\x1a\x2a\x3a\x4a" + FIRST[5:1100]
+    server.receive(unknown_version)
+    assert not server.sent and not server.opened and not server.verdicts
+
+
+async def test_another_version_is_told_which_there_are() -> None:
+    server = Server()
+    server.receive(FIRST[:1] + b"\x1a\x2a\x3a\x4a" + FIRST[5:])
+    (answer,) = server.sent
+    header = pull_quic_header(Buffer(data=answer), host_cid_length=8)
+    assert header.packet_type == QuicPacketType.VERSION_NEGOTIATION
+    assert not server.opened
+
+
+async def test_who_comes_back_with_the_token_of_a_retry_is_let_in() -> None:
+    server = Server(HandshakeLimits(retry_from_half_open=0))
+    quic = client()
+    first = flight(quic)
+    server.receive(first)
+    (retry,) = server.sent
+    assert not server.opened and len(retry) < len(first)
+    quic.receive_datagram(retry, ("192.0.2.1", 4433), now=0.0)
+    server.receive(flight(quic))
+    (connection,) = server.opened
+    assert connection.original == quic.original_destination_connection_id
+    assert connection.retry == quic._retry_source_connection_id
+    assert server.verdicts == [Verdict.RETRY, Verdict.ADMIT]
+
+
+async def test_a_forged_token_is_refused() -> None:
+    server = Server()
+    server.receive(initial([crypto_frame(0, b"hello")], token=os.urandom(60)))
+    assert len(server.sent) == 1 and not server.opened and not server.verdicts
+
+
+async def test_who_is_refused_learns_why_and_a_flood_of_them_does_not() -> None:
+    server = Server(HandshakeLimits(max_resident_bytes=1), resident=2)
+    quic = client()
+    server.receive(flight(quic))
+    (answer,) = server.sent
+    quic.receive_datagram(answer, ("192.0.2.1", 4433), now=0.0)
+    (ended,) = [event for event in events(quic) if isinstance(event, ConnectionTerminated)]
+    assert ended.error_code == QuicErrorCode.CONNECTION_REFUSED and "memory" in ended.reason_phrase
+    for _ in range(500):
+        server.receive(initial([crypto_frame(0, b"hello")]))
+    assert len(server.sent) < 200 and server.verdicts == [Verdict.REFUSE_MEMORY] * 501

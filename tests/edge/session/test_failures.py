@@ -14,10 +14,12 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.session_types import FinishReason
-from services.edge.session.actions import Failed, Finish, OpenRegion
-from services.edge.session.inputs import (
+from services.edge.session.events import (
     ChatAsked,
+    Failed,
+    Finish,
     Input,
+    OpenRegion,
     PromptReady,
     RegionCommit,
     RegionDone,
@@ -25,8 +27,7 @@ from services.edge.session.inputs import (
     RegionOpened,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import DIGEST, EOS, PROMPT, in_state, request, session
 
 
@@ -40,11 +41,11 @@ def failure(chat: ChatSession, *inputs: Input, now: float = 0.0) -> type[Excepti
 
 
 def too_long() -> type[Exception]:
-    return failure(in_state(State.TOKENIZING), PromptReady((1,) * 64))
+    return failure(in_state(SessionState.TOKENIZING), PromptReady((1,) * 64))
 
 
 def wrong_vocabulary() -> type[Exception]:
-    chat = in_state(State.OPENING)
+    chat = in_state(SessionState.OPENING)
     kind = failure(chat, RegionOpened(3, 0, "r", "us", b"\xff" * 32))
     assert DIGEST.hex() in str(chat.error)
     assert "ff" * 32 in str(chat.error)
@@ -52,7 +53,7 @@ def wrong_vocabulary() -> type[Exception]:
 
 
 def no_request() -> type[Exception]:
-    return failure(in_state(State.AWAITING), Tick(), now=10.0)
+    return failure(in_state(SessionState.AWAITING), Tick(), now=10.0)
 
 
 def deadline_while_tokenizing() -> type[Exception]:
@@ -71,23 +72,23 @@ def region_misses_deadline() -> type[Exception]:
 
 
 def wrong_upto() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
+    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
 
 
 def strange_mark() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (1,), 1, lossy=(1,)))
+    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (1,), 1, lossy=(1,)))
 
 
 def wrong_end() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionDone(FinishReason.STOP, 5))
+    return failure(in_state(SessionState.STREAMING), RegionDone(FinishReason.STOP, 5))
 
 
 def past_the_end() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
+    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
 
 
 def region_lost() -> type[Exception]:
-    return failure(in_state(State.STREAMING), RegionFailed(UnavailableError("lost")))
+    return failure(in_state(SessionState.STREAMING), RegionFailed(UnavailableError("lost")))
 
 
 @pytest.mark.parametrize(

@@ -13,38 +13,36 @@ from outrider.errors import (
 )
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation, Usage
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
-    CancelRegion,
-    Commit,
-    Done,
-    Failed,
-    Finish,
-    OpenRegion,
-    Provisional,
-    Retract,
-    SendDraft,
-    Tokenize,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
     CancelAsked,
+    CancelRegion,
     ChatAsked,
+    ClientChanged,
     ClientFailed,
     ClientGone,
+    Commit,
+    Done,
+    DraftDropped,
     DraftsReady,
+    Failed,
+    Finish,
     Input,
+    OpenRegion,
     PromptFailed,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    Retract,
+    SendDraft,
     Tick,
+    Tokenize,
 )
-from services.edge.session.machine import TABLE
-from services.edge.session.policy import State
+from services.edge.session.machine import TABLE, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -60,7 +58,7 @@ INPUTS: dict[type[Input], Input] = {
     ChatAsked: ChatAsked(request()),
     CancelAsked: CancelAsked(),
     ClientGone: ClientGone(),
-    AudienceChanged: AudienceChanged(False),
+    ClientChanged: ClientChanged(False),
     ClientFailed: ClientFailed(MalformedFrameError("bad")),
     PromptReady: PromptReady(PROMPT),
     PromptFailed: PromptFailed(OverloadedError("full")),
@@ -70,6 +68,7 @@ INPUTS: dict[type[Input], Input] = {
     RegionMoved: RegionMoved("replica-2", "us-west"),
     RegionFailed: RegionFailed(NoReplicaError("none")),
     DraftsReady: DraftsReady(),
+    DraftDropped: DraftDropped(SendDraft(0, 0, (1,))),
     Tick: Tick(),
 }
 
@@ -92,7 +91,7 @@ EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
         NOTHING,
     ],
     ClientGone: [LEAVE, LEAVE, LEAVE_REGION, LEAVE_REGION, LEAVE, NOTHING],
-    AudienceChanged: [NOTHING] * 6,
+    ClientChanged: [NOTHING] * 6,
     ClientFailed: [FAIL, FAIL, FAIL_REGION, FAIL_REGION, FAIL, NOTHING],
     PromptReady: [NOTHING, ("OPENING", (OpenRegion, Accepted)), *[NOTHING] * 4],
     PromptFailed: [NOTHING, FAIL, *[NOTHING] * 4],
@@ -109,25 +108,27 @@ EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
     ],
     RegionFailed: [FAIL, FAIL, FAIL, FAIL, NOTHING, NOTHING],
     DraftsReady: [NOTHING] * 6,
+    DraftDropped: [NOTHING] * 6,
     Tick: [NOTHING] * 6,
 }
 
 
 def test_the_table_is_whole() -> None:
     kinds = typing.get_args(Input)
-    assert set(TABLE) == {(state, kind) for state in State for kind in kinds}
+    assert set(TABLE) == set(SessionState)
+    assert all(set(row) == set(kinds) for row in TABLE.values())
     assert set(EXPECTED) == set(INPUTS) == set(kinds)
 
 
 @pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("state", State, ids=lambda state: state.name)
-def test_every_state_and_input(state: State, kind: type[Input]) -> None:
+@pytest.mark.parametrize("state", SessionState, ids=lambda state: state.name)
+def test_every_state_and_input(state: SessionState, kind: type[Input]) -> None:
     chat = in_state(state)
-    expected = EXPECTED[kind][list(State).index(state)]
+    expected = EXPECTED[kind][list(SessionState).index(state)]
     actions = chat.handle(INPUTS[kind], 0.0)
     after, kinds = expected or (state.name, ())
     assert (chat.state.name, tuple(type(action) for action in actions)) == (after, kinds)
-    if chat.state is State.CLOSED:
+    if chat.state is SessionState.CLOSED:
         assert chat.next_deadline() is None
         assert all(chat.handle(item, 1.0) == [] for item in INPUTS.values())
 
@@ -169,14 +170,14 @@ def check_done(done: object, usage: Usage) -> None:
 
 def test_the_prompt_goes_up_before_any_draft_is_made() -> None:
     drafter = ScriptedDrafter([1, 2])
-    in_state(State.OPENING, drafter)
+    in_state(SessionState.OPENING, drafter)
     assert drafter.learnt == []
 
 
 def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
     retract, commit = chat.handle(RegionCommit(0, 0, 1, (5,), 2), 0.1)
     assert retract == Retract(5)
@@ -190,12 +191,22 @@ def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
 def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6, 7, 8, 9])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
     chat.handle(RegionCommit(0, 1, 0, (2,), 2), 0.1004)
     assert chat.next_deadline() == 0.001, "the drafts from the prompt are due since the opening"
     sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, SendDraft)]
     assert sent == [SendDraft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
+
+
+def test_drafts_that_could_not_be_sent_are_sent_again() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(SessionState.STREAMING, drafter)
+    (frame,) = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, SendDraft)]
+    assert chat.handle(DraftDropped(frame), 0.001) == []
+    chat.handle(DraftsReady(), 0.002)
+    assert [a for a in chat.handle(Tick(), 0.002) if isinstance(a, SendDraft)] == [frame]
     assert chat.next_deadline() is None
 
 

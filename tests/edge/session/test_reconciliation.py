@@ -12,27 +12,24 @@ from outrider.client import events
 from outrider.client.transcript import Transcript
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Timings, Usage
-from services.edge.session.actions import (
+from services.edge.session.display import DisplayPolicy
+from services.edge.session.events import (
     Accepted,
     Action,
+    ChatAsked,
     Commit,
     Done,
     Finish,
-    Provisional,
-    Retract,
-    SendDraft,
-)
-from services.edge.session.display import DisplayPolicy
-from services.edge.session.inputs import (
-    ChatAsked,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
     RegionOpened,
+    Retract,
+    SendDraft,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -148,7 +145,7 @@ class World:
 def test_the_client_ends_with_the_reference_text(seed: int) -> None:
     world = World(seed)
     world.run()
-    assert world.chat.state is State.CLOSED
+    assert world.chat.state is SessionState.CLOSED
     assert world.transcript.committed == reference_text(world.truth, world.params)
     assert world.transcript.ids == world.truth
     assert world.transcript.provisional == ""

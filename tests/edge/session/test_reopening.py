@@ -17,26 +17,23 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.session_types import FinishReason
-from services.edge.session.actions import (
+from services.edge.session.events import (
+    ChatAsked,
     Commit,
     Done,
     Failed,
     Finish,
     OpenRegion,
-    Provisional,
-    SendDraft,
-)
-from services.edge.session.inputs import (
-    ChatAsked,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
+    SendDraft,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     EOS,
     LOST,
@@ -57,11 +54,11 @@ def opened(chat: ChatSession, loss: RegionFailed, now: float) -> OpenRegion:
 
 
 def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
     again = opened(chat, LOST, 1.5)
     assert (again.prompt, again.request.resume.ids) == (PROMPT, (1, 2))
-    assert chat.state is State.OPENING
+    assert chat.state is SessionState.OPENING
     assert chat.handle(replace(OPENED, replica="replica-9"), 1.6) == [], "accepted is said once"
     assert chat.handle(RegionCommit(0, 2, 0, (3, EOS), 4), 1.7) == [Commit(" sat", (3, EOS), 4)]
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4), 1.8)
@@ -86,34 +83,34 @@ def test_final_tokens_never_follow_another_prompt_than_before() -> None:
 
 
 def test_before_the_first_token_too_where_the_region_did_not_say_no() -> None:
-    assert opened(in_state(State.OPENING), LOST, 0.5).request.resume.ids == ()
+    assert opened(in_state(SessionState.OPENING), LOST, 0.5).request.resume.ids == ()
     stopping = RegionFailed(DrainingError("this router stops"))
-    assert opened(in_state(State.OPENING), stopping, 0.5).prompt == PROMPT
+    assert opened(in_state(SessionState.OPENING), stopping, 0.5).prompt == PROMPT
 
 
 @pytest.mark.parametrize(
     "error", [NoReplicaError("none"), OverloadedError("full"), UnavailableError("no")]
 )
 def test_a_refusal_before_the_first_token_is_the_clients(error: OutriderError) -> None:
-    chat = in_state(State.OPENING)
+    chat = in_state(SessionState.OPENING)
     assert chat.handle(RegionFailed(error), 0.5) == [Failed(error), Finish()]
 
 
 def test_an_error_of_the_request_is_the_clients_at_any_time() -> None:
     error = InvalidRequestError("bad")
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 1.0)
     assert chat.handle(RegionFailed(error), 1.5) == [Failed(error), Finish()]
 
 
 def test_the_pauses_double_and_the_tries_end() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
     now, times = 1.0, []
     opened(chat, LOST, now)
     actions = chat.handle(RegionFailed(UnavailableError("no router")), now)
     while not actions:
-        assert chat.state is State.REOPENING
+        assert chat.state is SessionState.REOPENING
         at = chat.next_deadline()
         assert at is not None
         times.append(round(at - now, 3))
@@ -127,7 +124,7 @@ def test_the_pauses_double_and_the_tries_end() -> None:
 
 
 def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 1.0)
     assert chat.handle(RegionFailed(OverloadedError("not read")), 1.5) == []
     at = chat.next_deadline()
@@ -136,7 +133,7 @@ def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:
 
 
 def test_time_for_which_this_edge_stood_still_is_no_time_to_give_up() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
     opened(chat, LOST, 1.0)
     late = replace(LOST, late_s=100.0)
@@ -150,7 +147,7 @@ def test_time_for_which_this_edge_stood_still_is_no_time_to_give_up() -> None:
 
 
 def test_a_token_begins_the_count_anew() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     for number in range(20):
         now = 10.0 * number
         chat.handle(RegionCommit(0, number, 0, (1,), number + 1), now)
@@ -160,7 +157,7 @@ def test_a_token_begins_the_count_anew() -> None:
 
 
 def test_an_overloaded_region_is_asked_when_it_says() -> None:
-    chat = in_state(State.STREAMING)
+    chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
     opened(chat, LOST, 1.0)
     assert chat.handle(RegionFailed(OverloadedError("full", retry_delay_ms=700)), 1.0) == []
@@ -190,7 +187,7 @@ def test_a_thin_chat_is_accepted_once() -> None:
 def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
     drafter = ScriptedDrafter([1, 2, 3, EOS])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     sent, shown = chat.handle(Tick(), 0.001)
     assert sent == SendDraft(0, 0, (1, 2, 3, EOS))
     assert isinstance(shown, Provisional)
@@ -205,7 +202,7 @@ def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
 def test_a_session_that_moved_begins_another_epoch() -> None:
     drafter = ScriptedDrafter([1, 2, 3, EOS])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
     assert chat.handle(RegionMoved("replica-2", "us-west", 0), 0.5) == []
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.6)
@@ -222,7 +219,7 @@ def test_a_session_that_moved_begins_another_epoch() -> None:
 def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
     drafter = ScriptedDrafter([2, 2, 3, EOS])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
     sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, SendDraft)]

@@ -7,27 +7,24 @@ from dataclasses import replace
 import pytest
 
 from outrider.session_types import FinishReason
-from services.edge.session.actions import (
+from services.edge.session.events import (
     Accepted,
+    ChatAsked,
+    ClientChanged,
     Commit,
     Failed,
     Finish,
     OpenRegion,
-    Provisional,
-    SendDraft,
-)
-from services.edge.session.inputs import (
-    AudienceChanged,
-    ChatAsked,
     PromptReady,
+    Provisional,
     RegionCommit,
     RegionDone,
     RegionOpened,
     ResumePoint,
+    SendDraft,
     Tick,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import State
+from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
@@ -104,12 +101,12 @@ def test_a_reply_that_an_earlier_run_had_whole_is_drafted_no_further() -> None:
 def test_another_audience_begins_with_nothing_shown(provisional: bool) -> None:
     drafter = ScriptedDrafter([1, 2, 3])
     drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(State.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafter)
     shown = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, Provisional)]
     assert [s.text for s in shown] == [" the cat"]
-    assert chat.handle(AudienceChanged(False), 0.01) == []
+    assert chat.handle(ClientChanged(False), 0.01) == []
     assert chat.handle(Tick(), 0.01) == []
     assert chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.02) == [Commit(" the", (1,), 1)]
-    chat.handle(AudienceChanged(provisional), 0.03)
+    chat.handle(ClientChanged(provisional), 0.03)
     again = [a for a in chat.handle(Tick(), 0.03) if isinstance(a, Provisional)]
     assert [(s.erase_to, s.text) for s in again] == ([(0, " cat")] if provisional else [])

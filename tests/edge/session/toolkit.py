@@ -11,8 +11,9 @@ from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.session_types import Speculation
-from services.edge.session.drafting import DraftLimits
-from services.edge.session.inputs import (
+from services.edge.session.draft_chain import DraftLimits
+from services.edge.session.draft_sources import Guess
+from services.edge.session.events import (
     ChatAsked,
     ChatRequest,
     ClientGone,
@@ -21,10 +22,8 @@ from services.edge.session.inputs import (
     RegionFailed,
     RegionOpened,
 )
-from services.edge.session.machine import ChatSession
-from services.edge.session.policy import SessionPolicy, State
+from services.edge.session.machine import ChatSession, SessionPolicy, SessionState
 from services.edge.session.reply import ReplyPolicy, ReplyTools
-from services.edge.session.sources.base import Guess
 
 EOS = 0
 TABLE = [
@@ -102,15 +101,15 @@ def session(drafter: ScriptedDrafter | None = None, now: float = 0.0) -> ChatSes
     return ChatSession(policy(), tools(drafter), now)
 
 
-def in_state(state: State, drafter: ScriptedDrafter | None = None) -> ChatSession:
+def in_state(state: SessionState, drafter: ScriptedDrafter | None = None) -> ChatSession:
     chat = session(drafter)
-    steps: dict[State, list[Input]] = {
-        State.AWAITING: [],
-        State.TOKENIZING: [ChatAsked(request())],
-        State.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
-        State.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
-        State.REOPENING: [ChatAsked(request()), PromptReady(PROMPT), OPENED, LOST, LOST],
-        State.CLOSED: [ClientGone()],
+    steps: dict[SessionState, list[Input]] = {
+        SessionState.AWAITING: [],
+        SessionState.TOKENIZING: [ChatAsked(request())],
+        SessionState.OPENING: [ChatAsked(request()), PromptReady(PROMPT)],
+        SessionState.STREAMING: [ChatAsked(request()), PromptReady(PROMPT), OPENED],
+        SessionState.REOPENING: [ChatAsked(request()), PromptReady(PROMPT), OPENED, LOST, LOST],
+        SessionState.CLOSED: [ClientGone()],
     }
     for step in steps[state]:
         chat.handle(step, 0.0)

@@ -33,8 +33,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation, Timings, Usage
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
-from services.edge.session import actions
-from services.edge.session.inputs import ChatAsked, ChatRequest, ResumePoint
+from services.edge.session import events
+from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
 OFFER = wire.Offer("m", 100, 64)
@@ -108,16 +108,16 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
 @pytest.mark.parametrize(
     "event",
     [
-        actions.Accepted("r", "m", 3),
-        actions.Provisional(1, 2, "é", 0.5),
-        actions.Retract(4),
-        actions.Commit("text", (1, 2), 2),
-        actions.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
-        actions.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
+        events.Accepted("r", "m", 3),
+        events.Provisional(1, 2, "é", 0.5),
+        events.Retract(4),
+        events.Commit("text", (1, 2), 2),
+        events.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
+        events.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_events_arrive_at_the_client(event: actions.ClientEvent) -> None:
+def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
     arrived = read_edge_frame(wire.write(event, "edge-1"))
     mine = {name: getattr(event, name) for name in type(event).__match_args__}
     shared = {name: getattr(arrived, name) for name in mine if hasattr(arrived, name)}
@@ -215,11 +215,11 @@ def test_an_edge_says_what_it_is() -> None:
     info = read_description(wire.describe("e", "r", OFFER, b"digest", 30.0))
     assert info == EdgeInfo("e", "r", "m", b"digest", 64, 30.0)
     assert DESCRIBE == wire.DESCRIBE_STREAM
-    for payload_ in (b"\xff", wire.write(actions.Retract(1), "e")):
+    for payload_ in (b"\xff", wire.write(events.Retract(1), "e")):
         with pytest.raises(MalformedFrameError):
             read_description(payload_)
 
 
 def test_a_resume_token_comes_with_the_acceptance() -> None:
-    accepted = read_edge_frame(wire.write(actions.Accepted("r", "m", 3), "edge-1", "secret"))
+    accepted = read_edge_frame(wire.write(events.Accepted("r", "m", 3), "edge-1", "secret"))
     assert accepted == Accepted("r", "m", 3, "edge-1", "secret")

@@ -15,15 +15,16 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import errors as error_wire
 from outrider.wire import tokens as token_wire
 from services.edge.identity import Identity
-from services.edge.session.actions import OpenRegion, SendDraft
-from services.edge.session.control.pace import Pace
-from services.edge.session.inputs import (
+from services.edge.session.events import (
+    OpenRegion,
     RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
+    ReplicaPace,
     ResumePoint,
+    SendDraft,
 )
 from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
 from tests.edge.session.toolkit import DIGEST, request
@@ -100,7 +101,7 @@ def test_commits_with_and_without_ids() -> None:
     commit.pace.max_lead = 9
     commit.lossy.append(5)
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
-    assert got == RegionCommit(1, 2, 3, (4, 5), 7, Pace(max_lead=9), (5,))
+    assert got == RegionCommit(1, 2, 3, (4, 5), 7, ReplicaPace(max_lead=9), (5,))
     bare = inference_pb2.Commit(accepted=2, upto=2)
     assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2)
 
@@ -118,7 +119,7 @@ def test_numbers_go_up_and_come_back() -> None:
     )
     commit = inference_pb2.Commit(accepted=1, upto=1, pace=pace)
     assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
-        0, 0, 1, (), 1, Pace(0.03, 0.002, 5, 0, 2, 4, 0.0125)
+        0, 0, 1, (), 1, ReplicaPace(0.03, 0.002, 5, 0, 2, 4, 0.0125)
     )
 
 

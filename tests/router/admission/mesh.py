@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from outrider.errors import OutriderError, OverloadedError
 from outrider.session_types import Priority
 from services.router.admission.admission import Admission
-from services.router.admission.choosing import Route
-from services.router.admission.ticket import Arrival
-from tests.router.admission.people import FakeScout, Region
+from services.router.admission.routing import Route
+from services.router.admission.session import AdmissionRequest
+from tests.router.admission.fakes import FakeFleetView, Region
 
 STEP_S = 0.05
 """Time between two load reports, each of which wakes the queue."""
@@ -20,10 +20,10 @@ STEP_S = 0.05
 class Fate:
     """What became of one session."""
 
-    arrival: Arrival
+    asking: AdmissionRequest
     came_at: float
     region: str = ""
-    spilled: str = ""
+    spill_cause: str = ""
     placed_at: float | None = None
     began_at: float | None = None
     """When it first had a place on its replica."""
@@ -40,7 +40,7 @@ class Fate:
     @property
     def priority(self) -> Priority:
         """The class it asked for."""
-        return self.arrival.priority or Priority.MEDIUM
+        return self.asking.priority or Priority.MEDIUM
 
 
 @dataclass
@@ -54,28 +54,28 @@ class Mesh:
     rtt_ms: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
     fates: dict[int, Fate] = field(default_factory=dict)
-    scout: FakeScout = field(init=False)
+    fleet_view: FakeFleetView = field(init=False)
     _there: dict[str, list[Fate]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._there = {name: [] for name in self.places}
-        self.scout = FakeScout({name: Region() for name in self.places})
+        self.fleet_view = FakeFleetView({name: Region() for name in self.places})
         self._see()
 
-    def run(self, arrivals: Iterable[tuple[float, Arrival]], until: float) -> None:
+    def run(self, arrivals: Iterable[tuple[float, AdmissionRequest]], until: float) -> None:
         """Let sessions come at their times, in order, and time pass."""
-        for at, arrival in arrivals:
+        for at, asking in arrivals:
             self._pass_until(at)
-            self.come(arrival)
+            self.come(asking)
         self._pass_until(until)
 
-    def come(self, arrival: Arrival) -> Fate:
+    def come(self, asking: AdmissionRequest) -> Fate:
         """One session asks to be let in now."""
-        if arrival.deadline_at is not None:
-            arrival = replace(arrival, deadline_at=self.now + arrival.deadline_at)
-        fate = self.fates[arrival.session] = Fate(arrival, self.now)
+        if asking.deadline_at is not None:
+            asking = replace(asking, deadline_at=self.now + asking.deadline_at)
+        fate = self.fates[asking.session_id] = Fate(asking, self.now)
         try:
-            route = self.admission.open(arrival, self.scout, self.now)
+            route = self.admission.open(asking, self.fleet_view, self.now)
         except OverloadedError as error:
             fate.refused_at, fate.error = self.now, error
         else:
@@ -86,7 +86,7 @@ class Mesh:
 
     def of(self, priority: Priority) -> list[Fate]:
         """Sessions that asked for a class."""
-        return [fate for fate in self.fates.values() if fate.arrival.priority is priority]
+        return [fate for fate in self.fates.values() if fate.asking.priority is priority]
 
     def _pass_until(self, at: float) -> None:
         while (ahead := (int(self.now / STEP_S + 1e-9) + 1) * STEP_S) <= at:
@@ -100,19 +100,20 @@ class Mesh:
             for fate in there[: self.places[name]]:
                 fate.left_s -= STEP_S
                 if fate.left_s <= 0.0:
-                    self.admission.leave(fate.arrival.session, 40, self.now)
+                    self.admission.close(fate.asking.session_id, 40, self.now)
             self._there[name] = [fate for fate in there if fate.left_s > 0.0]
         self._see()
         self.admission.expire(self.now)
         self._take_refused()
-        for turn in self.admission.wake(self.scout, self.now):
+        for turn in self.admission.dequeue(self.fleet_view, self.now):
             assert isinstance(turn.outcome, Route)
-            self._place(self.fates[turn.session], turn.outcome)
+            self._place(self.fates[turn.session_id], turn.outcome)
 
     def _place(self, fate: Fate, route: Route) -> None:
-        fate.region = route.sight.region
-        fate.placed_at, fate.spilled = self.now, route.spilled
-        fate.left_s = self.service_s * (0.5 + fate.arrival.session * 7919 % 101 / 101)
+        fate.region = route.decision.region
+        fate.placed_at = self.now
+        fate.spill_cause = route.spill_cause
+        fate.left_s = self.service_s * (0.5 + fate.asking.session_id * 7919 % 101 / 101)
         self._there[fate.region].append(fate)
         self._see()
 
@@ -120,7 +121,7 @@ class Mesh:
         for session, error in self.admission.take_refused():
             fate = self.fates[session]
             fate.refused_at, fate.error = self.now, error
-            self.admission.leave(session, 0, self.now)
+            self.admission.close(session, 0, self.now)
 
     def _see(self) -> None:
         for name, places in self.places.items():
@@ -133,7 +134,7 @@ class Mesh:
                 max(0, sum(fate.priority >= priority for fate in there) + 1 - places)
                 for priority in Priority
             ]
-            self.scout.fleet[name] = Region(
+            self.fleet_view.fleet[name] = Region(
                 backlogs_ms=tuple(count * self.service_s * 1000.0 / places for count in excess),
                 rtt_ms=self.rtt_ms.get(name, 1.0),
             )

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from outrider.session_types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.admission.ticket import Arrival
+from services.router.admission.session import AdmissionRequest
+from services.router.admission.tenants import TenantPolicy
+from tests.router.admission.fakes import asking
 from tests.router.admission.mesh import STEP_S, Mesh
-from tests.router.admission.people import arrival
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 POLICY = AdmissionPolicy(max_waiting=200)
@@ -24,15 +24,17 @@ POLICY = AdmissionPolicy(max_waiting=200)
 
 def poisson(
     rate: float, until: float, priority: Priority, tenant: str, first: int, seed: int = 1
-) -> Iterator[tuple[float, Arrival]]:
+) -> Iterator[tuple[float, AdmissionRequest]]:
     """Sessions of one tenant that come at random, so many a second."""
     chance, at, number = Random(seed), 0.0, first
     while (at := at + chance.expovariate(rate)) < until:
-        yield at, arrival(number, priority, tenant)
+        yield at, asking(number, priority, tenant)
         number += 1
 
 
-def together(*streams: Iterator[tuple[float, Arrival]]) -> list[tuple[float, Arrival]]:
+def together(
+    *streams: Iterator[tuple[float, AdmissionRequest]],
+) -> list[tuple[float, AdmissionRequest]]:
     return sorted((entry for stream in streams for entry in stream), key=lambda entry: entry[0])
 
 
@@ -50,7 +52,7 @@ def overloaded() -> Mesh:
 
 
 def test_overload_sheds_low_first(overloaded: Mesh) -> None:
-    refused = [f.arrival.priority for f in overloaded.fates.values() if f.refused_at is not None]
+    refused = [f.asking.priority for f in overloaded.fates.values() if f.refused_at is not None]
     assert set(refused) == {LOW}
     assert len(refused) > 1000
 
@@ -74,12 +76,12 @@ def test_every_wait_ends_and_every_refusal_says_when(overloaded: Mesh) -> None:
     for fate in overloaded.fates.values():
         ended = fate.placed_at if fate.placed_at is not None else fate.refused_at
         assert ended is not None
-        assert fate.arrival.priority is not None
-        assert ended - fate.came_at <= POLICY.max_wait_s(fate.arrival.priority) + STEP_S
+        assert fate.asking.priority is not None
+        assert ended - fate.came_at <= POLICY.max_wait_s(fate.asking.priority) + STEP_S
         if fate.error is not None:
             assert 0 < fate.error.retry_delay_ms <= 60_000
     assert len(overloaded.admission) == 0
-    assert sum(overloaded.admission.waiting().values()) == 0
+    assert sum(overloaded.admission.num_waiting().values()) == 0
 
 
 def test_low_does_not_starve_under_higher_load_than_there_is_room_for() -> None:
@@ -94,14 +96,14 @@ def test_low_does_not_starve_under_higher_load_than_there_is_room_for() -> None:
 
 def test_a_burst_of_one_tenant_does_not_delay_another() -> None:
     mesh = Mesh(Admission(POLICY), {"us": 20})
-    burst = [(0.0, arrival(n, MEDIUM, "burst")) for n in range(180)]
+    burst = [(0.0, asking(n, MEDIUM, "burst")) for n in range(180)]
     modest = poisson(5, 8, MEDIUM, "modest", 10_000)
     mesh.run(together(iter(burst), modest), until=20.0)
-    modest_ones = [f for f in mesh.fates.values() if f.arrival.tenant == "modest"]
+    modest_ones = [f for f in mesh.fates.values() if f.asking.tenant == "modest"]
     waits = sorted(f.wait_s for f in modest_ones if f.came_at > 1.0)
     assert waits[len(waits) // 2] <= 0.7
     assert waits[-1] <= POLICY.slo_ttft_medium_ms / 1000.0 + 2 * STEP_S
-    ends = [f.wait_s for f in mesh.fates.values() if f.arrival.tenant == "burst"]
+    ends = [f.wait_s for f in mesh.fates.values() if f.asking.tenant == "burst"]
     assert max(ends) > 5.0
 
 
@@ -115,7 +117,7 @@ def test_it_spills_when_home_is_full_and_returns() -> None:
     away = [f.came_at for f in fates if f.region == "eu"]
     assert len(away) > 50
     assert 10.0 < min(away) and max(away) < 21.0
-    assert not any(f.spilled for f in fates), "home would have done, at a price"
+    assert not any(f.spill_cause for f in fates), "home would have done, at a price"
     assert all(f.region == "us" for f in fates if f.came_at >= 30)
     assert all(f.wait_s < 0.5 for f in fates)
 
@@ -123,20 +125,20 @@ def test_it_spills_when_home_is_full_and_returns() -> None:
 def test_what_home_cannot_take_counts_as_spilled() -> None:
     mesh = Mesh(Admission(POLICY), {"us": 20, "eu": 40}, rtt_ms={"eu": 700.0})
     mesh.run(poisson(45, 10, HIGH, "t", 0), until=10.0)
-    spilled = {f.spilled for f in mesh.fates.values() if f.region == "eu"}
+    spilled = {f.spill_cause for f in mesh.fates.values() if f.region == "eu"}
     assert spilled == {"full"}
 
 
 def test_who_comes_back_when_told_is_let_in() -> None:
     """The delay is honest: of those refused and back on time, nearly all find room."""
     mesh = Mesh(Admission(AdmissionPolicy(max_waiting=20)), {"us": 20})
-    rush = [(0.1 * n, arrival(n, MEDIUM, f"t{n % 7}")) for n in range(60)]
-    flood = [(6.0, arrival(1000 + n, MEDIUM, f"t{n % 7}")) for n in range(100)]
+    rush = [(0.1 * n, asking(n, MEDIUM, f"t{n % 7}")) for n in range(60)]
+    flood = [(6.0, asking(1000 + n, MEDIUM, f"t{n % 7}")) for n in range(100)]
     mesh.run([*rush, *flood], until=6.0)
     turned_away = [f for f in mesh.fates.values() if f.error and f.came_at == 6.0]
     assert len(turned_away) > 40
     back = [
-        (6.0 + fate.error.retry_delay_ms / 1000.0, arrival(5000 + n, MEDIUM, fate.arrival.tenant))
+        (6.0 + fate.error.retry_delay_ms / 1000.0, asking(5000 + n, MEDIUM, fate.asking.tenant))
         for n, fate in enumerate(turned_away)
         if fate.error is not None
     ]
@@ -168,8 +170,8 @@ def test_whatever_comes_the_books_agree(
     now = 0.0
     for number, (pause_s, priority, tenant, deadline_s) in enumerate(steps):
         now += pause_s
-        mesh.run([(now, arrival(number, priority, tenant, deadline_at=deadline_s))], until=now)
-        waiting = sum(mesh.admission.waiting().values())
+        mesh.run([(now, asking(number, priority, tenant, deadline_at=deadline_s))], until=now)
+        waiting = sum(mesh.admission.num_waiting().values())
         undecided = [f for f in mesh.fates.values() if f.placed_at is None and f.refused_at is None]
         assert waiting == len(undecided) <= max_waiting
     mesh.run([], until=now + 200.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from outrider.peers.health import HealthPolicy, PeerState, QuarantinePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.load import Model
 from services.router.fleet.registry import FleetPolicy, Registry
+from services.router.fleet.replica import ServedModel
 
-MODEL = Model("m", b"d" * 32, 2048, (1, 2, 3))
+MODEL = ServedModel("m", b"d" * 32, 2048, (1, 2, 3))
 C, R, S, D, G, Q, T = PeerState
 POLICY = FleetPolicy(
     HealthPolicy(3.0, 5.0, QuarantinePolicy(max_failures=2, window_s=30.0, first_s=2.0)),

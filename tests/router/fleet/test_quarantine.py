@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.peers.health import Signal
-from services.router.fleet.load import Load
+from services.router.fleet.replica import ReplicaLoad
 from tests.router.fleet.table import (
     MODEL,
     Q,
@@ -21,7 +21,7 @@ def test_a_replica_that_fails_often_is_left_alone_and_tried_with_one_session() -
     table.failed("a", "no progress", 1.5)
     assert changes(table) == [("a", R, Q)]
     assert not table["a"].takes_sessions
-    table.report("a", Load(), 3.0)
+    table.report("a", ReplicaLoad(), 3.0)
     table.expire(3.5)
     assert table["a"].state is T
     table.place("a", 7, 3.6)
@@ -50,14 +50,14 @@ def test_a_trial_that_ends_with_the_connection_has_failed() -> None:
     table = connected("a", "b")
     for _ in range(2):
         table.failed("a", "", 1.0)
-    table.report("a", Load(), 3.0)
+    table.report("a", ReplicaLoad(), 3.0)
     table.expire(3.0)
     assert table["a"].state is T
     table.lost("a", "reset", 4.0)
     table.connected("a", MODEL, 4.5)
     table.expire(7.9)
     assert table["a"].state is not T, "the pause is twice as long"
-    table.report("a", Load(), 8.0)
+    table.report("a", ReplicaLoad(), 8.0)
     table.expire(8.0)
     assert table["a"].state is T
 
@@ -66,7 +66,7 @@ def test_a_replica_that_hangs_is_left_alone_at_once_even_the_only_one() -> None:
     table = connected("a")
     table.hung("a", "no token for 2 s", 1.0)
     assert changes(table) == [("a", R, Q)]
-    table.report("a", Load(), 1.1)
+    table.report("a", ReplicaLoad(), 1.1)
     table.probed("a", 1.0, serving=True, now=1.1)
     assert table["a"].state is Q
     table.expire(3.0)

@@ -10,17 +10,18 @@ from typing import Any
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
-from services.router.fleet.load import Load, Model
-from services.router.fleet.replica import Replica
+from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
-from services.router.placement.request import Decision, PlacementPolicy, Request
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
+from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 
 DIGEST, OTHER = b"\x01" * 32, b"\x02" * 32
 BLOCK = 16
-MODEL = Model("m", DIGEST, block_tokens=BLOCK)
-LOAD = Load(fixed_ms=10.0, row_ms=1.0)
-ASK = Request("m", DIGEST, prompt_tokens=100)
+MODEL = ServedModel(
+    "m", DIGEST, block_tokens=BLOCK, prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25)
+)
+LOAD = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
+ASK = PlacementRequest("m", DIGEST, prompt_tokens=100)
 
 
 def replica(
@@ -28,10 +29,10 @@ def replica(
     *,
     region: str = "us-east",
     rtt_ms: float = 1.0,
-    model: Model | None = MODEL,
+    model: ServedModel | None = MODEL,
     expected_model: str = "",
     state: PeerState = PeerState.READY,
-    load: Load | None = LOAD,
+    load: ReplicaLoad | None = LOAD,
     reported_at: float = 0.0,
 ) -> Replica:
     return Replica(
@@ -64,21 +65,27 @@ class Table:
 class Town:
     """Placement over a table, and the time."""
 
-    def __init__(self, *replicas: Replica, seed: int = 1, **policy: Any) -> None:
+    def __init__(
+        self, *replicas: Replica, seed: int = 1, report_ms: float = 50.0, **policy: Any
+    ) -> None:
         self.table = Table(replicas)
-        self.prefixes = PrefixIndex(PrefixLimits())
+        self.prefixes = PrefixIndex(PrefixIndexLimits())
         settings = {"near_ms": 0.0, "max_queued": 0, "work_weight": 0.0, **policy}
         settings.setdefault("busy_work_weight", settings["work_weight"])
         self.placement = Placement(
-            self.table, self.prefixes, PlacementPolicy(**settings), Random(seed)
+            self.table,
+            self.prefixes,
+            PlacementPolicy(**settings),
+            Random(seed),
+            report_ms=report_ms,
         )
         self.now = 100.0
         self._next = 1
 
-    def decide(self, request: Request = ASK) -> Decision:
+    def decide(self, request: PlacementRequest = ASK) -> Decision:
         return self.placement.decide(request, self.now)
 
-    def send(self, request: Request = ASK) -> str:
+    def send(self, request: PlacementRequest = ASK) -> str:
         """Decide and put; the session's number is the last one given out."""
         decision = self.decide(request)
         self.placement.put(self._next, request, decision, self.now)
@@ -87,23 +94,23 @@ class Town:
 
     def num_sessions(self, name: str) -> int:
         """As the placement counts them."""
-        return self.placement.standings(self.now)[name].num_sessions
+        return self.placement.statuses(self.now)[name].num_sessions
 
     @property
     def last(self) -> int:
         """The session sent last."""
         return self._next - 1
 
-    def report(self, name: str, load: Load) -> None:
+    def report(self, name: str, load: ReplicaLoad) -> None:
         """A load report comes in now."""
         self.table.rows[name].load = load
         self.table.rows[name].reported_at = self.now
         self.table.changed.add(name)
 
-    def asking(self, ids: Sequence[int], salt: bytes = b"") -> Request:
+    def asking(self, ids: Sequence[int], salt: bytes = b"") -> PlacementRequest:
         """A session with this prompt."""
         packed = struct.pack(f"<{len(ids)}I", *ids)
-        return Request("m", DIGEST, len(ids), prompt=self.prefixes.prompt(packed, salt))
+        return PlacementRequest("m", DIGEST, len(ids), prompt=self.prefixes.prompt(packed, salt))
 
     def hold(self, name: str, ids: Sequence[int], salt: bytes = b"") -> None:
         """A replica tells that it holds the prompt's full blocks."""

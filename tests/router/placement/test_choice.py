@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.router.fleet.load import Load
+from services.router.fleet.replica import ReplicaLoad
 from services.router.placement.placement import MAX_CONSIDERED
 from tests.router.placement.fleet import ASK, BLOCK, LOAD, Town, replica
 
@@ -29,7 +29,9 @@ def test_one_alone_has_no_runner_up() -> None:
 
 
 def test_a_far_idle_replica_beats_a_near_busy_one() -> None:
-    busy = replica("near", load=Load(8, 2, 900, fixed_ms=10.0, row_ms=1.0), reported_at=100.0)
+    busy = replica(
+        "near", load=ReplicaLoad(8, 2, 900, fixed_ms=10.0, row_ms=1.0), reported_at=100.0
+    )
     assert Town(busy, replica("far", rtt_ms=80.0)).decide().replica == "far"
 
 

@@ -16,18 +16,18 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.peers.health import PeerState
-from services.router.fleet.load import Load, Model
-from services.router.fleet.replica import Replica
-from services.router.placement.request import HIGH, LOW, MEDIUM, Decision, Request
+from outrider.session_types import Priority
+from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
+from services.router.placement.types import Decision, PlacementRequest
 from tests.router.placement.fleet import ASK, DIGEST, MODEL, OTHER, Town, replica
 
 
-def choose(request: Request, *replicas: Replica, max_queued: int = 0) -> Decision:
+def choose(request: PlacementRequest, *replicas: Replica, max_queued: int = 0) -> Decision:
     return Town(*replicas, max_queued=max_queued).decide(request)
 
 
 def test_residency_excludes_nearer_regions() -> None:
-    request = Request("m", DIGEST, 100, residency=("eu-west", "eu-north"))
+    request = PlacementRequest("m", DIGEST, 100, residency=("eu-west", "eu-north"))
     eu = replica("eu", region="eu-west", rtt_ms=90.0)
     assert choose(request, replica("us"), eu).replica == "eu"
     with pytest.raises(NoReplicaError, match=r"eu-west, eu-north.*only in us-east"):
@@ -36,13 +36,17 @@ def test_residency_excludes_nearer_regions() -> None:
 
 def test_an_unknown_model_names_those_there_are() -> None:
     with pytest.raises(UnknownModelError, match="model x: use one of m, n"):
-        choose(Request("x", DIGEST, 1), replica("a"), replica("b", model=Model("n", DIGEST)))
+        choose(
+            PlacementRequest("x", DIGEST, 1),
+            replica("a"),
+            replica("b", model=ServedModel("n", DIGEST)),
+        )
 
 
 def test_a_model_known_only_from_the_configuration_counts() -> None:
     unreached = replica("a", model=None, expected_model="m", state=PeerState.CONNECTING)
     with pytest.raises(UnknownModelError):
-        choose(Request("x", DIGEST, 1), unreached)
+        choose(PlacementRequest("x", DIGEST, 1), unreached)
     with pytest.raises(NoReplicaError, match="a CONNECTING"):
         choose(ASK, unreached)
 
@@ -50,24 +54,24 @@ def test_a_model_known_only_from_the_configuration_counts() -> None:
 def test_a_replica_never_reached_might_serve_any_model() -> None:
     unreached = replica("b", model=None, state=PeerState.DOWN)
     with pytest.raises(NoReplicaError, match="b DOWN") as caught:
-        choose(Request("x", DIGEST, 1), replica("a"), unreached)
+        choose(PlacementRequest("x", DIGEST, 1), replica("a"), unreached)
     assert caught.value.retry_delay_ms > 0
 
 
 def test_a_vocabulary_mismatch_names_both_digests() -> None:
     with pytest.raises(VocabularyMismatchError) as caught:
-        choose(Request("m", OTHER, 1), replica("a"), replica("b"))
+        choose(PlacementRequest("m", OTHER, 1), replica("a"), replica("b"))
     assert DIGEST.hex() in caught.value.message
     assert OTHER.hex() in caught.value.message
 
 
 def test_ids_without_a_digest_match_nothing() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"\(none\)"):
-        choose(Request("m", b"", 1), replica("a"))
+        choose(PlacementRequest("m", b"", 1), replica("a"))
 
 
 def test_replicas_of_the_right_vocabulary_are_preferred_to_refusing() -> None:
-    old = replica("old", model=Model("m", OTHER))
+    old = replica("old", model=ServedModel("m", OTHER))
     assert choose(ASK, old, replica("new", rtt_ms=100.0)).replica == "new"
 
 
@@ -90,14 +94,14 @@ def test_a_replica_on_trial_takes_one() -> None:
 
 
 def test_replicas_already_tried_are_left_out() -> None:
-    request = Request("m", DIGEST, 1, exclude=frozenset({"a", "gone"}))
+    request = PlacementRequest("m", DIGEST, 1, exclude=frozenset({"a", "gone"}))
     assert choose(request, replica("a"), replica("b", rtt_ms=99.0)).replica == "b"
     with pytest.raises(NoReplicaError, match="a tried"):
         choose(request, replica("a"))
 
 
 def test_full_replicas_are_overload_not_absence() -> None:
-    full = replica("a", load=Load(running_sessions=8, max_sessions=8))
+    full = replica("a", load=ReplicaLoad(running_sessions=8, max_sessions=8))
     assert choose(ASK, full, replica("b", rtt_ms=99.0)).replica == "b"
     with pytest.raises(OverloadedError, match="a 8 of 8") as caught:
         choose(ASK, full)
@@ -106,7 +110,7 @@ def test_full_replicas_are_overload_not_absence() -> None:
 
 def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
     def queued(count: int) -> Replica:
-        return replica("a", load=Load(4, count, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
+        return replica("a", load=ReplicaLoad(4, count, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
 
     assert choose(ASK, queued(1), max_queued=2).wait.place_ms > 0.0
     with pytest.raises(OverloadedError):
@@ -114,18 +118,31 @@ def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
 
 
 def test_a_far_replica_with_a_place_beats_a_near_full_one() -> None:
-    full = replica("near", load=Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
+    full = replica("near", load=ReplicaLoad(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
     assert choose(ASK, full, replica("far", rtt_ms=200.0), max_queued=9).replica == "far"
 
 
 @pytest.mark.parametrize(
-    ("level", "priority", "fits"),
-    [(2, LOW, True), (3, LOW, False), (3, MEDIUM, True), (3, HIGH, True), (4, HIGH, False)],
+    ("level", "queues_low", "refuses", "priority", "fits"),
+    [
+        (2, False, False, Priority.LOW, True),
+        (3, True, False, Priority.LOW, False),
+        (3, True, False, Priority.MEDIUM, True),
+        (3, True, False, Priority.HIGH, True),
+        (4, True, True, Priority.HIGH, False),
+    ],
 )
 def test_an_overloaded_replica_gets_no_low_sessions_and_then_none(
-    level: int, priority: int, fits: bool
+    level: int, queues_low: bool, refuses: bool, priority: int, fits: bool
 ) -> None:
-    busy = replica("a", load=Load(fixed_ms=10.0, row_ms=1.0, overload_level=level))
+    load = ReplicaLoad(
+        fixed_ms=10.0,
+        row_ms=1.0,
+        overload_level=level,
+        queues_low=queues_low,
+        refuses_sessions=refuses,
+    )
+    busy = replica("a", load=load)
     request = replace(ASK, priority=priority)
     assert choose(request, busy, replica("b", rtt_ms=99.0)).replica == ("a" if fits else "b")
     if not fits:
@@ -139,8 +156,8 @@ def test_a_router_without_replicas_says_so() -> None:
 
 
 REGIONS = ("us", "eu")
-LOADS = st.builds(Load, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
-MODELS = st.builds(Model, st.sampled_from("mn"), st.sampled_from([DIGEST, OTHER]))
+LOADS = st.builds(ReplicaLoad, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
+MODELS = st.builds(ServedModel, st.sampled_from("mn"), st.sampled_from([DIGEST, OTHER]))
 
 
 def drawn_replica(data: st.DataObject, name: str) -> Replica:
@@ -157,9 +174,9 @@ def drawn_replica(data: st.DataObject, name: str) -> Replica:
     )
 
 
-def is_able(entry: Replica, request: Request) -> bool:
+def is_able(entry: Replica, request: PlacementRequest) -> bool:
     """The constraints, said once more."""
-    load = entry.load or Load()
+    load = entry.load or ReplicaLoad()
     return (
         entry.takes_sessions
         and entry.model is not None
@@ -173,7 +190,7 @@ def is_able(entry: Replica, request: Request) -> bool:
 @given(st.data())
 def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
     replicas = [drawn_replica(data, f"r{n}") for n in range(data.draw(st.integers(0, 6)))]
-    request = Request(
+    request = PlacementRequest(
         data.draw(st.sampled_from("mn")),
         data.draw(st.sampled_from([DIGEST, OTHER])),
         data.draw(st.integers(1, 4000)),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from services.router.placement.history import History, Placed
+from services.router.placement.history import PlacementHistory, PlacementRecord
 from tests.router.placement.fleet import Town, replica
 
 
-def placed(request_id: str, at: float) -> Placed:
-    return Placed(request_id, "m", 10, Town(replica("a")).decide(), at, 0.1)
+def placed(request_id: str, at: float) -> PlacementRecord:
+    return PlacementRecord(request_id, "m", 10, Town(replica("a")).decide(), at, 0.1)
 
 
 def test_the_newest_come_first_and_the_oldest_go() -> None:
-    history = History(3)
+    history = PlacementHistory(3)
     for at, request_id in enumerate("abac"):
         history.add(placed(request_id, float(at)))
     assert [one.at for one in history.find("", 10)] == [3.0, 2.0, 1.0]

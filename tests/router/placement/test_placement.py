@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import NoReplicaError
-from services.router.fleet.load import Load
+from services.router.fleet.replica import ReplicaLoad
 from tests.router.placement.fleet import BLOCK, LOAD, MODEL, Town, replica
 
 SYSTEM = [token % 5000 for token in range(600)]
@@ -68,7 +68,7 @@ def test_a_reported_queue_drains_no_further_than_a_report_would_tell() -> None:
 
 
 def test_instances_share_what_was_sent() -> None:
-    town = Town(replica("a", load=Load(fixed_ms=10.0, row_ms=1.0, num_instances=2)))
+    town = Town(replica("a", load=ReplicaLoad(fixed_ms=10.0, row_ms=1.0, num_instances=2)))
     town.send()
     assert town.decide().wait.queue_ms == pytest.approx(55.0)
 
@@ -102,8 +102,8 @@ def test_a_prompt_follows_the_one_that_was_computed_while_it_was_typed() -> None
     assert decision.replica == first
     assert decision.cached_tokens == 300 // BLOCK * BLOCK
     town.now += 60.0
-    town.prefixes.tidy(town.now, 0)
-    town.prefixes.tidy(town.now + 10.0, 0)
+    town.prefixes.sweep(town.now, 0)
+    town.prefixes.sweep(town.now + 10.0, 0)
     assert town.decide(town.asking(SYSTEM[:340])).cached_tokens == 0, "it never told of it"
     town.hold(first, typed)
     assert town.decide(town.asking(SYSTEM[:340])).replica == first

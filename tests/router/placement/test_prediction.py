@@ -8,26 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.fleet.load import Load
-from services.router.placement.request import Request, Transfer, Wait
+from services.router.fleet.replica import ReplicaLoad
+from services.router.placement.types import PlacementRequest, PredictedWait, Transfer
 from tests.router.placement.fleet import ASK, BLOCK, DIGEST, Town, replica
 
 IDS = list(range(20 * BLOCK))
 
 
-def wait(load: Load | None, prompt_tokens: int = 100, rtt_ms: float = 1.0) -> Wait:
+def wait(load: ReplicaLoad | None, prompt_tokens: int = 100, rtt_ms: float = 1.0) -> PredictedWait:
     town = Town(replica("a", load=load, rtt_ms=rtt_ms), max_queued=1000)
     return town.decide(replace(ASK, prompt_tokens=prompt_tokens)).wait
 
 
 def test_an_idle_replica_costs_its_distance_and_the_prompt() -> None:
-    found = wait(Load(fixed_ms=10.0, row_ms=1.0), rtt_ms=7.0)
-    assert found == Wait(7.0, 0.0, 0.0, 0.0, 110.0)
+    found = wait(ReplicaLoad(fixed_ms=10.0, row_ms=1.0), rtt_ms=7.0)
+    assert found == PredictedWait(7.0, 0.0, 0.0, 0.0, 110.0)
     assert found.total_ms == 117.0
 
 
 def test_prompts_ahead_and_running_sessions_count() -> None:
-    town = Town(replica("a", load=Load(3, 0, 300, fixed_ms=10.0, row_ms=1.0), reported_at=100.0))
+    town = Town(
+        replica("a", load=ReplicaLoad(3, 0, 300, fixed_ms=10.0, row_ms=1.0), reported_at=100.0)
+    )
     town.send(replace(ASK, prompt_tokens=200))
     found = town.decide().wait
     # 300 tokens reported, in two calls; each call also carries two rows of the four sessions. The
@@ -37,7 +39,7 @@ def test_prompts_ahead_and_running_sessions_count() -> None:
 
 
 def test_instances_share_what_is_ahead_but_not_a_prompt() -> None:
-    one = Load(8, 0, 1024, fixed_ms=10.0, row_ms=1.0, max_sessions=16)
+    one = ReplicaLoad(8, 0, 1024, fixed_ms=10.0, row_ms=1.0, max_sessions=16)
     four = replace(one, running_sessions=32, queued_prompt_tokens=4096, max_sessions=64)
     alike = wait(replace(four, num_instances=4))
     assert alike == wait(one)
@@ -49,14 +51,14 @@ def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
 
 
 def test_who_has_not_reported_has_no_say_in_what_calls_take() -> None:
-    quick = Load(fixed_ms=8.0, row_ms=0.8)
+    quick = ReplicaLoad(fixed_ms=8.0, row_ms=0.8)
     silent = [replica(name, load=None, rtt_ms=50.0) for name in ("b", "c", "d")]
     town = Town(replica("a", load=quick, rtt_ms=0.0), *silent, max_queued=1000)
     assert town.decide().wait.total_ms == 8.0 + 0.8 * 100
 
 
 def test_a_place_is_waited_for_where_all_are_taken() -> None:
-    full = Load(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
+    full = ReplicaLoad(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
     # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
     assert wait(full).place_ms == 128 * 18.0 / 4
     assert wait(replace(full, queued_sessions=1)).place_ms == 2 * 128 * 18.0 / 4
@@ -64,9 +66,9 @@ def test_a_place_is_waited_for_where_all_are_taken() -> None:
 
 def test_a_prompt_takes_longer_beside_replies_which_it_may_not_hold_up() -> None:
     """An idle replica is worth more to a long prompt than the rows of its neighbours' replies."""
-    alone = wait(Load(0, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
-    beside = wait(Load(2, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
-    crowded = wait(Load(14, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    alone = wait(ReplicaLoad(0, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    beside = wait(ReplicaLoad(2, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
+    crowded = wait(ReplicaLoad(14, 0, 0, fixed_ms=10.0, row_ms=1.0), 480).prefill_ms
     assert alone == 480.0 + 2 * 10.0
     assert beside == 480.0 + 40 * 14.0, "12 tokens at least in each call"
     assert crowded == 480.0 + 40 * 38.0
@@ -107,19 +109,19 @@ def test_loading_counts_as_waiting() -> None:
     found = town.decide(ask)
     assert found.replica == "far"
     assert found.runner_up is not None
-    assert found.runner_up.wait == Wait(1.0, 0.0, 0.0, 60.0, 11.0)
+    assert found.runner_up.wait == PredictedWait(1.0, 0.0, 0.0, 60.0, 11.0)
     assert dict(found.considered) == {"far": 51.0, "near": 72.0}
 
 
 @given(
     st.lists(st.builds(
-        Load, st.integers(0, 9), st.integers(0, 3), st.integers(0, 900), st.floats(1, 20),
+        ReplicaLoad, st.integers(0, 9), st.integers(0, 3), st.integers(0, 900), st.floats(1, 20),
         st.floats(0.1, 5), max_sessions=st.just(8),
     ), min_size=1, max_size=4),
     st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 200), st.floats(0, 90),
 )  # fmt: skip
 def test_the_total_is_the_sum_of_its_terms(
-    loads: list[Load], prompt: int, transferable: int, load_ms: float, rtt_ms: float
+    loads: list[ReplicaLoad], prompt: int, transferable: int, load_ms: float, rtt_ms: float
 ) -> None:
     rows = [replica(str(n), load=load, rtt_ms=rtt_ms * n) for n, load in enumerate(loads)]
     town = Town(*rows, max_queued=1000)
@@ -148,7 +150,7 @@ def test_more_load_never_predicts_a_shorter_wait(
     running: int, queued: int, prompt: int, fixed: float, row: float, rtt: float
 ) -> None:
     def total(extra_running: int, extra_queued: int, extra_prompt: int) -> float:
-        load = Load(running + extra_running, 0, queued + extra_queued, fixed, row)
+        load = ReplicaLoad(running + extra_running, 0, queued + extra_queued, fixed, row)
         return wait(load, prompt + extra_prompt, rtt).total_ms
 
     base = total(0, 0, 0)
@@ -162,5 +164,5 @@ def test_more_load_never_predicts_a_shorter_wait(
 
 def test_a_session_without_a_prompt_waits_for_the_queue_alone() -> None:
     town = Town(replica("a", rtt_ms=3.0), replica("b"))
-    assert town.placement.standings(town.now)["a"].wait == Wait(3.0, 0.0, 0.0, 0.0, 11.0)
-    assert Request("m", DIGEST, 0).prompt is None
+    assert town.placement.statuses(town.now)["a"].wait == PredictedWait(3.0, 0.0, 0.0, 0.0, 11.0)
+    assert PlacementRequest("m", DIGEST, 0).prompt is None

@@ -6,35 +6,34 @@ from random import Random
 from typing import Any, TypeVar
 
 from outrider.errors import OutriderError
+from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire.errors import to_detail
 from services.router.admission.admission import Admission
-from services.router.admission.counting.prices import PriceTable
+from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
-from services.router.admission.tenants.accounts import TenantPolicy
-from services.router.conductor.conductor import Conductor
-from services.router.conductor.policy import ConductorPolicy
+from services.router.admission.pricing import PriceTable
+from services.router.admission.tenants import TenantPolicy
+from services.router.autoscale.advisor import AutoscaleAdvisor
+from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
-from services.router.fleet.load import Model
 from services.router.fleet.registry import Registry
-from services.router.placement.history import History
+from services.router.fleet.replica import ServedModel
+from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
-from services.router.placement.request import PlacementPolicy
-from services.router.prefixes.ids import IdReader
-from services.router.prefixes.index import PrefixIndex, PrefixLimits
-from services.router.relay.assignment import Prompts
-from services.router.relay.dispatch import Dispatch
-from services.router.relay.entry.entry import Entry
-from services.router.relay.entry.scout import FleetScout
-from services.router.relay.journal import Journal
-from services.router.relay.outlet import Outlet
+from services.router.placement.types import PlacementPolicy
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.prompt import TokenIdReader
+from services.router.relay.dispatch import Dispatch, PromptCache
+from services.router.relay.failover import Failover
+from services.router.relay.frames import Down, RelayedSession, Up
+from services.router.relay.intake import Intake
+from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
-from services.router.relay.survival.moves import Moves
-from services.router.relay.survival.silence import Silence, SilencePolicy
-from services.router.relay.survival.watch import Watch
-from services.router.relay.switch import Down, RelayedSession, Switch, Up
+from services.router.relay.switch import Switch
+from services.router.relay.telemetry import SessionTelemetry
 
 DIGEST = b"\x01" * 32
 LIMITS = RelayLimits(64, 16, 4, 1 << 20, 5.0)
@@ -61,51 +60,53 @@ class Mesh:
         replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
         self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
-        self.history = History(100)
-        self.journal = Journal(self.metrics, self.clock, self.history)
+        self.history = PlacementHistory(100)
+        self.telemetry = SessionTelemetry(self.metrics, self.clock, self.history)
         self.texts: list[RelayedSession] = []
-        index = PrefixIndex(PrefixLimits())
+        index = PrefixIndex(PrefixIndexLimits())
         self.placement = Placement(
             self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )
-        prompts = Prompts(index, IdReader())
-        dispatch = Dispatch(self.table, self.registry, self.journal, self.placement, prompts)
-        self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
-        self.scout = FleetScout(dispatch.decide, "us", return_s)
-        self.conductor = Conductor(ConductorPolicy())
-        self.entry = Entry(
-            self.table, dispatch, self.registry, self.admission, self.scout, self.conductor
+        prompts = PromptCache(index, TokenIdReader())
+        dispatch = Dispatch(
+            self.table, self.registry, self.telemetry, self.placement, prompts, self.clock
         )
-        moves = Moves(self.table, dispatch, self.journal)
-        silence = Silence(SilencePolicy())
-        watch = Watch(self.table, dispatch, self.registry, moves, silence, self.admission)
-        self.num_hurries = 0
+        self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
+        self.fleet_view = LiveFleetView(dispatch.decide, "us", return_s)
+        self.autoscale = AutoscaleAdvisor(AutoscalePolicy())
+        self.intake = Intake(
+            self.table, dispatch, self.registry, self.admission, self.fleet_view, self.autoscale
+        )
+        failover = Failover(self.table, dispatch, self.telemetry)
+        self.num_retries_scheduled = 0
         self.switch = Switch(
             self.table,
             dispatch,
-            self.journal,
-            self.entry,
-            watch,
-            moves,
+            self.registry,
+            self.admission,
+            self.telemetry,
+            self.intake,
+            ReplicaMonitor(self.table, dispatch, self.registry, failover),
+            failover,
             default_model="m",
             tokenize=self.texts.append,
-            hurry=self.hurry,
+            schedule_retry=self.schedule_retry,
         )
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
         self.streams: dict[str, int] = {}
-        self.up: dict[str, Outlet[Up]] = {}
-        self.down: dict[int, Outlet[Down]] = {}
+        self.up: dict[str, Outbox[Up]] = {}
+        self.down: dict[int, Outbox[Down]] = {}
         for config in replicas:
             self.connect(config.name)
 
-    def hurry(self) -> None:
-        self.num_hurries += 1
+    def schedule_retry(self) -> None:
+        self.num_retries_scheduled += 1
 
     def connect(self, name: str) -> None:
-        self.up[name] = Outlet(self.replica_capacity, 16)
+        self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
-        self.registry.connected(name, Model("m", DIGEST, 2048, (1, 2)), self.clock())
-        self.scout.survey(self.registry, self.clock())
+        self.registry.connected(name, ServedModel("m", DIGEST, 2048, (1, 2)), self.clock())
+        self.fleet_view.refresh(self.registry, self.clock())
 
     def lose(self, name: str, *, is_own: bool = False) -> None:
         self.registry.lost(name, "the test says so", self.clock(), is_own=is_own)
@@ -113,9 +114,9 @@ class Mesh:
         self.switch.detach_replica(name, stream, self.clock(), is_own=is_own)
 
     def edge(self) -> int:
-        outlet: Outlet[Down] = Outlet(self.edge_capacity, 16)
-        edge = self.switch.attach_edge(outlet)
-        self.down[edge] = outlet
+        outbox: Outbox[Down] = Outbox(self.edge_capacity, 16)
+        edge = self.switch.attach_edge(outbox)
+        self.down[edge] = outbox
         return edge
 
     def send(self, edge: int, frame: inference_pb2.SessionUp) -> None:
@@ -132,8 +133,8 @@ class Mesh:
         return [response.frame for response in await _drain(self.down[edge])]
 
 
-async def _drain(outlet: Outlet[FrameT]) -> list[FrameT]:
-    found = [await outlet.take() for _ in range(len(outlet))]
+async def _drain(outbox: Outbox[FrameT]) -> list[FrameT]:
+    found = [await anext(outbox) for _ in range(len(outbox))]
     return [frame for frame in found if frame is not None]
 
 

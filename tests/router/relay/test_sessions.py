@@ -1,4 +1,4 @@
-"""The session table: numbers, limits, what is kept, and a random walk against its invariants."""
+"""Every pair of state and input; the session table: ids, limits, what is kept, a random walk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,117 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import DuplicateSessionError, OverloadedError
-from services.router.relay.lifecycle import TRANSITIONS, Action, Input, State
-from services.router.relay.sessions import RelayLimits, Session, SessionTable
+from services.router.relay.sessions import (
+    TRANSITIONS,
+    RelayLimits,
+    Session,
+    SessionAction,
+    SessionInput,
+    SessionState,
+    SessionTable,
+)
+
+Action = SessionAction
+Input = SessionInput
+PLACING, QUEUED, OPENING = SessionState.PLACING, SessionState.QUEUED, SessionState.OPENING
+STREAMING, CLOSING, ENDED = SessionState.STREAMING, SessionState.CLOSING, SessionState.ENDED
+
+EXPECTED = {
+    Input.DRAFT: {
+        PLACING: (PLACING, Action.KEEP),
+        QUEUED: (QUEUED, Action.KEEP),
+        OPENING: (OPENING, Action.KEEP_AND_SEND_UP),
+        STREAMING: (STREAMING, Action.SEND_UP),
+        CLOSING: (CLOSING, Action.DROP),
+    },
+    Input.CANCEL: {
+        PLACING: (ENDED, Action.ANSWER),
+        QUEUED: (ENDED, Action.ANSWER),
+        OPENING: (CLOSING, Action.SEND_UP),
+        STREAMING: (CLOSING, Action.SEND_UP),
+        CLOSING: (CLOSING, Action.DROP),
+    },
+    Input.EDGE_LOST: {
+        PLACING: (ENDED, Action.DROP),
+        QUEUED: (ENDED, Action.DROP),
+        OPENING: (ENDED, Action.CANCEL_UP),
+        STREAMING: (ENDED, Action.CANCEL_UP),
+        CLOSING: (ENDED, Action.DROP),
+    },
+    Input.QUEUED: {PLACING: (QUEUED, Action.DROP)},
+    Input.PLACED: {
+        PLACING: (OPENING, Action.OPEN_UP),
+        QUEUED: (OPENING, Action.OPEN_UP),
+    },
+    Input.ABORT: {
+        PLACING: (ENDED, Action.ANSWER),
+        QUEUED: (ENDED, Action.ANSWER),
+        OPENING: (ENDED, Action.CANCEL_AND_ANSWER),
+        STREAMING: (ENDED, Action.CANCEL_AND_ANSWER),
+        CLOSING: (ENDED, Action.ANSWER),
+    },
+    Input.OPENED: {
+        OPENING: (OPENING, Action.SEND_DOWN),
+        STREAMING: (STREAMING, Action.SEND_DOWN),
+        CLOSING: (CLOSING, Action.SEND_DOWN),
+    },
+    Input.COMMIT: {
+        OPENING: (STREAMING, Action.SEND_DOWN),
+        STREAMING: (STREAMING, Action.SEND_DOWN),
+        CLOSING: (CLOSING, Action.SEND_DOWN),
+    },
+    Input.DONE: {
+        OPENING: (ENDED, Action.SEND_DOWN),
+        STREAMING: (ENDED, Action.SEND_DOWN),
+        CLOSING: (ENDED, Action.SEND_DOWN),
+    },
+    Input.ERROR: {
+        OPENING: (ENDED, Action.SEND_DOWN),
+        STREAMING: (ENDED, Action.SEND_DOWN),
+        CLOSING: (ENDED, Action.SEND_DOWN),
+    },
+    Input.LEFT: {
+        OPENING: (PLACING, Action.MOVE),
+        STREAMING: (PLACING, Action.MOVE),
+    },
+    Input.LOST: {
+        OPENING: (ENDED, Action.ANSWER),
+        STREAMING: (ENDED, Action.ANSWER),
+        CLOSING: (ENDED, Action.ANSWER),
+    },
+}
+"""What an input does in each state; pairs left out cannot happen."""
+
+
+def test_the_expectation_names_every_input() -> None:
+    assert set(EXPECTED) == set(Input)
+    assert set(TRANSITIONS) == set(SessionState)
+
+
+@pytest.mark.parametrize("event", list(Input))
+@pytest.mark.parametrize("state", list(SessionState))
+def test_every_pair(event: SessionInput, state: SessionState) -> None:
+    assert TRANSITIONS[state].get(event) == EXPECTED[event].get(state)
+
+
+def test_a_queued_session_is_one_that_is_being_placed_but_for_the_queue() -> None:
+    placing = dict(TRANSITIONS[PLACING])
+    placing.pop(Input.QUEUED)
+    placing[Input.DRAFT] = (QUEUED, Action.KEEP)
+    assert TRANSITIONS[QUEUED] == placing
+
+
+def test_nothing_happens_to_an_ended_session() -> None:
+    assert TRANSITIONS[ENDED] == {}
+
+
+def test_whoever_ends_a_session_tells_the_edge_unless_it_is_gone() -> None:
+    telling = (Action.SEND_DOWN, Action.ANSWER, Action.CANCEL_AND_ANSWER)
+    for state, row in TRANSITIONS.items():
+        for event, (after, action) in row.items():
+            if after is ENDED and event is not Input.EDGE_LOST:
+                assert action in telling, (state, event)
+
 
 LIMITS = RelayLimits(
     max_sessions=8,
@@ -34,7 +143,7 @@ def test_edges_may_use_the_same_numbers() -> None:
     sessions = table()
     one, two = sessions.attach_edge(), sessions.attach_edge()
     first, second = opened(sessions, one, 7), opened(sessions, two, 7)
-    assert first.relayed != second.relayed
+    assert first.router_session_id != second.router_session_id
     assert sessions.of_edge(one, 7) is first
     assert sessions.of_edge(two, 7) is second
     assert sessions.of_edge(one, 8) is None
@@ -47,72 +156,79 @@ def test_a_number_is_free_again_after_its_session() -> None:
     with pytest.raises(DuplicateSessionError, match="Session 1"):
         opened(sessions, edge)
     sessions.advance(first, Input.CANCEL, 0.0)
-    assert opened(sessions, edge).relayed != first.relayed
+    assert opened(sessions, edge).router_session_id != first.router_session_id
 
 
 def test_a_replica_reaches_its_own_sessions_alone() -> None:
     sessions = table()
-    edge, mine, other = sessions.attach_edge(), sessions.attach_stream(), sessions.attach_stream()
+    edge, mine, other = sessions.attach_edge(), sessions.attach_replica(), sessions.attach_replica()
     session = opened(sessions, edge)
     assert sessions.bind(session, mine, "a", 0.0) is Action.OPEN_UP
-    assert sessions.of_stream(mine, session.relayed) is session
-    assert sessions.of_stream(other, session.relayed) is None
-    assert sessions.of_stream(999, session.relayed) is None
+    assert sessions.of_replica(mine, session.router_session_id) is session
+    assert sessions.of_replica(other, session.router_session_id) is None
+    assert sessions.of_replica(999, session.router_session_id) is None
 
 
 def test_a_moved_session_leaves_its_replica_and_keeps_its_edges_number() -> None:
     sessions = table()
-    edge, first, second = sessions.attach_edge(), sessions.attach_stream(), sessions.attach_stream()
+    edge = sessions.attach_edge()
+    first, second = sessions.attach_replica(), sessions.attach_replica()
     session = opened(sessions, edge)
     sessions.bind(session, first, "a", 0.0)
-    leg = session.leg
+    first_id = session.upstream_session_id
     assert sessions.advance(session, Input.LEFT, 0.0) is Action.MOVE
-    assert sessions.of_stream(first, leg) is None
-    assert session.open == "open"
+    assert sessions.of_replica(first, first_id) is None
+    assert session.open_frame == "open"
     sessions.bind(session, second, "b", 0.0)
-    assert session.leg != leg, "a late frame of the first leg means nobody"
-    assert sessions.of_stream(second, session.leg) is session
+    assert session.upstream_session_id != first_id, "a late frame of the first means nobody"
+    assert sessions.of_replica(second, session.upstream_session_id) is session
     assert sessions.of_edge(edge, 1) is session
-    assert session.tried == ["a", "b"]
-    sessions.committed(session, 3, b"abc")
-    assert session.tried == ["b"], "what was tried before a token may be tried again"
+    assert session.tried_replicas == ["a", "b"]
+    sessions.commit(session, 3, b"abc")
+    assert session.tried_replicas == ["b"], "what was tried before a token may be tried again"
 
 
 def test_what_is_committed_is_kept_and_drafts_are_not() -> None:
     sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    edge, stream = sessions.attach_edge(), sessions.attach_replica()
     session = opened(sessions, edge)
     sessions.bind(session, stream, "a", 0.0)
-    assert [sessions.keep(session, f"draft {n}", 5) for n in range(3)] == [True, True, False]
-    assert session.kept == ["draft 0", "draft 1"]
+    assert [sessions.keep_draft(session, f"draft {n}", 5) for n in range(3)] == [True, True, False]
+    replay = session.replay
+    assert replay is not None
+    assert replay.drafts == ["draft 0", "draft 1"]
     sessions.check_invariants()
-    sessions.committed(session, 2, b"12")
+    sessions.commit(session, 2, b"12")
     sessions.advance(session, Input.COMMIT, 0.0)
-    sessions.committed(session, 3, b"3")
-    assert (session.open, session.kept, session.kept_bytes) == ("open", [], 13)
-    assert (session.upto, bytes(session.committed)) == (3, b"123")
+    sessions.commit(session, 3, b"3")
+    assert (replay.open_frame, replay.drafts, replay.num_bytes) == ("open", [], 13)
+    assert (session.num_committed, bytes(replay.committed)) == (3, b"123")
     sessions.check_invariants()
-    sessions.committed(session, 4, None)
-    assert (session.open, bytes(session.committed), session.kept_bytes) == (None, b"", 0)
-    assert session.upto == 4
+    sessions.commit(session, 4, None)
+    assert session.replay is None
+    assert session.num_committed == 4
     sessions.check_invariants()
 
 
 def test_drafts_of_an_older_epoch_give_way() -> None:
     sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    edge, stream = sessions.attach_edge(), sessions.attach_replica()
     session = opened(sessions, edge)
     sessions.bind(session, stream, "a", 0.0)
     for n in range(2):
-        assert sessions.keep(session, f"old {n}", 5)
+        assert sessions.keep_draft(session, f"old {n}", 5)
     sessions.begin_epoch(session, 0)
-    assert session.kept == ["old 0", "old 1"], "the same epoch goes on"
-    before = session.kept_bytes
+    replay = session.replay
+    assert replay is not None
+    assert replay.drafts == ["old 0", "old 1"], "the same epoch goes on"
+    before = replay.num_bytes
     sessions.begin_epoch(session, 1)
-    assert (session.epoch, session.kept, session.kept_bytes) == (1, [], before - 10)
-    assert sessions.keep(session, "new", 5), "the room is the newer epoch's"
+    assert (session.epoch, replay.drafts, replay.num_bytes) == (1, [], before - 10)
+    assert sessions.keep_draft(session, "new", 5), "the room is the newer epoch's"
     sessions.begin_epoch(session, 0)
-    assert (session.epoch, session.kept) == (1, ["new"]), "a late frame of the old one ends nothing"
+    assert (session.epoch, replay.drafts) == (1, ["new"]), (
+        "a late frame of the old one ends nothing"
+    )
     sessions.check_invariants()
 
 
@@ -131,26 +247,26 @@ def test_limits_are_overload() -> None:
 
 def test_kept_bytes_are_bounded() -> None:
     sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    edge, stream = sessions.attach_edge(), sessions.attach_replica()
     session = sessions.open(edge, 1, "open", 900, now=0.0)
     with pytest.raises(OverloadedError, match="900 bytes"):
         sessions.open(edge, 2, "open", 101, now=0.0)
-    assert not sessions.keep(session, "draft", 101)
-    assert sessions.keep(session, "draft", 100)
+    assert not sessions.keep_draft(session, "draft", 101)
+    assert sessions.keep_draft(session, "draft", 100)
     sessions.bind(session, stream, "a", 0.0)
-    sessions.committed(session, 1, b"")
+    sessions.commit(session, 1, b"")
     sessions.advance(session, Input.COMMIT, 0.0)
     other = sessions.open(edge, 2, "open", 1000, now=0.0)
-    assert session.open is None, "the oldest that has tokens makes room"
+    assert session.replay is None, "the oldest that has tokens makes room"
     sessions.bind(other, stream, "a", 0.0)
-    sessions.committed(other, 1, b"1")
-    assert other.open is None, "no room for its tokens, and none with tokens but itself"
+    sessions.commit(other, 1, b"1")
+    assert other.replay is None, "no room for its tokens, and none with tokens but itself"
     sessions.check_invariants()
 
 
 def test_a_cancel_without_answer_expires() -> None:
     sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    edge, stream = sessions.attach_edge(), sessions.attach_replica()
     silent, answered = opened(sessions, edge, 1), opened(sessions, edge, 2)
     for session in (silent, answered):
         sessions.bind(session, stream, "a", 0.0)
@@ -163,17 +279,17 @@ def test_a_cancel_without_answer_expires() -> None:
 
 def test_both_sides_list_their_sessions() -> None:
     sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_stream()
+    edge, stream = sessions.attach_edge(), sessions.attach_replica()
     here, waiting = opened(sessions, edge, 1), opened(sessions, edge, 2)
     sessions.bind(here, stream, "a", 0.0)
     assert sessions.edge_sessions(edge) == [here, waiting]
-    assert sessions.detach_stream(stream) == [here]
-    assert sessions.detach_stream(stream) == []
+    assert sessions.detach_replica(stream) == [here]
+    assert sessions.detach_replica(stream) == []
     with pytest.raises(AssertionError):
-        sessions.forget_edge(edge)
+        sessions.detach_edge(edge)
     sessions.advance(here, Input.LOST, 0.0)
     sessions.advance(waiting, Input.EDGE_LOST, 0.0)
-    sessions.forget_edge(edge)
+    sessions.detach_edge(edge)
     assert len(sessions) == 0
     sessions.check_invariants()
 
@@ -201,17 +317,17 @@ def advance_some(
         sessions.bind(session, data.draw(st.sampled_from(streams)), "a", now)
         return
     if event is Input.COMMIT:
-        sessions.committed(session, session.upto + 1, data.draw(st.binary(max_size=300)))
+        sessions.commit(session, session.num_committed + 1, data.draw(st.binary(max_size=300)))
     sessions.advance(session, event, now)
-    if session.state is State.OPENING:
-        sessions.keep(session, "draft", data.draw(st.integers(1, 300)))
+    if session.state is SessionState.OPENING:
+        sessions.keep_draft(session, "draft", data.draw(st.integers(1, 300)))
 
 
 @given(st.data())
 def test_any_walk_keeps_the_invariants_and_ends_empty(data: st.DataObject) -> None:
     sessions = table(max_sessions_per_edge=8)
     edges = [sessions.attach_edge() for _ in range(3)]
-    streams = [sessions.attach_stream() for _ in range(2)]
+    streams = [sessions.attach_replica() for _ in range(2)]
     live: list[Session[str]] = []
     now = 0.0
     for _ in range(data.draw(st.integers(0, 60))):
@@ -222,12 +338,12 @@ def test_any_walk_keeps_the_invariants_and_ends_empty(data: st.DataObject) -> No
             advance_some(sessions, data, live, streams, now)
         for late in sessions.expire(now):
             sessions.advance(late, Input.ABORT, now)
-        live = [session for session in live if session.state is not State.ENDED]
+        live = [session for session in live if session.state is not SessionState.ENDED]
         sessions.check_invariants()
         assert len(sessions) == len(live)
     for edge in edges:
         for session in sessions.edge_sessions(edge):
             sessions.advance(session, Input.EDGE_LOST, now)
-        sessions.forget_edge(edge)
+        sessions.detach_edge(edge)
     sessions.check_invariants()
     assert len(sessions) == 0

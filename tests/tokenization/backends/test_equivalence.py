@@ -16,7 +16,7 @@ from outrider.tokenization.backends.base import REFERENCE, Batch, Reference
 from outrider.tokenization.backends.equivalence import EquivalenceVerdict
 from outrider.tokenization.backends.fallback import MAX_SAMPLE_CHARS, FallbackBackend
 from outrider.tokenization.backends.selection import select_backend
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.pool.pool import Tier
 from outrider.tokenization.segment_cache import ContentClass
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 from tests.tokenization.backends.test_equivalence import Wrong
 
 

@@ -30,7 +30,7 @@ from outrider.tokenization.pool.pool import (
     TokenizationPool,
     TokenizationResult,
 )
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 ASK = [Message("user", "hello")]
 NEVER_INLINE = PoolPolicy(num_workers=1, max_queued=1, max_inline_chars=0, max_local_chars=0)

@@ -15,7 +15,7 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.pool.job_queue import JobClass, two_choices
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 
 def test_the_less_loaded_of_two_is_chosen() -> None:

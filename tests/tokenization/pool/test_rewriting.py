@@ -19,7 +19,7 @@ from outrider.tokenization.pool.pool import (
     TokenizationResult,
 )
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
-from tests.edge.live.region import small_vocabulary
+from tests.edge.integration.region import small_vocabulary
 
 LONG = [Message("system", "rules"), Message("user", "x" * 500), Message("user", "why?")]
 

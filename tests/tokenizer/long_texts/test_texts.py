@@ -124,7 +124,7 @@ async def test_a_worker_of_another_node_joins_with_a_certificate(
             await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "UNAVAILABLE"
         worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.tokenizer.long_texts", f"127.0.0.1:{port}"),
+            *(sys.executable, "-m", "services.tokenizer.long_texts.worker", f"127.0.0.1:{port}"),
             *("--name", "far", "--certificate", str(joining.certificate)),
             *("--private-key", str(joining.private_key), "--ca", str(joining.ca)),
         )

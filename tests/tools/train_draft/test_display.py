@@ -13,11 +13,11 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.calibration import SourceCalibrations
 from outrider.speculation.ngrams import NgramPrior
-from services.edge.session.actions import Commit
 from services.edge.session.display import DisplayPolicy
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.events import Commit
 from services.edge.session.reply import ReplyTools
-from services.edge.session.sources.copies import CopyDrafter
-from tests.edge.session.virtual.circumstances import Words, word
+from tests.edge.session.simulation.circumstances import Words, word
 from tools.train_draft.display import Outcome, outcome_of, policies, report, tables
 from tools.train_draft.replay import DisplayReplay, Guessed, GuessRecorder, Speeds
 from tools.train_draft.replies import NUM_TOP, Reply

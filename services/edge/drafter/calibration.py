@@ -1,0 +1,112 @@
+"""What earlier replies taught the drafter: n-gram statistics, and how likely a source's drafts are
+right (pure).
+
+A source's estimate is corrected by Platt scaling, by source and by place in the reply: it starts as
+fitted on recorded replies, and its shift is learned online. Both are kept per trust group.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from outrider.speculation.calibration import (
+    MOST_SHIFT,
+    SourceCalibrations,
+    logit,
+    position_bucket,
+    sigmoid,
+)
+from outrider.speculation.ngram_store import NgramStatistics, NgramStore
+from outrider.speculation.ngrams import NgramPrior
+from services.edge.drafter.protocol import DraftSource
+
+MAX_ENTRIES: Final = 1 << 18
+"""Contexts in the n-gram stores of all groups together: some 40 MB."""
+MAX_GROUPS: Final = 1024
+"""Groups whose calibrations are kept, some 4 KB each."""
+_SHARED_RATE = 0.02
+"""How far one outcome moves the shift that all replies of a kind share."""
+_RATE = 0.15
+"""How far one outcome moves a reply's own shift."""
+SOURCE_NAMES: Final = {source: source.name.lower() for source in DraftSource}
+"""Names of the sources in calibration files."""
+
+
+class OnlineCalibration:
+    """Corrections of one reply, or of all replies of a kind; `starting` makes the latter."""
+
+    def __init__(
+        self,
+        shifts: Sequence[Sequence[float]],
+        slopes: Sequence[Sequence[float]],
+        shared: OnlineCalibration | None = None,
+    ) -> None:
+        """[sources, buckets] each. `shared`: that of all replies, which learns as well."""
+        self._shifts = [list(by_place) for by_place in shifts]
+        self._slopes = slopes
+        self._shared = shared
+        self._rate = _RATE if shared else _SHARED_RATE
+
+    @classmethod
+    def starting(cls, start: SourceCalibrations, *, are_sampled: bool) -> OnlineCalibration:
+        """That of all greedy replies, or of all sampled ones, before the first."""
+        lines = [start.of(SOURCE_NAMES[source], are_sampled=are_sampled) for source in DraftSource]
+        return cls(
+            [[line.shift for line in by_place] for by_place in lines],
+            [[line.slope for line in by_place] for by_place in lines],
+        )
+
+    def for_reply(self) -> OnlineCalibration:
+        """That of one reply, which starts as this one is now."""
+        return OnlineCalibration(self._shifts, self._slopes, self)
+
+    def probability(self, source: DraftSource, position: int, estimate: float) -> float:
+        """Probability in (0, 1) that a draft for the reply's token `position` is right, from what
+        its source estimates."""
+        bucket = position_bucket(position)
+        return sigmoid(
+            self._shifts[source][bucket] + self._slopes[source][bucket] * logit(estimate)
+        )
+
+    def observe(self, source: DraftSource, position: int, estimate: float, hit: bool) -> None:
+        """A draft turned out right, or wrong."""
+        shifts, bucket = self._shifts[source], position_bucket(position)
+        moved = shifts[bucket] + self._rate * (hit - self.probability(source, position, estimate))
+        shifts[bucket] = min(max(moved, -MOST_SHIFT), MOST_SHIFT)
+        if self._shared is not None:
+            self._shared.observe(source, position, estimate, hit)
+
+
+class GroupLearning:
+    """What replies taught, per trust group. Nothing passes from one group to another: neither words
+    nor how often drafts are right."""
+
+    def __init__(
+        self,
+        prior: NgramPrior | None = None,
+        sources: SourceCalibrations | None = None,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        max_groups: int = MAX_GROUPS,
+    ) -> None:
+        """`prior` and `sources`: the n-grams and the calibrations that every group starts with."""
+        self._ngrams = NgramStore(prior, max_entries=max_entries, max_salts=max_groups)
+        self._sources = sources or SourceCalibrations()
+        self._max_calibrations = 2 * max_groups
+        self._calibrations: OrderedDict[tuple[bytes, bool], OnlineCalibration] = OrderedDict()
+
+    def of(self, group: bytes, *, are_sampled: bool) -> tuple[NgramStatistics, OnlineCalibration]:
+        """What a group's greedy replies, or its sampled ones, start with and add to. The empty
+        group gets new ones each time."""
+        key = group, are_sampled
+        calibration = self._calibrations.get(key)
+        if calibration is None:
+            calibration = OnlineCalibration.starting(self._sources, are_sampled=are_sampled)
+        if group:
+            self._calibrations[key] = calibration
+            self._calibrations.move_to_end(key)
+            if len(self._calibrations) > self._max_calibrations:
+                self._calibrations.popitem(last=False)
+        return self._ngrams.of(group), calibration

@@ -1,0 +1,305 @@
+"""Many replies on one draft model: what the next call computes, and what came of the last (pure).
+
+The caller repeats three steps: `schedule` a call, `run` it, `apply` its rows. Replies may be
+opened, committed to and closed between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from outrider.engines.base import (
+    Engine,
+    EngineInfo,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    no_work,
+)
+from outrider.engines.draft_calibration import DraftCalibration
+from outrider.errors import ConfigError
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from services.edge.drafter.branch import DraftBranch
+from services.edge.drafter.calibration import GroupLearning
+from services.edge.drafter.counters import DrafterCounters
+from services.edge.drafter.kv import KvBlockPool, KvOperations, KvSequence
+from services.edge.drafter.proposer import Proposer
+from services.edge.drafter.protocol import CommitTokens, DraftUpdate, OpenReply
+from services.edge.drafter.session import DraftSession
+from services.edge.drafter.settings import DrafterLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSlice:
+    """One session's part of a call."""
+
+    session: int
+    slice: SequenceSlice
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """What to do with the engine: the KV operations, then one step of all slices."""
+
+    operations: KvOperations
+    scheduled: tuple[ScheduledSlice, ...]
+
+    @property
+    def slices(self) -> tuple[SequenceSlice, ...]:
+        """For Engine.step."""
+        return tuple(it.slice for it in self.scheduled)
+
+
+def run(
+    engine: Engine, call: EngineCall, overlapped_work: OverlappedWork = no_work
+) -> list[LogitsRows]:
+    """Do what the call says. Raises EngineError."""
+    for sequence in call.operations.closes:
+        engine.close_sequence(sequence)
+    for sequence in call.operations.opens:
+        engine.open(sequence, np.zeros(0, np.int32))
+    for source, target in call.operations.copies:
+        engine.copy_block(source, target)
+    return engine.step(call.slices, overlapped_work)
+
+
+class Drafter:
+    """Schedules sessions, named by the edge's number, on one engine."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: DrafterLimits,
+        calibration: DraftCalibration,
+        learning: GroupLearning | None = None,
+    ) -> None:
+        """`learning`: what sessions learn from others. Raises ConfigError for an engine that cannot
+        compute slices of one token."""
+        if info.min_rows > 1:
+            raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
+        self._info = info
+        self._limits = limits
+        self._calibration = calibration
+        self._learning = learning or GroupLearning()
+        self._pool = KvBlockPool(info)
+        self._sessions: dict[int, DraftSession] = {}
+        self._in_call: set[int] = set()
+        """Sessions with a slice in the call being made."""
+        self.counters = DrafterCounters()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_modelled(self) -> int:
+        """Sessions for which the model is asked."""
+        return sum(session.is_modelled for session in self._sessions.values())
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    # Messages from the edge.
+
+    def open(self, opening: OpenReply, now: float) -> None:
+        """Draft a reply, unless there are `max_sessions` already.
+
+        Raises InvalidSamplingError for ids outside the vocabulary.
+        """
+        self.close(opening.session)
+        if len(self._sessions) >= self._limits.max_sessions:
+            self.counters.num_refused += 1
+            return
+        sampled = opening.params.temperature > 0.0
+        vocabulary_size = self._info.vocabulary_size
+        ngrams, calibration = self._learning.of(opening.group, are_sampled=sampled)
+        self._sessions[opening.session] = DraftSession(
+            opening,
+            proposer=Proposer(opening.params, vocabulary_size, opening.prompt, self._calibration),
+            copier=SuffixDrafter(
+                max(2, self._info.max_context_tokens),
+                ngrams,
+                num_prompt=len(opening.prompt),
+                sampled=sampled,
+            ),
+            calibration=calibration.for_reply(),
+            limits=self._limits,
+            counters=self.counters,
+            kv=self._pool.allocate(),
+            now=now,
+        )
+
+    def commit(self, commit: CommitTokens, now: float) -> None:
+        """Ids that became final. Unknown sessions are ignored."""
+        session = self._sessions.get(commit.session)
+        if session is not None:
+            session.touched_at = now
+            session.commit(commit.ids, commit.lead)
+            self._free_dropped(session)
+
+    def close(self, number: int) -> None:
+        """No more drafts are wanted. Unknown numbers are ignored."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            session.replace_kv(KvSequence(0))
+            self._free_dropped(session)
+
+    # Calls of the model.
+
+    def schedule(self, now: float) -> EngineCall | None:
+        """The next call; None if there is nothing to compute. `apply` follows before the next."""
+        self._in_call.clear()
+        for session in self._sessions.values():
+            session.grow(session.main)
+        scheduled = self._steps(now)
+        scheduled += self._chunks(now, is_idle=not scheduled)
+        if not scheduled:
+            scheduled = list(islice(self._alternatives(now), self._limits.max_rounds))
+        if not scheduled:
+            # Sessions that just found no blocks for the model go on with copies alone.
+            for session in self._sessions.values():
+                session.grow(session.main)
+            return None
+        return EngineCall(self._pool.take_operations(), tuple(scheduled))
+
+    def apply(self, call: EngineCall, rows: Sequence[LogitsRows], took_s: float) -> None:
+        """What the call computed in `took_s`, one LogitsRows per slice. Raises EngineError for
+        rows without finite scores."""
+        self.counters.record_call(took_s)
+        num_rows = sum(len(it.slice.tokens) for it in call.scheduled)
+        if num_rows >= self._limits.chunk_tokens:
+            self.counters.record_prefill(num_rows, took_s)
+        for scheduled, answer in zip(call.scheduled, rows, strict=True):
+            self.counters.num_rows += len(scheduled.slice.tokens)
+            session = self._sessions.get(scheduled.session)
+            branch = session.branch_of(scheduled.slice.sequence) if session else None
+            if session is not None and branch is not None:
+                session.computed(branch, scheduled.slice, answer)
+                session.grow(branch)
+
+    def take_updates(self, now: float) -> list[DraftUpdate]:
+        """Drafts that the edge should be sent now."""
+        call_us = self.counters.recent_call_us
+        return [
+            session.take_update(call_us, now)
+            for session in self._sessions.values()
+            if session.is_update_due(now)
+        ]
+
+    # Slices of a call.
+
+    def _steps(self, now: float) -> list[ScheduledSlice]:
+        """Sessions that lack the KV of a few tokens, the likeliest chains first."""
+        ready = [
+            session
+            for session in self._sessions.values()
+            if session.main.wants_row
+            and session.main.num_uncomputed <= self._limits.catch_up_tokens
+        ]
+        ready.sort(key=lambda session: -session.main.survival())
+        found = []
+        for session in ready[: self._limits.max_rounds]:
+            count = max(1, session.main.num_uncomputed)
+            found.append(self._slice(session, session.main, count, now))
+        return [scheduled for scheduled in found if scheduled is not None]
+
+    def _chunks(self, now: float, *, is_idle: bool) -> list[ScheduledSlice]:
+        """The next tokens of prompts, the oldest session first."""
+        limits = self._limits
+        left = limits.idle_chunk_tokens if is_idle else limits.chunk_tokens
+        found = []
+        for session in list(self._sessions.values()):
+            uncomputed = session.main.num_uncomputed
+            if left <= 0 or not session.main.wants_row or uncomputed <= limits.catch_up_tokens:
+                continue
+            scheduled = self._slice(session, session.main, min(uncomputed, left), now)
+            if scheduled is not None:
+                found.append(scheduled)
+                left -= len(scheduled.slice.tokens)
+        return found
+
+    def _alternatives(self, now: float) -> Iterator[ScheduledSlice]:
+        """Slices of alternatives, computed when no chain can grow."""
+        for session in self._sessions.values():
+            if session.alternative is None and session.is_modelled:
+                self._open_alternative(session)
+            branch = session.alternative
+            if branch is None:
+                continue
+            session.grow(branch)
+            if branch.wants_row:
+                scheduled = self._slice(session, branch, max(1, branch.num_uncomputed), now)
+                if scheduled is not None:
+                    yield scheduled
+
+    def _open_alternative(self, session: DraftSession) -> None:
+        at = session.weakest()
+        if at is not None:
+            kv = self._pool.share(session.main.kv, session.main.begin + at)
+            if kv is not None:
+                session.open_alternative(at, kv)
+
+    def _slice(
+        self, session: DraftSession, branch: DraftBranch, count: int, now: float
+    ) -> ScheduledSlice | None:
+        """The next `count` tokens of a branch; None if there are no KV blocks for them."""
+        kv = branch.kv
+        kv.crop(branch.end - 1)  # at least one row is asked for
+        end = kv.length + count
+        if not self._allocate(session, branch, end, now):
+            return None
+        self._in_call.add(session.number)
+        tokens = np.array(session.ids(branch, kv.length, end), np.int32)
+        blocks = np.array(kv.table, np.int32)
+        num_rows = int(end == branch.end)
+        return ScheduledSlice(
+            session.number, SequenceSlice(kv.sequence, tokens, kv.length, blocks, num_rows)
+        )
+
+    # KV blocks.
+
+    def _allocate(
+        self, session: DraftSession, branch: DraftBranch, num_tokens: int, now: float
+    ) -> bool:
+        """Have blocks for so many tokens. Without them an alternative ends, and a session goes on
+        without the model."""
+        if num_tokens + self._info.scratch_tokens <= self._info.max_context_tokens:
+            if self._pool.extend(branch.kv, num_tokens):
+                return True
+            if branch is session.main:
+                self._evict(self._pool.num_missing(branch.kv, num_tokens), session, now)
+                if self._pool.extend(branch.kv, num_tokens):
+                    return True
+        if branch is session.main:
+            session.is_modelled = False
+            session.replace_kv(self._pool.allocate())
+            self.counters.num_refused += 1
+        else:
+            session.drop_alternative()
+        self._free_dropped(session)
+        return False
+
+    def _evict(self, num_blocks: int, asking: DraftSession, now: float) -> None:
+        """Take the KV of idle sessions, the longest idle first, until so many blocks are free."""
+        idle_since = now - self._limits.evict_idle_s
+        others = [
+            session
+            for number, session in self._sessions.items()
+            if session is not asking and number not in self._in_call and session.main.kv.table
+        ]
+        others.sort(key=lambda session: session.touched_at)
+        for session in others:
+            if self._pool.num_free >= num_blocks or session.touched_at > idle_since:
+                return
+            session.replace_kv(self._pool.allocate())
+            self._free_dropped(session)
+            self.counters.num_evicted += 1
+
+    def _free_dropped(self, session: DraftSession) -> None:
+        self._pool.free(session.dropped)
+        session.dropped.clear()

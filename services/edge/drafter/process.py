@@ -1,0 +1,134 @@
+"""The drafter's process: starts it, ends it, and the pipe to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from services.edge.drafter.settings import DrafterSettings
+
+DRAFTER: Final = (sys.executable, "-m", "services.edge.drafter")
+_EXIT_S: Final = 2.0
+"""Time for a process that closed the pipe itself to exit."""
+
+
+class Pipe(asyncio.Protocol):
+    """The edge's end of the connection. `write` refuses while too much is unread."""
+
+    def __init__(self, on_data: Callable[[bytes], None], max_unsent_bytes: int) -> None:
+        self._on_data = on_data
+        self._max_unsent_bytes = max_unsent_bytes
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self.closed = asyncio.Event()
+        """Set when the other end has closed."""
+        self.writable = asyncio.Event()
+        """Cleared while the other end leaves too much unread."""
+        self.writable.set()
+        self.changed = asyncio.Event()
+        """Set when `closed` is set or `writable` cleared."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not isinstance: uvloop's transports are of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._max_unsent_bytes, low=0)
+
+    def data_received(self, data: bytes) -> None:
+        self._on_data(data)
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+        self.changed.set()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.closed.set()
+        self.writable.set()
+        self.changed.set()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write` would take something."""
+        return self._transport is not None and self.writable.is_set()
+
+    def write(self, data: bytes) -> bool:
+        """Queue all of `data`; False, and nothing is queued, if too much waits already."""
+        if self._transport is None or not self.writable.is_set():
+            return False
+        self._transport.write(data)
+        return True
+
+    def close(self) -> None:
+        """Forget what was not sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class DrafterProcess:
+    """A running drafter."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe: Pipe) -> None:
+        self._process = process
+        self.pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        settings: DrafterSettings,
+        on_data: Callable[[bytes], None],
+        max_unsent_bytes: int,
+    ) -> DrafterProcess:
+        """Start the process; `command` is followed by what __main__ takes. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        arguments = (*command, settings.to_json(), str(theirs.fileno()), str(os.getpid()))
+        starting = asyncio.create_task(asyncio.to_thread(_start, arguments, theirs))
+        try:
+            process = await asyncio.shield(starting)
+            ours.setblocking(False)
+            _, pipe = await asyncio.get_running_loop().create_unix_connection(
+                lambda: Pipe(on_data, max_unsent_bytes), sock=ours
+            )
+        except BaseException:
+            ours.close()
+            with contextlib.suppress(OSError):
+                _kill(await starting)
+            raise
+        return cls(process, pipe)
+
+    async def end(self) -> int:
+        """Kill it, unless it closed the pipe and exits by itself. Returns its exit status."""
+        if self.pipe.closed.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return await asyncio.to_thread(self._process.wait, _EXIT_S)
+        return await self.kill()
+
+    async def kill(self) -> int:
+        """End it at once: it has nothing to save."""
+        self.pipe.close()
+        return await asyncio.to_thread(_kill, self._process)
+
+
+def _start(arguments: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are
+    in gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers."""
+    with theirs:
+        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    return process.wait()

@@ -1,1 +1,0 @@
-"""Prompts that are computed while their users still type them."""

@@ -1,0 +1,469 @@
+"""All that reaches into aioquic's private parts: bounds on what a peer can make a connection hold
+or process, and names for what the public interface lacks.
+
+aioquic 1.7.2 by itself doubles its receive windows whenever half of one was used, by the highest
+offset that came, and allocates every gap before it; it looks for a fragment's place from the first
+one on; it keeps every packet of acknowledgements until the peer acknowledges it, which no peer has
+to. RFC 9000, section 21 describes the attacks (21.6 on commitment of streams, 21.7 on fragments and
+reassembly). What aioquic bounds itself is not repeated here: ranges to acknowledge, answers to
+PATH_CHALLENGE, paths, connection IDs in use and to be retired.
+
+This module overrides private methods, so it works with one version of aioquic (`check_version`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aioquic
+from aioquic._buffer import Buffer as Buffer
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.quic.connection import (
+    CONNECTION_LIMIT_FRAME_CAPACITY,
+    MAX_STREAM_DATA_FRAME_CAPACITY,
+    Limit,
+    NetworkAddress,
+    QuicConnection,
+    QuicConnectionError,
+    QuicReceiveContext,
+)
+from aioquic.quic.events import StreamDataReceived, StreamReset
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import FinalSizeError, QuicStream, QuicStreamReceiver, QuicStreamSender
+
+from outrider.errors import ConfigError
+from services.edge.quic.limits import MemoryBudget
+from services.edge.quotas import RateLimit, TokenBucket
+
+AIOQUIC_VERSION: Final = "1.7.2"
+_FRAGMENT_BYTES: Final = 128
+"""Memory of a fragment besides its data: two objects and their places in two lists."""
+_CRYPTO_WINDOW_BYTES: Final = 16_384
+"""How far ahead of what TLS has read; at least 4096 (RFC 9000, section 7.5)."""
+_MAX_CRYPTO_BYTES: Final = 65_536
+"""Handshake messages at each encryption level; TLS copies an unfinished one with each piece."""
+_MAX_CRYPTO_FRAGMENTS: Final = 128
+_MAX_SENT_PACKETS: Final = 1024
+"""Beyond, packets that hold nothing but acknowledgements are forgotten."""
+_SWEEP_EVERY_PACKETS: Final = 64
+_FRAMES_AT_ONCE: Final = 64
+"""Taken from the rate limit at once: it costs as much as taking one."""
+_MAX_SEND_RANGES: Final = 1024
+"""Separate ranges of one stream that are acknowledged, or to be sent again. An honest peer causes
+as many as packets were lost at a time."""
+_MAX_PEER_CONNECTION_IDS: Final = 1024
+"""Issued by a peer that has not retired earlier ones."""
+_STREAMS: Final = RateLimit(per_s=200.0, burst=1000.0)
+_FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class QuicLimits:
+    """Of one connection."""
+
+    stream_window_bytes: int = 1 << 20
+    """How far a stream may be ahead of what the edge has read of it. 0-RTT is sent by the limits of
+    an earlier connection, so they may not shrink between releases (RFC 9000, section 7.4.1)."""
+    connection_window_bytes: int = 1 << 20
+    """The same for all streams of a connection together."""
+    max_fragments: int = 2048
+    """Pieces of one stream received out of order. One lost datagram at the start of a window leaves
+    some 950."""
+    max_streams: int = 96
+    """Bidirectional streams open at a time; unidirectional ones are refused."""
+    streams: RateLimit = _STREAMS
+    """Opened, including those that are reset at once."""
+    frames: RateLimit = _FRAMES
+    """Processed, at some 10 us each. An upload has one per 1200 bytes, a reader of 64 chats some
+    1500 per second."""
+
+
+def check_version() -> None:
+    """Raises ConfigError for another aioquic than this file was written for."""
+    if aioquic.__version__ != AIOQUIC_VERSION:
+        raise ConfigError(
+            f"the edge needs aioquic {AIOQUIC_VERSION}, not {aioquic.__version__}: its bounds "
+            "against hostile clients override private methods of that version; install that one"
+        )
+
+
+def _excessive(frame_type: int, what: str) -> QuicConnectionError:
+    # RFC 9000 has no code for excessive load; section 20.1 has INTERNAL_ERROR for an endpoint that
+    # cannot continue with a connection.
+    return QuicConnectionError(QuicErrorCode.INTERNAL_ERROR, frame_type, what)
+
+
+class ReceiveState:
+    """What all receivers of a connection share."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.num_unread_bytes = 0
+        """Bytes up to the highest offsets received that are not read yet; flow control counts
+        them."""
+
+
+class BoundedReceiver(QuicStreamReceiver):
+    """Keeps fragments that came out of order in a sorted list: gaps take no memory, and a
+    fragment's place is found by binary search."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        shared: ReceiveState,
+        max_fragments: int,
+        frame_type: int = QuicFrameType.STREAM_BASE,
+    ) -> None:
+        super().__init__(stream_id, readable=True)
+        self.stream_id = stream_id
+        self._shared = shared
+        self._max_fragments = max_fragments
+        self._frame_type = frame_type
+        self._offsets: list[int] = []
+        self._pieces: list[bytes] = []
+
+    @property
+    def num_fragments(self) -> int:
+        """Pieces received out of order."""
+        return len(self._offsets)
+
+    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
+        """As QuicStreamReceiver. Raises FinalSizeError, QuicConnectionError."""
+        end = frame.offset + len(frame.data)
+        is_next = frame.offset == self._buffer_start == self.highest_offset < end
+        if is_next and not frame.fin and self._final_size is None:  # as nearly all are
+            self._buffer_start = self.highest_offset = end
+            return StreamDataReceived(data=frame.data, end_stream=False, stream_id=self.stream_id)
+        self._check_final_size(end, frame.fin)
+        if self.is_finished:
+            return None
+        if end > self.highest_offset:
+            self._shared.num_unread_bytes += end - self.highest_offset
+            self.highest_offset = end
+        data = self._next(frame.offset, frame.data)
+        self._buffer_start += len(data)
+        self._shared.num_unread_bytes -= len(data)
+        self.is_finished = self._buffer_start == self._final_size
+        if not data and not self.is_finished:
+            return None
+        return StreamDataReceived(data=data, end_stream=self.is_finished, stream_id=self.stream_id)
+
+    def handle_reset(
+        self, *, final_size: int, error_code: int = QuicErrorCode.NO_ERROR
+    ) -> StreamReset | None:
+        """As QuicStreamReceiver; fragments are dropped."""
+        unread = 0 if self.is_finished else self.highest_offset - self._buffer_start
+        event = super().handle_reset(final_size=final_size, error_code=error_code)
+        if event is not None:
+            self._shared.num_unread_bytes -= unread
+            self._forget(len(self._offsets))
+        return event
+
+    def _check_final_size(self, end: int, fin: bool) -> None:
+        # RFC 9000, section 4.5
+        if self._final_size is not None and (
+            end > self._final_size or (fin and end != self._final_size)
+        ):
+            raise FinalSizeError("the final size of a stream cannot change")
+        if fin:
+            if end < self.highest_offset:
+                raise FinalSizeError("data came beyond the final size")
+            self._final_size = end
+
+    def _next(self, offset: int, data: bytes) -> bytes:
+        """The bytes that can be read, now that these came."""
+        if offset < self._buffer_start:
+            data = data[self._buffer_start - offset :]
+            offset = self._buffer_start
+        if not data:
+            return b""
+        if offset > self._buffer_start:
+            self._keep(offset, data)
+            return b""
+        if not self._offsets:
+            return data
+        return self._join(data)
+
+    def _join(self, data: bytes) -> bytes:
+        """`data`, which is next, and the fragments that follow it without a gap."""
+        parts, end, taken = [data], self._buffer_start + len(data), 0
+        for offset, piece in zip(self._offsets, self._pieces, strict=True):
+            if offset > end:
+                break
+            taken += 1
+            fresh = piece[end - offset :]
+            parts.append(fresh)
+            end += len(fresh)
+        self._forget(taken)
+        return b"".join(parts)
+
+    def _forget(self, num: int) -> None:
+        held = sum(map(len, self._pieces[:num])) + num * _FRAGMENT_BYTES
+        self._shared.budget.give_back(held)
+        del self._offsets[:num], self._pieces[:num]
+
+    def _keep(self, offset: int, data: bytes) -> None:
+        """Insert a fragment: in place of those that it covers, and without bytes that are there
+        already. Raises QuicConnectionError when there is no room."""
+        start, end = offset, offset + len(data)
+        at = bisect_left(self._offsets, offset)
+        if at:
+            start = max(start, self._offsets[at - 1] + len(self._pieces[at - 1]))
+        until, num = at, len(self._offsets)
+        while until < num and self._offsets[until] + len(self._pieces[until]) <= end:
+            until += 1
+        if until < num:
+            end = min(end, self._offsets[until])
+        if start >= end:
+            return
+        if num + 1 - (until - at) > self._max_fragments:
+            raise _excessive(self._frame_type, "too many fragments of a stream")
+        covered = sum(map(len, self._pieces[at:until])) + (until - at) * _FRAGMENT_BYTES
+        if not self._shared.budget.take(end - start + _FRAGMENT_BYTES):
+            raise _excessive(self._frame_type, "no room for more that is out of order")
+        self._shared.budget.give_back(covered)
+        self._offsets[at:until] = [start]
+        self._pieces[at:until] = [data[start - offset : end - offset]]
+
+
+class CryptoReceiver(BoundedReceiver):
+    """The same for CRYPTO frames, which flow control does not bound."""
+
+    def __init__(self, shared: ReceiveState) -> None:
+        super().__init__(0, shared, _MAX_CRYPTO_FRAGMENTS, QuicFrameType.CRYPTO)
+
+    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
+        """As QuicStreamReceiver. Raises QuicConnectionError (RFC 9000, section 7.5)."""
+        end = frame.offset + len(frame.data)
+        if end > min(self._buffer_start + _CRYPTO_WINDOW_BYTES, _MAX_CRYPTO_BYTES):
+            raise QuicConnectionError(
+                QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, QuicFrameType.CRYPTO, "too much of CRYPTO"
+            )
+        return super().handle_frame(frame)
+
+
+class BoundedSender(QuicStreamSender):
+    """Closes the connection of a peer that acknowledges a stream in many separate ranges: aioquic
+    searches them from the first one on."""
+
+    def on_data_delivery(
+        self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
+    ) -> None:
+        """As QuicStreamSender. Raises QuicConnectionError, and only for an acknowledgement: loss is
+        also detected by timers, where nothing would catch it."""
+        super().on_data_delivery(delivery, start, stop, fin)
+        if delivery == QuicDeliveryState.ACKED and (
+            len(self._acked) > _MAX_SEND_RANGES or len(self._pending) > _MAX_SEND_RANGES
+        ):
+            raise _excessive(QuicFrameType.ACK, "too many ranges of a stream")
+
+
+def _no_probe() -> None:
+    """An ended connection sends no probes."""
+
+
+class BoundedConnection(QuicConnection):
+    """A server's connection. What it holds for its peer is taken from `budget`, which the caller
+    clears when the connection has ended."""
+
+    def __init__(
+        self, *, limits: QuicLimits, budget: MemoryBudget, now: float, **settings: Any
+    ) -> None:
+        """`settings` as QuicConnection has them."""
+        super().__init__(**settings)
+        self._limits = limits
+        self._now = now
+        self._receiving = ReceiveState(budget)
+        self._frames = TokenBucket(limits.frames, now)
+        self._opened = TokenBucket(limits.streams, now)
+        self._next_sweep = _MAX_SENT_PACKETS
+        self._sweep_at = 0
+        self._frames_left = 0
+        for limit, value in (
+            (self._local_max_data, limits.connection_window_bytes),
+            (self._local_max_streams_bidi, limits.max_streams),
+            (self._local_max_streams_uni, 0),
+        ):
+            limit.value = limit.sent = value
+        self._local_max_stream_data_bidi_remote = limits.stream_window_bytes
+        self._frame_handlers: dict[int, tuple[Callable[..., None], Any]]
+        self._frame_handlers = getattr(self, "_QuicConnection__frame_handlers")  # noqa: B009 (mangled)
+        for kind, (handler, epochs) in self._frame_handlers.items():
+            self._frame_handlers[kind] = self._counted(handler), epochs
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Bytes up to the highest offsets received that are not read yet."""
+        return self._receiving.num_unread_bytes
+
+    def num_unacknowledged_bytes(self, stream_id: int) -> int:
+        """Bytes of a stream that the peer has not acknowledged."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else len(stream.sender._buffer)
+
+    def set_ack_delay(self, seconds: float) -> None:
+        """How long to wait for further packets before they are acknowledged."""
+        self._ack_delay = seconds
+
+    def receive_datagram(self, data: bytes, addr: NetworkAddress, now: float) -> None:
+        """As QuicConnection."""
+        self._now = now
+        super().receive_datagram(data, addr, now)
+
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+        """As QuicConnection."""
+        datagrams = super().datagrams_to_send(now)
+        if self._packet_number >= self._sweep_at:
+            self._sweep_at = self._packet_number + _SWEEP_EVERY_PACKETS
+            for space in self._spaces.values():
+                if len(space.sent_packets) > self._next_sweep:
+                    self._sweep(space)
+        return datagrams
+
+    def break_cycles(self) -> None:
+        """It has ended: remove the references to itself, so that it is freed at once. To collect
+        the connections of an attack as garbage would hold the loop for 100 ms per thousand."""
+        self._frame_handlers.clear()
+        self._cryptos.clear()
+        self._cryptos_initial.clear()
+        for space in self._spaces.values():
+            space.sent_packets.clear()  # they know whom to tell of their delivery
+        self._streams.clear()
+        self._loss._send_probe = _no_probe
+        if hasattr(self, "tls"):  # not before the first packet was read
+            for name, value in list(vars(self.tls).items()):
+                if getattr(value, "__self__", None) is self:
+                    setattr(self.tls, name, None)
+
+    def _sweep(self, space: QuicPacketSpace) -> None:
+        # Packets of nothing but acknowledgements are not in flight, and a peer that never
+        # acknowledges them makes them pile up. Nothing needs to know when one has arrived.
+        for number in [n for n, packet in space.sent_packets.items() if not packet.in_flight]:
+            del space.sent_packets[number]
+        # What is in flight is bounded by the congestion window; it is not searched each time.
+        self._next_sweep = max(_MAX_SENT_PACKETS, 2 * len(space.sent_packets))
+
+    def _counted(self, handler: Callable[..., None]) -> Callable[..., None]:
+        def handle(context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
+            if not self._frames_left:
+                if not self._frames.take(_FRAMES_AT_ONCE, self._now):
+                    raise _excessive(frame_type, "too many frames")
+                self._frames_left = _FRAMES_AT_ONCE
+            self._frames_left -= 1
+            handler(context, frame_type, buf)
+
+        return handle
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        for stream in self._crypto_streams.values():
+            # CRYPTO frames do not count in flow control.
+            stream.receiver = CryptoReceiver(ReceiveState(self._receiving.budget))
+
+    def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
+        num_opened = self._local_max_streams_bidi.used
+        stream = super()._get_or_create_stream(frame_type, stream_id)
+        if not isinstance(stream.receiver, BoundedReceiver):
+            # One that was opened by a higher stream ID (RFC 9000, section 2.1) comes here later.
+            limit = self._limits.max_fragments
+            stream.receiver = BoundedReceiver(stream_id, self._receiving, limit)
+            stream.sender = BoundedSender(stream_id, writable=True)
+        num_opened = self._local_max_streams_bidi.used - num_opened
+        if num_opened and not self._opened.take(num_opened, self._now):
+            raise _excessive(frame_type, "too many streams")
+        return stream
+
+    def _handle_new_connection_id_frame(
+        self, context: QuicReceiveContext, frame_type: int, buf: Buffer
+    ) -> None:
+        super()._handle_new_connection_id_frame(context, frame_type, buf)
+        if len(self._peer_cid_sequence_numbers) > _MAX_PEER_CONNECTION_IDS:
+            raise _excessive(frame_type, "too many connection IDs")
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
+        """MAX_DATA is what was read plus a window; it is sent when it can grow by half a window."""
+        data, window = self._local_max_data, self._limits.connection_window_bytes
+        granted = data.used - self._receiving.num_unread_bytes + window
+        if 2 * (granted - data.value) >= window:
+            data.value = granted
+        self._write_limit(builder, data)
+        streams = self._local_max_streams_bidi
+        # As aioquic does: when fewer are left to be opened than can be given.
+        if streams.sent - streams.used < streams.value - streams.sent:
+            self._write_limit(builder, streams)
+
+    def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
+        if limit.value == limit.sent:
+            return
+        buf = builder.start_frame(
+            limit.frame_type,
+            capacity=CONNECTION_LIMIT_FRAME_CAPACITY,
+            handler=self._on_connection_limit_delivery,
+            handler_args=(limit,),
+        )
+        buf.push_uint_var(limit.value)
+        limit.sent = limit.value
+
+    def _write_stream_limits(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, stream: QuicStream
+    ) -> None:
+        """MAX_STREAM_DATA, likewise; none for a stream that is received completely."""
+        if stream.receiver.is_finished:
+            return
+        window = self._limits.stream_window_bytes
+        granted = stream.receiver.starting_offset() + window
+        if 2 * (granted - stream.max_stream_data_local) >= window:
+            stream.max_stream_data_local = granted
+        if stream.max_stream_data_local_sent == stream.max_stream_data_local:
+            return
+        buf = builder.start_frame(
+            QuicFrameType.MAX_STREAM_DATA,
+            capacity=MAX_STREAM_DATA_FRAME_CAPACITY,
+            handler=self._on_max_stream_data_delivery,
+            handler_args=(stream,),
+        )
+        buf.push_uint_var(stream.stream_id or 0)
+        buf.push_uint_var(stream.max_stream_data_local)
+        stream.max_stream_data_local_sent = stream.max_stream_data_local
+
+
+def _ignore(*args: object) -> None:
+    """An ended connection has no IDs, and ends once."""
+
+
+class ConnectionProtocol(QuicConnectionProtocol):
+    """aioquic's asyncio protocol, with names for what it keeps private."""
+
+    def __init__(
+        self,
+        quic: BoundedConnection,
+        *,
+        on_id_issued: Callable[[bytes], None],
+        on_id_retired: Callable[[bytes], None],
+        on_terminated: Callable[[], None],
+    ) -> None:
+        super().__init__(quic)
+        self.quic = quic
+        self._connection_id_issued_handler = on_id_issued
+        self._connection_id_retired_handler = on_id_retired
+        self._connection_terminated_handler = on_terminated
+
+    def transmit_soon(self) -> None:
+        """Send what is queued once this turn of the loop is over: frames share datagrams."""
+        self._transmit_soon()
+
+    def process_events(self) -> None:
+        """Pass the events of the connection to `quic_event_received`."""
+        self._process_events()
+
+    def break_cycles(self) -> None:
+        """It has ended: remove the references to itself."""
+        self.quic.break_cycles()
+        self._connection_id_issued_handler = _ignore
+        self._connection_id_retired_handler = _ignore
+        self._connection_terminated_handler = _ignore

@@ -1,0 +1,230 @@
+"""What clients may use of an edge: one connection, one address prefix, all of them together (pure).
+
+The address of a first packet may be forged. So an edge keeps few handshakes whose sender has not
+shown that it receives what is sent to its address; to further ones it answers with a Retry (RFC
+9000, section 8.1.2), which keeps no state here and costs the client one round trip.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from outrider.errors import OverloadedError
+from services.edge.quic.fair_queue import LoopShare
+from services.edge.quotas import Count, QuotaLimits, Quotas, Rate
+
+MAX_EARLY_BYTES: Final = 16 << 20
+"""0-RTT data of all connections whose handshake is not complete; at least one frame fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressPrefixes:
+    """How many leading bits of an address identify a client's network. Limits count per prefix."""
+
+    ipv4_bits: int = 32
+    ipv6_bits: int = 56
+    """What a provider usually gives to one home (RFC 6177, section 2); a host can send from any
+    address in it."""
+
+    def of(self, host: str) -> str:
+        """The prefix of a numeric address; an IPv4 address mapped into IPv6 (RFC 4291, section
+        2.5.5.2) counts as the IPv4 address."""
+        address = ipaddress.ip_address(host.partition("%")[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        bits = self.ipv4_bits if address.version == 4 else self.ipv6_bits
+        host_bits = address.max_prefixlen - bits
+        return f"{type(address)(int(address) >> host_bits << host_bits)}/{bits}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeLimits:
+    """For handshakes under way, of all clients together."""
+
+    retry_from_half_open: int = 64
+    """From so many on, clients have to validate their address with a Retry; 0: always."""
+    max_half_open: int = 1024
+    """Beyond it the newest are refused: the older ones are nearer to their end, which is a timeout
+    at the latest."""
+    max_resident_bytes: int = 0
+    """Memory of the process above which nobody is admitted. 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """What one client, and all of them together, may use."""
+
+    max_connections: int
+    """Whose handshake is complete."""
+    max_chats_per_connection: int
+    max_frame_bytes: int
+    max_unsent_bytes: int
+    """Per stream; a client that leaves more unread loses the chat."""
+    idle_timeout_s: float
+    """A connection is closed when nothing came for so long, and when for so long it had neither a
+    chat nor data on a stream."""
+    handshake_timeout_s: float
+    early_data: bool
+    """Whether to issue session tickets, with which clients may send in 0-RTT."""
+    handshakes: HandshakeLimits = field(default_factory=HandshakeLimits)
+    quotas: QuotaLimits = field(default_factory=QuotaLimits)
+    """Per address prefix."""
+    client_quotas: QuotaLimits = field(default_factory=QuotaLimits)
+    """Per client or user, from whatever address."""
+    prefixes: AddressPrefixes = field(default_factory=AddressPrefixes)
+    loop_share: LoopShare = field(default_factory=LoopShare)
+    """Per address prefix."""
+    max_received_bytes: int = 256 << 20
+    """Received for all clients and not processed yet: out of order, or of incomplete requests."""
+    max_received_bytes_per_address: int = 16 << 20
+    """The same per address prefix."""
+    max_received_bytes_per_connection: int = 8 << 20
+    """The same per connection; at least a frame."""
+
+
+class MemoryBudget:
+    """Bytes held for one connection, for those of an address prefix, or for all. Budgets are
+    nested: what is taken from one is taken from those around it as well."""
+
+    __slots__ = ("_max_bytes", "_parent", "num_bytes")
+
+    def __init__(self, max_bytes: int, parent: MemoryBudget | None = None) -> None:
+        self._max_bytes = max_bytes
+        self._parent = parent
+        self.num_bytes = 0
+        """Held now."""
+
+    def take(self, num_bytes: int) -> bool:
+        """Hold so many more; False, and nothing is taken, if there is no room."""
+        if self.num_bytes + num_bytes > self._max_bytes:
+            return False
+        if self._parent is not None and not self._parent.take(num_bytes):
+            return False
+        self.num_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """Hold so many less."""
+        self.num_bytes -= num_bytes
+        if self._parent is not None:
+            self._parent.give_back(num_bytes)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.give_back(self.num_bytes)
+
+
+class Verdict(Enum):
+    """What to do about a first packet."""
+
+    ADMIT = "admitted"
+    RETRY = "asked for proof"
+    REFUSE_MEMORY = "memory"
+    REFUSE_HALF_OPEN = "half-open"
+    REFUSE_QUOTA = "quota"
+
+
+REASONS: Final = {
+    Verdict.REFUSE_MEMORY: "this edge has no memory to spare; try again later",
+    Verdict.REFUSE_HALF_OPEN: "too many handshakes are under way; try again",
+    Verdict.REFUSE_QUOTA: "too many connections from this address; close some, or wait",
+}
+
+
+class HandshakeAdmission:
+    """Decides about first packets and counts handshakes under way. Each admitted one holds a
+    connection of its address prefix until `connection_ended`."""
+
+    def __init__(self, limits: HandshakeLimits, quotas: Quotas[str]) -> None:
+        self._limits = limits
+        self._quotas = quotas
+        self.num_half_open = 0
+
+    def decide(
+        self, prefix: str, *, is_validated: bool, resident_bytes: int, now: float
+    ) -> Verdict:
+        """A first packet came from `prefix`; `is_validated`: with a valid token of a Retry."""
+        limits = self._limits
+        if 0 < limits.max_resident_bytes < resident_bytes:
+            return Verdict.REFUSE_MEMORY
+        if not is_validated and self.num_half_open >= limits.retry_from_half_open:
+            return Verdict.RETRY
+        if self.num_half_open >= limits.max_half_open:
+            return Verdict.REFUSE_HALF_OPEN
+        try:
+            self._quotas.spend(prefix, Rate.HANDSHAKES, 1, now)
+            self._quotas.hold(prefix, Count.CONNECTIONS, now)
+        except OverloadedError:
+            # Others may have used up this prefix's quota by forging its addresses.
+            return Verdict.REFUSE_QUOTA if is_validated else Verdict.RETRY
+        self.num_half_open += 1
+        return Verdict.ADMIT
+
+    def handshake_ended(self) -> None:
+        """A handshake is complete, or will never be."""
+        self.num_half_open -= 1
+
+    def connection_ended(self, prefix: str) -> None:
+        """A connection has ended."""
+        self._quotas.release(prefix, Count.CONNECTIONS)
+
+
+class AddressState:
+    """What the connections of one address prefix share."""
+
+    def __init__(self, prefix: str, budget: MemoryBudget) -> None:
+        self.prefix = prefix
+        self.budget = budget
+        self.num_connections = 0
+
+
+class SharedLimits:
+    """The limits of an edge, and what its clients use of them now. One object for all
+    connections."""
+
+    def __init__(self, limits: ListenerLimits) -> None:
+        self.limits = limits
+        self.is_draining = False
+        """No connection is admitted and no chat begins any more."""
+        self.num_connections = 0
+        """Whose handshake is complete."""
+        self.quotas: Quotas[str] = Quotas(limits.quotas)
+        """By address prefix."""
+        self.client_quotas: Quotas[bytes] = Quotas(limits.client_quotas)
+        """By Identity.client."""
+        self.handshakes = HandshakeAdmission(limits.handshakes, self.quotas)
+        self.early_data = MemoryBudget(max(MAX_EARLY_BYTES, limits.max_frame_bytes))
+        """For 0-RTT data of connections whose handshake is not complete."""
+        self._received = MemoryBudget(limits.max_received_bytes)
+        self._addresses: dict[str, AddressState] = {}
+
+    def connection_opened(self, prefix: str) -> tuple[AddressState, MemoryBudget]:
+        """The state of a new connection's address prefix, and the connection's own budget."""
+        address = self._addresses.get(prefix)
+        if address is None:
+            budget = MemoryBudget(self.limits.max_received_bytes_per_address, self._received)
+            address = self._addresses[prefix] = AddressState(prefix, budget)
+        address.num_connections += 1
+        own = MemoryBudget(self.limits.max_received_bytes_per_connection, address.budget)
+        return address, own
+
+    def connection_ended(self, address: AddressState) -> None:
+        """A connection has ended, whether its handshake was complete or not."""
+        self.handshakes.connection_ended(address.prefix)
+        address.num_connections -= 1
+        if not address.num_connections:
+            del self._addresses[address.prefix]
+
+    def admit(self) -> bool:
+        """Whether a connection whose handshake is complete may stay; counts it if so."""
+        if self.is_draining or self.num_connections >= self.limits.max_connections:
+            return False
+        self.num_connections += 1
+        return True
+
+    def dismiss(self) -> None:
+        """An admitted connection has ended."""
+        self.num_connections -= 1

@@ -1,0 +1,321 @@
+"""A client's streams: frames in, frames out, back-pressure. What is served on a stream is decided
+by its first frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from outrider.client.protocol import CloseCode
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
+from services.edge.chat import open_chat
+from services.edge.context import EdgeContext
+from services.edge.quic.aioquic_shim import BoundedConnection
+from services.edge.quic.limits import ListenerLimits, MemoryBudget
+from services.edge.quotas import Rate
+from services.edge.session.events import ClientFailed, ClientGone, Failed
+from services.edge.session.events import Input as SessionInput
+from services.edge.stream import StreamHandler
+from services.edge.typeahead import TypeaheadPrefill
+from services.edge.wire import client as client_wire
+
+
+class StreamConnection(Protocol):
+    """A connection, as its streams see it."""
+
+    context: EdgeContext
+    limits: ListenerLimits
+    quic: BoundedConnection
+    budget: MemoryBudget
+    secret: bytes
+
+    @property
+    def prefix(self) -> str:
+        """The client's address prefix."""
+        ...
+
+    def transmit_soon(self) -> None:
+        """Send what is queued once this turn of the loop is over."""
+        ...
+
+    def fail(self, failure: Exception) -> None:
+        """The edge cannot continue with this connection."""
+        ...
+
+    def check_draining(self) -> None:
+        """Raises DrainingError if no chat begins any more."""
+        ...
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """Count a chat of this client, until the returned function is called. Raises
+        OverloadedError."""
+        ...
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """Use so much of the quotas of a client and its address prefix; False if that is too
+        much."""
+        ...
+
+    def stop_typing(self) -> None:
+        """End the streams of typed text."""
+        ...
+
+    def forget(self, stream_id: int) -> None:
+        """Both directions of the stream are done."""
+        ...
+
+
+class EdgeStream:
+    """A bidirectional stream. `handler` is what is served on it: a PendingRequest first, then a
+    chat or typed text, and at last ENDED."""
+
+    def __init__(self, connection: StreamConnection, stream_id: int) -> None:
+        self._connection = connection
+        self._stream_id = stream_id
+        self._decoder = FrameDecoder(connection.limits.max_frame_bytes)
+        self._max_unsent_bytes = connection.limits.max_unsent_bytes
+        self._client_ended = False
+        """Nothing more comes from the client."""
+        self._gone = False
+        """Nothing more reaches the client."""
+        self._stalled = False
+        """The client left too much unread."""
+        self._ended = False
+        self._num_held_bytes = 0
+        """Taken from the connection's budget."""
+        self.handler: StreamHandler = PendingRequest(self, connection.context)
+
+    @property
+    def address(self) -> str:
+        """The address prefix of its client."""
+        return self._connection.prefix
+
+    @property
+    def connection_secret(self) -> bytes:
+        """16 random bytes that the streams of its connection share, and no others."""
+        return self._connection.secret
+
+    def received(self, data: bytes, end_stream: bool) -> None:
+        """Bytes from the client; `end_stream`: no more will follow."""
+        self._client_ended = end_stream
+        if self._ended or self.handler.closed:
+            return
+        try:
+            for payload in self._decoder.feed(data):
+                self._frame(payload)
+            self._hold()
+            if end_stream and not self._decoder.at_boundary:
+                raise MalformedFrameError("the stream ended inside a frame")
+            if (
+                end_stream
+                and isinstance(self.handler, PendingRequest)
+                and not self.handler.has_request
+            ):
+                raise MalformedFrameError("the stream ended before a chat request came")
+        except OutriderError as error:
+            self.handler.feed(ClientFailed(error))
+
+    def begin(self, frames: list[bytes]) -> None:
+        """Serve what the first frame asks for, and pass the others on. Raises OutriderError for a
+        request that cannot be served."""
+        connection = self._connection
+        connection.check_draining()
+        self._hold()
+        try:
+            if client_wire.is_typed_text(frames[0]):
+                self.handler = TypeaheadPrefill(self, connection.context)
+                self.handler.receive(frames[0])
+            else:
+                connection.stop_typing()
+                open_chat(self, frames[0], connection.context)
+            for payload in frames[1:]:
+                self._frame(payload)
+        except OutriderError:
+            raise
+        except Exception as failure:
+            connection.fail(failure)
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """As StreamConnection.begin_chat."""
+        return self._connection.begin_chat(client)
+
+    def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
+        """As StreamConnection.spend."""
+        return self._connection.spend(rate, amount, client)
+
+    def follow(self, handler: StreamHandler) -> None:
+        """Pass what comes from the client to `handler` from now on."""
+        if not self._ended:
+            self.handler = handler
+
+    def lost(self, *, gave_up: bool) -> None:
+        """The connection has ended; `gave_up`: the client said that it wants nothing further."""
+        self._gone = True
+        if self._ended:
+            return
+        if gave_up:
+            self.handler.feed(ClientGone())
+        else:
+            self.handler.client_lost()
+        self.handler = ENDED
+
+    def gone(self, *, client_ended: bool) -> None:
+        """The client gave one direction up, and with it the chat. The other direction ends too, or
+        the stream would stay open. `client_ended`: nothing more will come."""
+        quic = self._connection.quic
+        self._client_ended |= client_ended
+        if not (self._ended or self.handler.closed):
+            quic.reset_stream(self._stream_id, CloseCode.DONE)
+        if self._client_ended:
+            self._connection.forget(self._stream_id)
+        else:
+            quic.stop_stream(self._stream_id, CloseCode.DONE)
+        self.lost(gave_up=True)
+        self._connection.transmit_soon()
+
+    def send(self, payload: bytes) -> None:
+        """Queue a frame. A client that leaves too much unread loses the chat."""
+        if self._gone or self._stalled:
+            return
+        self._write(encode_frame(payload), False)
+        num_unread = self._connection.quic.num_unacknowledged_bytes(self._stream_id)
+        if num_unread > self._max_unsent_bytes:
+            self._stalled = True
+            self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
+
+    def end(self, last: bytes = b"") -> None:
+        """End the stream: after what was sent and the frame `last`, if there is one, or at once if
+        the client does not read."""
+        self._ended = True
+        self.handler = ENDED
+        self.release()
+        if self._gone:
+            return
+        quic = self._connection.quic
+        if self._stalled:
+            quic.reset_stream(self._stream_id, CloseCode.SLOW_READER)
+        else:
+            self._write(encode_frame(last) if last else b"", True)
+        if self._client_ended:
+            self._connection.forget(self._stream_id)
+        else:
+            quic.stop_stream(self._stream_id, CloseCode.DONE)
+        self._connection.transmit_soon()
+
+    def release(self) -> None:
+        """Nothing more is read: give the memory of unfinished frames back."""
+        self._connection.budget.give_back(self._num_held_bytes)
+        self._num_held_bytes = 0
+        self._decoder = FrameDecoder()
+
+    def _frame(self, payload: bytes) -> None:
+        if isinstance(self.handler, TypeaheadPrefill) and not client_wire.is_typed_text(payload):
+            self._connection.stop_typing()  # the prompt itself
+        self.handler.receive(payload)
+
+    def _hold(self) -> None:
+        """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.
+        Raises OverloadedError."""
+        budget = self._connection.budget
+        num_bytes = self._decoder.num_held
+        if isinstance(self.handler, PendingRequest):
+            num_bytes += self.handler.num_bytes
+        if num_bytes <= self._num_held_bytes:
+            budget.give_back(self._num_held_bytes - num_bytes)
+        elif not budget.take(num_bytes - self._num_held_bytes):
+            raise OverloadedError("there is no room for so much of requests that are not whole yet")
+        self._num_held_bytes = num_bytes
+
+    def _write(self, data: bytes, end_stream: bool) -> None:
+        try:
+            self._connection.quic.send_stream_data(self._stream_id, data, end_stream)
+        except RuntimeError:  # the client stopped the stream before it sent anything
+            self.gone(client_ended=False)
+        self._connection.transmit_soon()
+
+
+class PendingRequest:
+    """Handles a stream until its first frame is whole and a time slice is free for it. Until then a
+    stream costs the bytes it sent and a timer: a chat is some thirty objects, and a datagram may
+    open a hundred streams."""
+
+    def __init__(self, stream: EdgeStream, context: EdgeContext) -> None:
+        self._stream = stream
+        self._context = context
+        self._frames: list[bytes] = []
+        self.closed = False
+        self.num_bytes = 0
+        """Of frames that wait."""
+        self.has_request = False
+        """Whether the first frame has come."""
+        wait_s = context.policy.request_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._too_late)
+
+    def receive(self, payload: bytes) -> None:
+        """A frame from the client. A DESCRIBE is answered at once."""
+        if self.closed:
+            return
+        if payload == client_wire.DESCRIBE and not self.has_request:
+            self._stream.send(self._context.description)
+            self.feed(ClientGone())
+            return
+        self._frames.append(payload)
+        self.num_bytes += len(payload)
+        if not self.has_request:
+            self.has_request = True
+            self._timer.cancel()
+            self._context.time_slicer.submit(self._begin)
+
+    def feed(self, item: SessionInput) -> None:
+        """The stream ends: with an error, or without a frame."""
+        if self.closed:
+            return
+        self.client_lost()
+        last = b""
+        if isinstance(item, ClientFailed):
+            last = client_wire.write(Failed(item.error.bare()), self._context.name)
+        self._stream.end(last)
+
+    def client_lost(self) -> None:
+        """The client's connection was lost, or another handler has the stream."""
+        self.closed = True
+        self._frames = []
+        self.num_bytes = 0
+        self._timer.cancel()
+
+    def _begin(self) -> None:
+        if self.closed:
+            return
+        frames, self._frames = self._frames, []
+        self.num_bytes = 0
+        try:
+            self._stream.begin(frames)
+        except OutriderError as error:
+            self.feed(ClientFailed(error))
+        else:
+            self.client_lost()
+
+    def _too_late(self) -> None:
+        why = "the stream was opened but no chat request came; send it first"
+        self.feed(ClientFailed(DeadlineError(why)))
+
+
+class _Ended:
+    """Handles streams that have ended. A chat and its stream would refer to each other otherwise,
+    until they are collected as garbage, and to collect what an attack leaves stops the loop."""
+
+    closed = True
+
+    def receive(self, payload: bytes) -> None:
+        """Ignored."""
+
+    def feed(self, item: SessionInput) -> None:
+        """Ignored."""
+
+    def client_lost(self) -> None:
+        """Ignored."""
+
+
+ENDED: Final = _Ended()

@@ -1,0 +1,200 @@
+"""What a chat has told its client, and how a client that comes back gets the rest (pure).
+
+A ReplayLog keeps what is final, a ReplayCursor says how much of it one client has, and a
+ClientChannel sends what that client lacks on the stream it reads at the moment.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import DuplicateSessionError
+from services.edge.session.events import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    Failed,
+    Provisional,
+    Retract,
+    Span,
+)
+from services.edge.stream import ClientStream
+
+_LOG_BYTES = 2048
+"""Memory of an empty log: its objects, and its entries in the tables of chats."""
+_LOSSY_BYTES = 128
+"""Memory of one mark of a lossy token."""
+_MAX_PIECES = 64
+"""Texts of commits that are kept apart before they are joined: one string takes less memory."""
+
+
+@dataclass(slots=True)
+class ReplayCursor:
+    """How much of a reply one client has. Only `clip` changes it."""
+
+    upto: int = 0
+    """Committed tokens."""
+    num_chars: int = 0
+    """Code points of committed text. The tokens do not say how many: text that was held back may
+    come without a token at the end of a chat."""
+
+    def clip(self, commit: Commit, first_char: int) -> Commit | None:
+        """The part of a commit that the client lacks, None if it has all. `first_char`: where the
+        commit's text begins in the reply, in code points."""
+        first = commit.upto - len(commit.ids)
+        ids = commit.ids[max(0, self.upto - first) :]
+        text = commit.text[max(0, self.num_chars - first_char) :]
+        if not ids and not text:
+            return None
+        marks = [
+            (number, span)
+            for number, span in zip(commit.lossy, commit.lossy_spans, strict=True)
+            if number >= self.upto
+        ]
+        self.upto = max(self.upto, commit.upto)
+        self.num_chars = max(self.num_chars, first_char + len(commit.text))
+        return Commit(
+            text,
+            ids,
+            self.upto,
+            lossy=tuple(number for number, _ in marks),
+            lossy_spans=tuple(span for _, span in marks),
+        )
+
+
+class ReplayLog:
+    """Final ids and text of one chat, that it was accepted, and how it ended. Only `append` changes
+    it.
+
+    It takes four bytes a token and the text itself. Provisional text is not kept, since a client
+    that comes back has none of it.
+    """
+
+    def __init__(self) -> None:
+        self._accepted: Accepted | None = None
+        self._ids = array("I")
+        self._pieces: list[str] = []
+        self._text_bytes = 0
+        self._lossy: list[tuple[int, Span]] = []
+        self.num_chars = 0
+        self.done: Done | None = None
+        """How the chat ended; None while it goes on, and if it failed."""
+
+    @property
+    def upto(self) -> int:
+        """Number of final tokens."""
+        return len(self._ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimated size in memory."""
+        fixed = _LOG_BYTES + _LOSSY_BYTES * len(self._lossy)
+        return fixed + self._ids.itemsize * len(self._ids) + self._text_bytes
+
+    def append(self, event: ClientEvent) -> None:
+        """The chat told its client this."""
+        match event:
+            case Accepted():
+                self._accepted = event
+            case Commit():
+                self._commit(event)
+            case Done():
+                self.done = event
+
+    def replay(self, cursor: ReplayCursor) -> list[ClientEvent]:
+        """The events that bring a client up to date; `cursor` is then at the end."""
+        events: list[ClientEvent] = [] if self._accepted is None else [self._accepted]
+        everything = Commit(
+            "".join(self._pieces),
+            tuple(self._ids),
+            self.upto,
+            lossy=tuple(number for number, _ in self._lossy),
+            lossy_spans=tuple(span for _, span in self._lossy),
+        )
+        if (missing := cursor.clip(everything, 0)) is not None:
+            events.append(missing)
+        if self.done is not None:
+            events.append(self.done)
+        return events
+
+    def _commit(self, commit: Commit) -> None:
+        self._ids.extend(commit.ids)
+        self.num_chars += len(commit.text)
+        self._pieces.append(commit.text)
+        if len(self._pieces) > _MAX_PIECES:
+            self._pieces = ["".join(self._pieces)]
+        self._text_bytes += len(commit.text.encode())
+        self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
+
+
+class ClientChannel:
+    """Sends the client of one chat what it lacks, on whichever stream it reads at the moment."""
+
+    def __init__(
+        self,
+        stream: ClientStream,
+        encode: Callable[[ClientEvent], bytes],
+        cursor: ReplayCursor,
+    ) -> None:
+        """`cursor`: how much of the chat the client has from an earlier run."""
+        self._stream: ClientStream | None = stream
+        self._encode = encode
+        self._cursor = cursor
+        self._is_muted = False
+        """Whether provisional text was left out: it has to start over before more is sent."""
+        self.log = ReplayLog()
+
+    @property
+    def is_present(self) -> bool:
+        """Whether a client reads."""
+        return self._stream is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has more of the reply, from an earlier run, than this run has
+        committed."""
+        cursor, log = self._cursor, self.log
+        return cursor.upto > log.upto or cursor.num_chars > log.num_chars
+
+    def tell(self, event: ClientEvent) -> bool:
+        """Log an event and send what the client lacks of it. True if the chat has just caught up
+        with the client: provisional text has to start over."""
+        if isinstance(event, Provisional | Retract) and (self._is_muted or self.is_behind):
+            self._is_muted = True
+            return False
+        first_char = self.log.num_chars
+        self.log.append(event)
+        if self._stream is None:
+            return False
+        missing = self._cursor.clip(event, first_char) if isinstance(event, Commit) else event
+        if missing is not None:
+            self._stream.send(self._encode(missing))
+        caught_up = self._is_muted and not self.is_behind
+        if caught_up:
+            self._is_muted = False
+        return caught_up
+
+    def join(self, stream: ClientStream, cursor: ReplayCursor) -> None:
+        """The client comes back on another stream; the one before it, if it is still there, ends
+        with an error."""
+        if self._stream is not None:
+            error = DuplicateSessionError("another stream goes on with this chat; read that one")
+            self._stream.end(self._encode(Failed(error)))
+        self._stream = stream
+        self._cursor = cursor
+        self._is_muted = False
+        for event in self.log.replay(cursor):
+            stream.send(self._encode(event))
+
+    def lose(self) -> None:
+        """The client's connection was lost."""
+        self._stream = None
+
+    def end(self) -> None:
+        """The chat is over."""
+        if self._stream is not None:
+            self._stream.end()
+            self._stream = None

@@ -1,1 +1,0 @@
-"""The edge's way to the regions: which routers there are, how they are, and which one is next."""

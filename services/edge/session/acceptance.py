@@ -1,0 +1,283 @@
+"""What became of earlier drafts, for judging the next: acceptance rates by source and depth in the
+chain, and calibration of the probabilities that sources name."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from outrider.speculation.calibration import (
+    LEAST_SLOPE,
+    MOST_SHIFT,
+    MOST_SLOPE,
+    Platt,
+    SourceCalibrations,
+    logit,
+    position_bucket,
+)
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.speedup_model import SessionConditions
+from services.edge.session.timing import OwnTokensAverage
+
+_BUCKET_ENDS: Final = (1, 2, 4, 8)
+"""Depths 0, 1, 2-3, 4-7, and all beyond."""
+NUM_BUCKETS: Final = len(_BUCKET_ENDS) + 1
+_DECAY: Final = 0.99
+"""Weight that a sum keeps with each new outcome."""
+_PRIOR_RATE: Final = 0.6
+"""Acceptance rate assumed before the first outcome..."""
+_PRIOR_WEIGHT: Final = 4.0
+"""...which counts for so many outcomes."""
+_MIN_OUTCOMES: Final = 30.0
+"""Decayed count of outcomes from which on rates are relied upon."""
+MAX_GROUPS: Final = 1024
+"""Trust groups whose averages are kept, some 10 KB each."""
+MAX_SOURCES: Final = 8
+"""Sources are told apart up to this many..."""
+OTHER: Final = "other"
+"""...and all further ones count as this one."""
+_FIRST_LEARNING_RATE: Final = 0.1
+_LAST_LEARNING_RATE: Final = 0.01
+_RATE_HALVED_AFTER: Final = 20
+"""Drafts after which the learning rate is half of the first."""
+_SLOPE_LEARNING_RATE: Final = 0.25
+"""Relative to the shift's: the slope's gradient is larger by the logit of the promise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutcome:
+    """What became of one draft."""
+
+    source: str
+    position: int
+    """The reply's token it was made for, counted from 0."""
+    depth: int
+    """Drafts of its chain before it, confirmed ones included."""
+    promise: float
+    """The probability its source gave it, given that all before it are right."""
+    right: bool
+    first_wrong: bool = False
+    """All before it in the chain were right."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether it tells of its source. Drafts behind a wrong one do not: what they continue was
+        wrong already."""
+        return self.right or self.first_wrong
+
+
+def bucket_of(depth: int) -> int:
+    """The bucket of a depth from 0 on."""
+    return bisect_right(_BUCKET_ENDS, depth)
+
+
+@dataclass(slots=True)
+class _Sum:
+    right: float = 0.0
+    tried: float = 0.0
+
+    def add(self, right: bool) -> None:
+        self.right = self.right * _DECAY + right
+        self.tried = self.tried * _DECAY + 1.0
+
+    def rate(self, prior: float) -> float:
+        return (self.right + prior * _PRIOR_WEIGHT) / (self.tried + _PRIOR_WEIGHT)
+
+
+class Acceptance:
+    """Probability that a draft is right if all before it in its chain are.
+
+    A ratio of decaying sums, not a mean of ratios, which short chains would bias (Jensen). Where a
+    depth has few outcomes, the rate leans on that of `average`, the acceptance of all chats of the
+    group, and without one on the rate over all depths.
+    """
+
+    def __init__(self, average: Acceptance | None = None) -> None:
+        self._average = average
+        self._sums: dict[tuple[str, int], _Sum] = {}
+        self._pooled = [_Sum() for _ in range(NUM_BUCKETS)]
+        self._all = _Sum()
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether there were enough outcomes to decide by."""
+        return self._all.tried >= _MIN_OUTCOMES
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Whose drafts were counted."""
+        return tuple(dict.fromkeys(source for source, _ in self._sums))
+
+    def observe(self, outcomes: Iterable[DraftOutcome], ended_at: int | None = None) -> None:
+        """Count drafts that are right, and the first wrong one. `ended_at`: the depth at which a
+        chain had no draft for a token that was then committed; it counts as a wrong one."""
+        for outcome in outcomes:
+            if outcome.decides:
+                bucket = bucket_of(outcome.depth)
+                self._sum_of(outcome.source, bucket).add(outcome.right)
+                self._count(bucket, outcome.right)
+        if ended_at is not None:
+            self._count(bucket_of(ended_at), False)
+
+    def rate(self, bucket: int) -> float:
+        """Probability that there is a right draft at the depths of this bucket."""
+        if self._average is not None:
+            prior = self._average.rate(bucket)
+        else:
+            prior = self._all.rate(_PRIOR_RATE)
+        return self._pooled[bucket].rate(prior)
+
+    def rate_of(self, source: str) -> float:
+        """Share of this source's drafts that were right, over all depths; 0 if there were none."""
+        sums = [total for (name, _), total in self._sums.items() if name == source]
+        tried = sum(total.tried for total in sums)
+        return sum(total.right for total in sums) / tried if tried else 0.0
+
+    def survival(self, num_tokens: int) -> list[float]:
+        """[num_tokens + 1] probability that the first 0, 1, ... drafts of a chain are all right."""
+        rates = [self.rate(bucket) for bucket in range(NUM_BUCKETS)]
+        chances = [1.0]
+        for depth in range(num_tokens):
+            chances.append(chances[-1] * rates[bucket_of(depth)])
+        return chances
+
+    def _count(self, bucket: int, right: bool) -> None:
+        self._pooled[bucket].add(right)
+        self._all.add(right)
+
+    def _sum_of(self, source: str, bucket: int) -> _Sum:
+        if source not in self.sources and len(self.sources) >= MAX_SOURCES:
+            source = OTHER
+        return self._sums.setdefault((source, bucket), _Sum())
+
+
+class Calibration:
+    """Online Platt scaling of the probabilities that one source gives its drafts: after each draft
+    shift and slope move along the gradient of its log loss. The order of promises is kept; text of
+    another kind is followed within some hundred drafts."""
+
+    def __init__(self, start: Platt | None = None) -> None:
+        """Without `start`, promises are taken at their word at first."""
+        self._line = start or Platt()
+        self._num_seen = 0
+
+    def chance(self, promise: float) -> float:
+        """Probability that a draft of this promise is right, given that all before it are."""
+        return self._line.chance(promise)
+
+    def observe(self, promise: float, right: bool) -> None:
+        """A draft of this promise was decided, all before it having been right."""
+        decayed = _FIRST_LEARNING_RATE / (1 + self._num_seen / _RATE_HALVED_AFTER)
+        rate = max(_LAST_LEARNING_RATE, decayed)
+        self._num_seen += 1
+        x = logit(promise)
+        step = rate * (right - self._line.chance(promise))
+        shift = min(max(self._line.shift + step, -MOST_SHIFT), MOST_SHIFT)
+        slope = self._line.slope + step * x * _SLOPE_LEARNING_RATE
+        self._line = Platt(shift, min(max(slope, LEAST_SLOPE), MOST_SLOPE))
+
+
+class Calibrations:
+    """One Calibration per source and bucket of positions in the reply, for greedy replies or for
+    sampled ones."""
+
+    def __init__(self, shipped: SourceCalibrations | None = None, *, are_sampled: bool) -> None:
+        """`shipped`: where they begin."""
+        self._shipped = shipped or SourceCalibrations()
+        self._are_sampled = are_sampled
+        self._by_source: dict[str, tuple[Calibration, ...]] = {}
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Sources that have a calibration."""
+        return tuple(self._by_source)
+
+    def chance(self, source: str, promise: float, position: int) -> float:
+        """Probability that a draft for position `position` of the reply is right, given that all
+        before it are."""
+        return self._of(source, position).chance(promise)
+
+    def observe(self, source: str, promise: float, position: int, right: bool) -> None:
+        """Such a draft was decided, all before it having been right."""
+        self._of(source, position).observe(promise, right)
+
+    def _of(self, source: str, position: int) -> Calibration:
+        if source not in self._by_source and len(self._by_source) >= MAX_SOURCES:
+            source = OTHER
+        found = self._by_source.get(source)
+        if found is None:
+            lines = self._shipped.of(source, are_sampled=self._are_sampled)
+            found = self._by_source[source] = tuple(Calibration(line) for line in lines)
+        return found[position_bucket(position)]
+
+
+@dataclass(slots=True)
+class SharedConditions:
+    """The round trip and pace that the edge's last chat measured, shared by all trust groups: they
+    tell nothing of any text."""
+
+    conditions: SessionConditions | None = None
+
+
+class Averages:
+    """What an edge has learned from the chats of one trust group, for those to come."""
+
+    def __init__(
+        self,
+        shipped: SourceCalibrations | None = None,
+        shared: SharedConditions | None = None,
+    ) -> None:
+        """`shipped`: calibrations before the first chat. Only the edge's own copies use them: the
+        drafter process has calibrated its promises already. `shared`: common to all groups."""
+        own = None if shipped is None else shipped.only(CopyDrafter.SOURCE)
+        self._shared = shared or SharedConditions()
+        self.acceptance = Acceptance()
+        self.own_tokens = OwnTokensAverage()
+        self._calibrations = tuple(
+            Calibrations(own, are_sampled=are_sampled) for are_sampled in (False, True)
+        )
+
+    @property
+    def conditions(self) -> SessionConditions | None:
+        """Those that a new chat assumes until it has measured its own. `own_tokens` depends on the
+        text, so it is the group's."""
+        found = self._shared.conditions
+        return None if found is None else replace(found, own_tokens=self.own_tokens.tokens)
+
+    @conditions.setter
+    def conditions(self, found: SessionConditions) -> None:
+        self._shared.conditions = found
+
+    def calibrations(self, *, sampled: bool) -> Calibrations:
+        """Those of greedy replies, or of sampled ones."""
+        return self._calibrations[sampled]
+
+
+class GroupAverages:
+    """One Averages per trust group: acceptance rates reveal something of the text of chats."""
+
+    def __init__(
+        self, shipped: SourceCalibrations | None = None, max_groups: int = MAX_GROUPS
+    ) -> None:
+        """`shipped`: where each begins."""
+        self._shipped = shipped
+        self._max_groups = max_groups
+        self._shared = SharedConditions()
+        self._groups: OrderedDict[bytes, Averages] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def of(self, group: bytes) -> Averages:
+        """The group's; beyond `max_groups` the least recently used is dropped. Those of the empty
+        group are new each time."""
+        found = self._groups.get(group) or Averages(self._shipped, self._shared)
+        if group:
+            self._groups[group] = found
+            self._groups.move_to_end(group)
+            if len(self._groups) > self._max_groups:
+                self._groups.popitem(last=False)
+        return found

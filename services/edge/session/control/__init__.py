@@ -1,1 +1,0 @@
-"""When drafts are worth sending: what is measured, what it predicts, what is done about it."""

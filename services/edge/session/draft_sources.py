@@ -1,0 +1,159 @@
+"""Where a chat's drafts come from: copies of its own text, and the drafter process.
+
+`CombinedDrafter` puts both together. While the drafter process keeps up, its chain counts, and
+copies are added only where they are nearly certain: the drafter process weighs the same copies
+against its model, and drafts that were sent cannot be taken back without loss. When it has not
+reported for `PATIENCE_TOKENS`, copies are used as if there were no other source.
+
+While its first report is awaited, nothing is copied for the first tokens of a reply: what a prompt
+repeats is seldom how its answer begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from outrider.speculation.suffix_drafter import SuffixDrafter
+from services.edge.session.events import DrafterReport
+
+SURE: Final = 0.9
+"""Copies of at least this probability are used even while a report is awaited."""
+PATIENCE_TOKENS: Final = 8
+"""Final tokens without a report after which the drafter process is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A continuation; empty when nothing is known."""
+
+    ids: tuple[int, ...] = ()
+    survival: tuple[float, ...] = ()
+    """Per id, the estimated probability that it and all before it are right; never rising."""
+    sources: tuple[str, ...] = ()
+    """Per id, who guessed it: acceptance is counted by these names, of which there are few."""
+    took_s: float = 0.0
+    """Time that making them took; 0: next to none."""
+    ended: bool = True
+    """Whether the drafter knows nothing further; False: it only had no time for more yet."""
+
+
+class Drafter(Protocol):
+    """Guesses at the reply of one chat, from whatever sources."""
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Learn ids that are final."""
+
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+        """Guess on after the final ids and these; returns at once."""
+
+
+class CopyDrafter:
+    """Copies what followed the longest repeated suffix of prompt and reply."""
+
+    SOURCE = "copy"
+    """Not the drafter process's "suffix", which also draws on other replies and is calibrated."""
+
+    def __init__(self, max_context: int) -> None:
+        """At least the last half of `max_context` tokens is known."""
+        self._suffixes = SuffixDrafter(max_context)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Learn ids that are final."""
+        self._suffixes.extend(ids)
+
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+        """Guess on after the final ids and these."""
+        guess = self._suffixes.draft_after(tentative_ids, max_tokens)
+        ended = len(guess.ids) < max_tokens
+        return Guess(guess.ids, guess.survival, (self.SOURCE,) * len(guess.ids), ended=ended)
+
+
+class CombinedDrafter:
+    """Drafts from the drafter process's reports and from a drafter in this process."""
+
+    def __init__(
+        self, own: Drafter, num_prompt: int, *, awaited: bool = False, first_tokens: int = 0
+    ) -> None:
+        """`own`: the one in this process. `awaited`: a first report is expected soon, and the
+        reply's first `first_tokens` are left to it until it comes, or until `await_no_longer`."""
+        self._own = own
+        self._num_prompt = num_prompt
+        self._final: list[int] = []
+        self._report: DrafterReport | None = None
+        self._reported_at = num_prompt if awaited else None
+        """Final tokens, the prompt's included, at the last report; None: there was none."""
+        self._own_from = num_prompt + first_tokens if awaited else 0
+        """Positions before this one, the prompt's included, are left to the drafter process."""
+
+    def take_report(self, report: DrafterReport) -> None:
+        """The drafter process proposes this chain."""
+        self._report = report
+        self._reported_at = len(self._final)
+        self._own_from = 0
+
+    def await_no_longer(self) -> None:
+        """The first report is late."""
+        self._own_from = 0
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Learn ids that are final."""
+        self._final += ids
+        self._own.extend(ids)
+
+    def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
+        """Guess on after the final ids and these."""
+        guess = self._reported(tentative_ids, max_tokens)
+        if guess is not None:
+            return guess
+        if len(self._final) + len(tentative_ids) < self._own_from:
+            return Guess(ended=False)
+        own = self._own.draft_after(tentative_ids, max_tokens)
+        return _sure_part(own) if self._is_kept_up else own
+
+    @property
+    def _is_kept_up(self) -> bool:
+        """Whether the drafter process is worth waiting for."""
+        at = self._reported_at
+        return at is not None and len(self._final) - at <= PATIENCE_TOKENS
+
+    def _reported(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess | None:
+        """The part of the last report that continues these ids, if any. A late report still counts
+        if what became final since agrees with it."""
+        report = self._report
+        if report is None:
+            return None
+        begin = self._num_prompt + report.base
+        passed = (*self._final[begin:], *tentative_ids)
+        if begin > len(self._final) or report.ids[: len(passed)] != passed:
+            self._report = None
+            return None
+        rest = slice(len(passed), len(passed) + max_tokens)
+        if not report.ids[rest]:
+            return None
+        given = report.survival[len(passed) - 1] if passed else 1.0
+        survival = tuple(min(1.0, chance / given) if given else 0.0 for chance in report.survival)
+        return Guess(
+            report.ids[rest],
+            survival[rest],
+            report.sources[rest],
+            took_s=len(report.ids[rest]) * report.draft_s,
+            ended=False,
+        )
+
+
+def _sure_part(guess: Guess) -> Guess:
+    """The guesses before the first whose own probability is below SURE."""
+    before, count = 1.0, 0
+    for chance in guess.survival:
+        if chance < SURE * before:
+            break
+        before, count = chance, count + 1
+    return replace(
+        guess,
+        ids=guess.ids[:count],
+        survival=guess.survival[:count],
+        sources=guess.sources[:count],
+        ended=False,
+    )

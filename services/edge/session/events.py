@@ -1,0 +1,413 @@
+"""What a chat session is told (inputs) and what it wants done (actions), one dataclass each.
+
+The session decides, the shell (`services/edge/chat.py`) carries actions out in their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from outrider.errors import OutriderError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
+
+if TYPE_CHECKING:
+    from outrider.models.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPace:
+    """How fast a replica works; it says so with each commit."""
+
+    interval_s: float = 0.0
+    """Between the session's commits, smoothed; 0: it did not say."""
+    row_s: float = 0.0
+    """Time that one more draft token adds to a call of the model."""
+    ready_sessions: int = 0
+    max_lead: int = 0
+    """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
+    overload_level: int = 0
+    echo: int = 0
+    """`echo` of the newest SendDraft since the last commit; 0: there was none."""
+    held_s: float = 0.0
+    """Time from the arrival of that frame to this commit."""
+
+
+NO_PACE = ReplicaPace()
+
+Span: TypeAlias = tuple[int, int]
+"""Code points [begin, end) of a reply, from its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What the client has of the chat already."""
+
+    token: str = ""
+    """Names the chat; empty: its request id does."""
+    upto: int = 0
+    """Committed tokens."""
+    num_chars: int = 0
+    """Code points of committed text."""
+    ids: tuple[int, ...] = ()
+    """Those tokens, or none: then they are computed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat as the client asked for it, validated."""
+
+    request_id: str
+    """Globally unique, but for other runs of the same request."""
+    model: str
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+    priority: Priority | None = None
+    """None leaves it to the region."""
+    deadline_ms: int = 0
+    """From the arrival of the request; 0: none."""
+    provisional: bool = False
+    """Whether the client wants provisional text."""
+    speculation: Speculation = Speculation.ON
+    thin: bool = False
+    """The region tokenizes."""
+    residency: tuple[str, ...] = ()
+    trace: tuple[str, str] = ("", "")
+    """W3C traceparent and tracestate of the client's span."""
+    resume: ResumePoint = ResumePoint()
+    digest: bytes = b""
+    """Of the request as it came, without what may differ when it is sent again."""
+    group: bytes = b""
+    """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReport:
+    """The chain that the drafter process proposes; the last report replaces those before it."""
+
+    base: int
+    """Final tokens of the reply before the chain, as far as the drafter knew."""
+    ids: tuple[int, ...]
+    survival: tuple[float, ...]
+    """[n] probability that each draft and all before it are right; never rising."""
+    sources: tuple[str, ...]
+    draft_s: float = 0.0
+    """The drafter's time per draft token."""
+
+
+# Inputs.
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """The first frame of the stream arrived whole and is in order."""
+
+    request: ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """The client sent CancelChat."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The client gave the chat up, or nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChanged:
+    """A client joined, came back or was lost; it has no provisional text now."""
+
+    provisional: bool
+    """Whether provisional text is wanted from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFailed:
+    """The client broke the protocol or reads too slowly, or the edge ends the chat."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReady:
+    """Template and tokenizer are done."""
+
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFailed:
+    """The prompt could not be tokenized."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOpened:
+    """The replica admitted the session."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    replica: str
+    region: str
+    vocabulary_digest: bytes
+    max_drafts: int = 0
+    """Most drafts of a session in one call of the model; 0: it did not say."""
+    echo: int = 0
+    """`echo` of OpenRegion; 0: it did not come back."""
+    held_s: float = 0.0
+    """Time from the arrival of OpenRegion to this answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCommit:
+    """Tokens [base, base + accepted) are this edge's drafts of `epoch`; `ids` follow them."""
+
+    epoch: int
+    base: int
+    accepted: int
+    ids: tuple[int, ...]
+    upto: int
+    """Number of tokens now final: base + accepted + len(ids)."""
+    pace: ReplicaPace = NO_PACE
+    lossy: tuple[int, ...] = ()
+    """Positions in the reply of those tokens among these that a lossy threshold let through."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDone:
+    """The replica ended the session."""
+
+    finish_reason: FinishReason
+    upto: int
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMoved:
+    """Another replica goes on with the session, after the tokens committed so far."""
+
+    replica: str
+    region: str
+    lost_epoch: int = 0
+    """Drafts of this epoch and all before it are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFailed:
+    """The region ended the session by an error, or its stream to the edge is lost."""
+
+    error: OutriderError
+    is_cut_off: bool = False
+    """The stream was lost without a word from the region, or no router is reachable just now."""
+    late_s: float = 0.0
+    """Total time so far for which this edge's own loop was blocked or the machine suspended; it
+    does not count towards `ReopenPolicy.give_up_after_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsReady:
+    """More drafts can be had."""
+
+    report: DrafterReport | None = None
+    """From the drafter process; None: the chat's own drafter has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDropped:
+    """A frame of drafts could not be sent: the way to the region is congested. To be given before
+    any other input."""
+
+    frame: SendDraft
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time that `next_deadline` named has come."""
+
+
+# Actions.
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Render and encode the messages; the answer is PromptReady or PromptFailed."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRegion:
+    """Open the session upstream."""
+
+    request: ChatRequest
+    prompt: tuple[int, ...] | None
+    """None: the region tokenizes the request's messages."""
+    deadline_ms: int
+    """What is left of the request's; 0: none."""
+    echo: int = field(default=0, compare=False)
+    """Sequence number that the replica returns, to measure the round trip; 0: none."""
+    lost_replicas: int = 0
+    """Replicas lost with the chat, one after the other, without a token from any of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDraft:
+    """Drafts for the reply's tokens from position `base` on. Frames of an epoch are contiguous."""
+
+    epoch: int
+    base: int
+    ids: tuple[int, ...]
+    continues: bool = False
+    """An earlier frame of the epoch began its chain."""
+    echo: int = field(default=0, compare=False)
+    """Sequence number that the replica returns, to measure the round trip; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrafter:
+    """Have the drafter process draft for a reply; Finish ends it."""
+
+    prompt: tuple[int, ...]
+    reply: tuple[int, ...]
+    """Tokens of it that are final already."""
+    params: SamplingParams
+    ends: frozenset[int]
+    """Ids that end the reply."""
+    lead: int
+    """Most drafts wanted ahead of the final tokens."""
+    group: bytes = b""
+    """The trust group whose replies the drafter may draw on; empty: no other replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellDrafter:
+    """Tell the drafter process what became final."""
+
+    ids: tuple[int, ...]
+    lead: int
+    """Most drafts wanted ahead of the final tokens from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRegion:
+    """Tell the region that nobody waits any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """To the client: the chat is under way."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provisional:
+    """To the client: of the provisional text `erase_to` code points stay, `text` follows."""
+
+    base: int
+    erase_to: int
+    text: str
+    stability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """To the client: of the provisional text `erase_to` code points stay."""
+
+    erase_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """To the client: `text` is final; it agrees with the provisional text still shown."""
+
+    text: str
+    ids: tuple[int, ...]
+    upto: int
+    lossy: tuple[int, ...] = ()
+    """Positions in the reply of tokens that a lossy threshold let through."""
+    lossy_spans: tuple[Span, ...] = ()
+    """For each of those, where its text stands in the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What the edge's own drafts came to in one chat; `edge.proto` explains each field."""
+
+    shown_tokens: int = 0
+    erased_tokens: int = 0
+    drafted_tokens: int = 0
+    sent_tokens: int = 0
+    checked_tokens: int = 0
+    right_tokens: int = 0
+    sending_rounds: int = 0
+    holding_rounds: int = 0
+    switches: int = 0
+    rtt_ms: float = 0.0
+    commit_interval_ms: float = 0.0
+    draft_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """To the client, last: the reply is whole, or was cancelled."""
+
+    finish_reason: FinishReason
+    upto: int
+    usage: Usage
+    timings: Timings
+    edge_timings: Timings
+    region: str
+    replica: str
+    speculation_stats: SpeculationStats = SpeculationStats()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """To the client, last: the chat ended by an error."""
+
+    error: OutriderError
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing more will be sent either way: end the stream, forget the session."""
+
+
+Input: TypeAlias = (
+    ChatAsked
+    | CancelAsked
+    | ClientGone
+    | ClientChanged
+    | ClientFailed
+    | PromptReady
+    | PromptFailed
+    | RegionOpened
+    | RegionCommit
+    | RegionDone
+    | RegionMoved
+    | RegionFailed
+    | DraftsReady
+    | DraftDropped
+    | Tick
+)
+ClientEvent: TypeAlias = Accepted | Provisional | Retract | Commit | Done | Failed
+Action: TypeAlias = (
+    Tokenize
+    | OpenRegion
+    | SendDraft
+    | OpenDrafter
+    | TellDrafter
+    | CancelRegion
+    | ClientEvent
+    | Finish
+)

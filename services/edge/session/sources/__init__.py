@@ -1,1 +1,0 @@
-"""Who guesses: copies in this process, and a drafter beside it."""

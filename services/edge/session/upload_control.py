@@ -1,0 +1,255 @@
+"""Whether a chat's drafts are uploaded to the region, and how many are made ahead of the commits.
+
+Drafts are uploaded while the speedup model predicts that they save time per token. Where they do
+not, the region drafts by itself, and the edge drafts only for provisional text, if that is wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from services.edge.session.acceptance import Acceptance, Averages, DraftOutcome
+from services.edge.session.draft_chain import DraftProgress
+from services.edge.session.events import ReplicaPace
+from services.edge.session.speedup_model import (
+    SessionConditions,
+    useful_lead,
+    with_drafts_s,
+    without_drafts_s,
+)
+from services.edge.session.timing import PaceTracker, RoundTrip
+
+NO_DRAFTS: Final = 1
+"""Overload level of a replica from which no drafts are uploaded: from there on it takes drafts only
+where they cost it nothing."""
+_PREDICT_EVERY: Final = 4
+"""Commits per prediction: one takes as long as all else that the edge does for a commit."""
+_HORIZON_TOKENS: Final = 64
+"""Tokens of a chain that a prediction considers."""
+
+
+class Uploads(Enum):
+    """Whether drafts are uploaded: as the controller decides, always, or never."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class DraftMode(Enum):
+    """What an edge does with its drafts in a chat, probes aside."""
+
+    EDGE_DRAFTS = "edge_drafts"
+    """Drafts are uploaded; the region uses those that arrive in time."""
+    DISPLAY_ONLY = "display_only"
+    """Drafts are shown to the client but not uploaded."""
+    SERVER_ONLY = "server_only"
+    """None are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPolicy:
+    """When uploads begin and end."""
+
+    uploads: Uploads = Uploads.AUTO
+    enter_gain: float = 0.10
+    """Uploads begin when they are predicted to save at least this share of the time per token."""
+    leave_gain: float = 0.05
+    """Uploads end when the predicted saving falls below this share."""
+    dwell_rounds: int = 24
+    """Fewest commits between two changes, unless the network path changes."""
+    probe_every: int = 50
+    """While uploads do not pay, drafts are uploaded after one commit in so many, to measure."""
+    max_step: int = 2
+    """Most tokens by which the lead changes per commit."""
+
+
+@dataclass(slots=True)
+class UploadCounts:
+    """Drafts of one chat by fate, and its commits by whether drafts were uploaded."""
+
+    drafted: int = 0
+    sent: int = 0
+    checked: int = 0
+    right: int = 0
+    sending_rounds: int = 0
+    holding_rounds: int = 0
+    switches: int = 0
+
+
+class UploadController:
+    """Decides for one chat, from its round trips, pace and acceptance.
+
+    `opened`, `drafted`, `sent`, `checked` and `committed` tell it what happened; `sends` and `lead`
+    are the decisions.
+    """
+
+    def __init__(
+        self, policy: UploadPolicy, averages: Averages, *, max_lead: int, sends: bool, shows: bool
+    ) -> None:
+        """`sends` and `shows`: whether the chat's drafts may be uploaded, and may be shown."""
+        self._policy = policy
+        self._averages = averages
+        self._max_lead = max_lead
+        self._may_send = sends and policy.uploads is not Uploads.NEVER
+        self.shows = shows
+        """Whether the client is shown drafts."""
+        self._pays = True
+        """Whether uploads are predicted to pay."""
+        self._is_probe = False
+        """Whether drafts are uploaded until the next commit only to measure."""
+        self._overloaded = False
+        self._since_change = 0
+        """Commits since `_pays` changed."""
+        self._since_probe = 0
+        """Commits since the last probe."""
+        self._num_path_changes = 0
+        self._max_drafts = 0
+        self.round_trip = RoundTrip()
+        self.pace = PaceTracker(averages.own_tokens)
+        self.acceptance = Acceptance(averages.acceptance)
+        self.counts = UploadCounts()
+        self._lead = self._useful_lead = max_lead
+        self.predicted_s: tuple[float, float] | None = None
+        """Seconds per token without drafts from the edge and with them."""
+        if averages.acceptance.is_reliable:
+            self._decide_by_earlier_chats()
+
+    @property
+    def mode(self) -> DraftMode:
+        """What the edge does with drafts now, probes aside."""
+        if self._may_send and self._pays and not self._overloaded:
+            return DraftMode.EDGE_DRAFTS
+        return DraftMode.DISPLAY_ONLY if self.shows else DraftMode.SERVER_ONLY
+
+    @property
+    def sends(self) -> bool:
+        """Whether drafts are uploaded now."""
+        return self.mode is DraftMode.EDGE_DRAFTS or self._is_probe
+
+    @property
+    def lead(self) -> int:
+        """Most drafts wanted ahead of the commits now; 0 if they are neither uploaded nor shown."""
+        if self.sends:
+            return self._lead
+        return self._max_lead if self.shows else 0
+
+    @property
+    def predicted_gain(self) -> float:
+        """Share of the time per token that drafts from the edge are predicted to save; 0 before the
+        first prediction."""
+        if self.predicted_s is None:
+            return 0.0
+        without_s, with_s = self.predicted_s
+        return 1 - with_s / without_s
+
+    @property
+    def conditions(self) -> SessionConditions | None:
+        """What predictions are made from; None until a round trip and a commit interval were
+        measured."""
+        rtt_s, interval_s = self.round_trip.median_s, self.pace.interval_s
+        if rtt_s is None or not interval_s:
+            return None
+        limits = {"max_drafts": self._max_drafts} if self._max_drafts else {}
+        return SessionConditions(
+            rtt_s=rtt_s,
+            draft_s=self.pace.draft_s,
+            interval_s=interval_s,
+            row_s=self.pace.row_s,
+            own_tokens=self.pace.own_tokens,
+            max_lead=self._max_lead,
+            **limits,
+        )
+
+    def opened(self, echo: int, held_s: float, max_drafts: int, now: float) -> None:
+        """The replica opened the session."""
+        self.round_trip.returned(echo, held_s, now)
+        self._max_drafts = max_drafts
+
+    def drafted(self, progress: DraftProgress) -> None:
+        """The chain was advanced."""
+        self.counts.drafted += progress.num_kept
+        if progress.num_made:
+            self.pace.drafted(progress.num_made, progress.took_s)
+
+    def sent(self, count: int) -> None:
+        """So many drafts were uploaded."""
+        self.counts.sent += count
+
+    def committed(
+        self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool, by_drafts: bool, now: float
+    ) -> None:
+        """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call,
+        `by_drafts`: some were right."""
+        self.round_trip.returned(pace.echo, pace.held_s, now)
+        self.pace.committed(pace, num_tokens, on_its_own=on_its_own, by_drafts=by_drafts)
+        if self.mode is DraftMode.EDGE_DRAFTS:
+            self.counts.sending_rounds += 1
+        else:
+            self.counts.holding_rounds += 1
+        self._overloaded = pace.overload_level >= NO_DRAFTS
+        self._review()
+        self._probe()
+
+    def checked(self, outcomes: tuple[DraftOutcome, ...], ended_at: int | None) -> None:
+        """Drafts were compared with what became final; `ended_at` as in Acceptance.observe."""
+        self.acceptance.observe(outcomes, ended_at)
+        self._averages.acceptance.observe(outcomes, ended_at)
+        for outcome in outcomes:
+            self.counts.checked += outcome.decides
+            self.counts.right += outcome.right
+
+    def _decide_by_earlier_chats(self) -> None:
+        """Until there are figures of this chat; then it decides at once, without `dwell_rounds`."""
+        self._predict()
+        self._decide(self.predicted_gain)
+        self._since_change = self._policy.dwell_rounds
+        self.counts.switches = 0
+
+    def _review(self) -> None:
+        self._since_change += 1
+        is_new_path = self.round_trip.num_path_changes != self._num_path_changes
+        self._num_path_changes = self.round_trip.num_path_changes
+        if is_new_path or self._since_change % _PREDICT_EVERY == 0:
+            self._predict()
+        self._move_lead(at_once=is_new_path)
+        if is_new_path or self._since_change >= self._policy.dwell_rounds:
+            self._decide(self.predicted_gain)
+
+    def _predict(self) -> None:
+        conditions = self.conditions
+        if conditions is not None:
+            self._averages.conditions = conditions
+        else:
+            conditions = self._averages.conditions
+        if conditions is not None:
+            survival = self.acceptance.survival(_HORIZON_TOKENS)
+            self.predicted_s = without_drafts_s(conditions), with_drafts_s(conditions, survival)
+            self._useful_lead = useful_lead(conditions)
+
+    def _decide(self, gain: float) -> None:
+        policy = self._policy
+        if policy.uploads is not Uploads.AUTO or self.predicted_s is None:
+            return
+        least = policy.leave_gain if self._pays else policy.enter_gain
+        if (gain >= least) != self._pays:
+            self._pays = not self._pays
+            self._since_change = self._since_probe = 0
+            self.counts.switches += self._may_send
+
+    def _move_lead(self, *, at_once: bool) -> None:
+        step = self._max_lead if at_once else self._policy.max_step
+        self._lead += max(-step, min(step, self._useful_lead - self._lead))
+
+    def _probe(self) -> None:
+        """A probe lasts from one commit to the next."""
+        self._is_probe = False
+        if not self._may_send or self._overloaded or self.mode is DraftMode.EDGE_DRAFTS:
+            self._since_probe = 0
+            return
+        self._since_probe += 1
+        if self._since_probe >= self._policy.probe_every:
+            self._is_probe = True
+            self._since_probe = 0

@@ -1,0 +1,229 @@
+"""One router: a long-lived Route stream with many sessions, and probes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from random import Random
+from typing import NoReturn, Protocol
+
+import grpc.aio
+import structlog
+
+from outrider.errors import OutriderError, UnavailableError
+from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
+from outrider.rpc import (
+    LOSSES,
+    Outbox,
+    Reconnector,
+    loss_text,
+    make_channel,
+    until_distrusted,
+)
+from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
+from services.edge.upstream.table import RouterTable
+
+log = structlog.get_logger()
+
+_RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
+_RouteOutbox = Outbox[router_pb2.RouteRequest]
+
+
+class Sink(Protocol):
+    """Where a session's frames go."""
+
+    def region_frame(self, frame: inference_pb2.SessionDown) -> None:
+        """A frame of this session came."""
+        ...
+
+    def region_lost(self, error: OutriderError) -> None:
+        """The stream broke; the session is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPolicy:
+    """What the operator decides."""
+
+    max_queued_frames: int
+    """Frames that may wait for the router."""
+    connect_s: float = 5.0
+    """Limit of one attempt to connect."""
+    probe_interval_s: float = 1.0
+    """Time between two probes."""
+    probe_timeout_s: float = 1.0
+    """Limit of a probe's answer."""
+    max_backoff_s: float = 2.0
+    """Longest pause between two attempts to connect."""
+
+
+class RouterLink:
+    """One router. `run` keeps the stream up; sessions live as long as the stream they opened on."""
+
+    def __init__(
+        self,
+        address: str,
+        table: RouterTable,
+        policy: LinkPolicy,
+        *,
+        clock: StallFreeClock,
+        rng: Random,
+        on_connected: Callable[[], None],
+        tls: Tls = PLAINTEXT,
+    ) -> None:
+        self.address = address
+        self._table = table
+        self._policy = policy
+        self._clock = clock
+        self._reconnector = Reconnector(max_backoff_s=policy.max_backoff_s, rng=rng)
+        self._on_connected = on_connected
+        self._tls = tls
+        self._outbox: Outbox[router_pb2.RouteRequest] | None = None
+        self._sinks: dict[int, Sink] = {}
+        self._last_number = 0
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that may still receive frames."""
+        return len(self._sinks)
+
+    def open(self, sink: Sink, frame: inference_pb2.SessionUp) -> int:
+        """Open a session and return its number. Raises UnavailableError, OverloadedError."""
+        if self._outbox is None:
+            raise UnavailableError(f"the router at {self.address} cannot be reached")
+        frame.session = self._last_number + 1
+        self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        self._last_number += 1
+        self._sinks[self._last_number] = sink
+        self._table.opened(self.address, self._last_number)
+        return self._last_number
+
+    def draft(self, number: int, frame: inference_pb2.SessionUp) -> bool:
+        """Queue drafts of a session; False if they were dropped, which costs nothing but speed."""
+        if self._outbox is None:
+            return False  # the stream broke; region_lost tells the session
+        frame.session = number
+        return self._outbox.offer(router_pb2.RouteRequest(frame=frame))
+
+    def cancel(self, number: int, frame: inference_pb2.SessionUp) -> None:
+        """Queue the cancel of a session, however many frames wait for the router."""
+        if self._outbox is not None:
+            frame.session = number
+            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame), last=True)
+
+    def forget(self, number: int) -> None:
+        """The session needs no frame any more; what still comes for it is dropped."""
+        if self._sinks.pop(number, None) is not None:
+            self._table.closed(self.address, number)
+
+    async def run(self) -> None:
+        """Connect, relay, and connect again after every loss, until cancelled."""
+        await self._reconnector.run(self._connect, lambda loss: self._lose(loss_text(loss)))
+
+    def hasten(self) -> None:
+        """No router can be reached, and somebody needs one: no time to wait between attempts."""
+        self._reconnector.hasten()
+
+    async def _connect(self) -> NoReturn:
+        """One connection, from greeting to loss. Raises the reason of the loss."""
+        async with make_channel(self.address, tls=self._tls, role=Role.ROUTER) as channel:
+            stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
+                channel
+            )
+            with ExitStack() as ending:
+                async with self._clock.timeout(self._policy.connect_s):
+                    said, rtt_ms = await self._ask(stub)
+                    outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
+                    call = stub.Route(outbox)
+                    # Closing the channel does not end every call (grpc/grpc issue 42125).
+                    ending.callback(call.cancel)
+                    await call.wait_for_connection()
+                self._table.connected(self.address, self._clock())
+                self._heard(said, rtt_ms)
+                await self._serve(stub, call, outbox)
+
+    async def _serve(
+        self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox
+    ) -> NoReturn:
+        self._outbox = outbox
+        self._on_connected()
+        began_s = self._clock()
+        why = "the edge leaves it"
+        try:
+            await until_one_fails(self._read(call), self._probe(stub), self._distrust())
+        except LOSSES as failure:
+            why = loss_text(failure)
+            raise
+        finally:
+            call.cancel()
+            if self._clock() - began_s > self._policy.max_backoff_s:
+                self._reconnector.reset()
+            self._lose(why)
+            self._break(outbox, UnavailableError(f"the router at {self.address} was lost: {why}"))
+
+    async def _read(self, call: _RouteCall) -> NoReturn:
+        try:
+            async for response in call:
+                self._relay(response.frame)
+        except LOSSES:
+            raise
+        except Exception as failure:
+            # A defect of the edge costs this stream, not the way to the region for good.
+            log.exception("stream to the router failed", router=self.address)
+            raise UnavailableError(
+                f"the edge failed: {type(failure).__name__}; try again"
+            ) from failure
+        raise UnavailableError("it ended the stream")
+
+    def _relay(self, frame: inference_pb2.SessionDown) -> None:
+        # Apart from the loop that reads, which would keep the last one until another frame comes.
+        sink = self._sinks.get(frame.session)
+        if sink is not None:
+            if frame.WhichOneof("kind") == "commit":
+                self._table.served(self.address, frame.session, self._clock())
+            sink.region_frame(frame)
+
+    async def _probe(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> NoReturn:
+        """Measure the round trip; give the router up once the table has."""
+        while self._table[self.address].health.is_up:
+            await asyncio.sleep(self._policy.probe_interval_s)
+            try:
+                async with self._clock.timeout(self._policy.probe_timeout_s):
+                    said, rtt_ms = await self._ask(stub)
+            except TimeoutError:
+                self._table.unanswered(self.address, self._clock())
+            else:
+                self._heard(said, rtt_ms)
+        raise UnavailableError("it does not answer")
+
+    async def _distrust(self) -> NoReturn:
+        """Leave the router when its certificate is good no more."""
+        await until_distrusted(self.address, tls=self._tls, role=Role.ROUTER)
+
+    async def _ask(
+        self, stub: router_pb2_grpc.RouterServiceAsyncStub
+    ) -> tuple[router_pb2.GetRouterResponse, float]:
+        """Who the router is, and the round trip in milliseconds."""
+        sent_s = time.monotonic()
+        said = await stub.GetRouter(router_pb2.GetRouterRequest())
+        return said, (time.monotonic() - sent_s) * 1000.0
+
+    def _heard(self, said: router_pb2.GetRouterResponse, rtt_ms: float) -> None:
+        self._table.answered(self.address, said.region, rtt_ms, said.serving, self._clock())
+
+    def _lose(self, why: str) -> None:
+        self._table.lost(self.address, why, self._clock(), is_own=self._clock.stalled_recently)
+
+    def _break(self, outbox: _RouteOutbox, error: OutriderError) -> None:
+        self._outbox = None
+        outbox.close()
+        sinks, self._sinks = self._sinks, {}
+        for number in sinks:
+            self._table.closed(self.address, number)
+        for sink in sinks.values():
+            sink.region_lost(error)

@@ -1,0 +1,69 @@
+"""The limit on sessions above LOW of clients without a key, per address prefix. Pure.
+
+One client that opens many sessions at once would take most of the replicas' places and make all
+others wait. So while other clients are there, only a few sessions of one address prefix get the
+class that they ask for; further ones are LOW: they use room that nobody else wants and give their
+places up to higher classes. While a client is alone there is no limit.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from outrider.session_types import Priority
+
+PRESENCE_S: Final = 60.0
+"""A flow counts as present for so long after its last session ended."""
+MAX_REMEMBERED: Final = 1024
+"""Flows without a session whose last end is remembered."""
+
+
+class AddressLimit:
+    """Sessions by flow (AdmissionRequest.flow) and by hash of the address prefix. Every `open` is
+    followed by one `close`. Times in seconds."""
+
+    def __init__(self, max_above_low: int) -> None:
+        """`max_above_low`: sessions above LOW that an address prefix may have open while other
+        flows are present."""
+        self._max_above_low = max_above_low
+        self._num_above_low: dict[bytes, int] = {}
+        """Open sessions above LOW by address hash."""
+        self._num_open: dict[str, int] = {}
+        """Open sessions of any class by flow."""
+        self._left_at: OrderedDict[str, float] = OrderedDict()
+        """Flows without a session, by the end of their last one."""
+
+    def __len__(self) -> int:
+        return len(self._num_above_low)
+
+    def highest(self, flow: str, address_hash: bytes, now: float) -> Priority:
+        """The highest class that one more session may have; HIGH for clients with a key."""
+        is_full = self._num_above_low.get(address_hash, 0) >= self._max_above_low
+        return Priority.LOW if is_full and not self._is_alone(flow, now) else Priority.HIGH
+
+    def open(self, flow: str, address_hash: bytes, priority: Priority) -> None:
+        """A session of this class begins."""
+        self._left_at.pop(flow, None)
+        self._num_open[flow] = self._num_open.get(flow, 0) + 1
+        if address_hash and priority > Priority.LOW:
+            self._num_above_low[address_hash] = self._num_above_low.get(address_hash, 0) + 1
+
+    def close(self, flow: str, address_hash: bytes, priority: Priority, now: float) -> None:
+        """A session that was opened with the same arguments ended."""
+        self._num_open[flow] -= 1
+        if not self._num_open[flow]:
+            del self._num_open[flow]
+            self._left_at[flow] = now
+            if len(self._left_at) > MAX_REMEMBERED:
+                self._left_at.popitem(last=False)
+        if address_hash and priority > Priority.LOW:
+            self._num_above_low[address_hash] -= 1
+            if not self._num_above_low[address_hash]:
+                del self._num_above_low[address_hash]
+
+    def _is_alone(self, flow: str, now: float) -> bool:
+        if len(self._num_open) > (flow in self._num_open):
+            return False
+        others = (at for other, at in reversed(self._left_at.items()) if other != flow)
+        return now - next(others, float("-inf")) > PRESENCE_S

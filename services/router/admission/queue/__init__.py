@@ -1,1 +1,0 @@
-"""The router's queue. Pure."""

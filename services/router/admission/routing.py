@@ -1,0 +1,109 @@
+"""Whether a session goes to a replica at once, and where to. Pure.
+
+Placement chooses the replica, among all regions that may have the session: round trips and uncached
+prompt tokens are part of its cost. Admission never takes replicas off placement's list, which would
+have the same prefixes computed in many places. It looks at time alone: a session goes at once while
+its first token is predicted within the objective of its class, or while some replica is about to
+run out of work. Otherwise it waits in the router's queue: in a replica's queue it could neither be
+overtaken by higher classes nor be sent elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import NoReplicaError, OverloadedError
+from services.router.admission.policy import AdmissionPolicy, QueuePriority
+from services.router.admission.session import AdmittedSession
+from services.router.placement.types import Decision, PlacementRequest
+
+
+class FleetView(Protocol):
+    """Placement and fleet, as admission sees them."""
+
+    def home(self, request: PlacementRequest) -> str:
+        """The session's home region: the router's own, if it has replicas of the model, in service
+        or not, and may hold the prompt; otherwise the nearest one that could have the session; ""
+        if none could."""
+        ...
+
+    def may_return(self, request: PlacementRequest) -> bool:
+        """Whether a replica that could serve it takes no sessions now but may soon again: it is
+        silent, in quarantine, or was lost a moment ago."""
+        ...
+
+    def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
+        """The best replica in a region; "": in any that the request allows. Raises what placement
+        raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a session goes now."""
+
+    decision: Decision
+    home: str
+    """Its home region (`FleetView.home`)."""
+    spill_cause: str = ""
+    """Why home could not have it, if it goes elsewhere: `full`, `slow` or `absent`; empty: home
+    could, and the other region is only cheaper."""
+
+
+def choose_route(
+    session: AdmittedSession,
+    backlog_priority: QueuePriority,
+    fleet: FleetView,
+    policy: AdmissionPolicy,
+    now: float,
+) -> Route | None:
+    """Where a session goes now; None: it waits.
+
+    `backlog_priority` decides how much backlog it accepts on a replica: its own priority, or a
+    higher one for an aged class. Raises what placement raises except OverloadedError; raises
+    NoReplicaError only if no replica may return soon.
+    """
+    try:
+        decision = fleet.quote(session.request, "", now)
+    except OverloadedError:
+        return None
+    except NoReplicaError:
+        if fleet.may_return(session.request):
+            return None  # a process that gets no CPU time is silent for a while, then goes on
+        raise
+    left_ms = policy.slo_ms(session.priority) - (now - session.arrived_at) * 1000.0
+    max_backlog_ms = policy.max_backlog_ms(backlog_priority)
+    if decision.wait.total_ms > left_ms and not _has_room(decision, max_backlog_ms):
+        return None
+    home = fleet.home(session.request) or decision.region
+    if decision.region == home:
+        return Route(decision, home)
+    cause = _spill_cause(session.request, home, fleet, left_ms, max_backlog_ms, now)
+    return Route(decision, home, cause)
+
+
+def _has_room(decision: Decision, max_backlog_ms: float) -> bool:
+    """Whether some replica's backlog is small enough for one more session. A far replica may have
+    a round trip's time more: that much is done while the session is on its way."""
+    return decision.least_backlog_ms <= max_backlog_ms + decision.wait.rtt_ms
+
+
+def _spill_cause(
+    request: PlacementRequest,
+    home: str,
+    fleet: FleetView,
+    left_ms: float,
+    max_backlog_ms: float,
+    now: float,
+) -> str:
+    """Why the home region could not have the session (Route.spill_cause)."""
+    try:
+        decision = fleet.quote(request, home, now)
+    except NoReplicaError:
+        return "absent"
+    except OverloadedError:
+        return "full"
+    if decision.wait.total_ms <= left_ms:
+        return ""
+    return "slow" if _has_room(decision, max_backlog_ms) else "full"

@@ -1,1 +1,0 @@
-"""Tenants' limits. Pure."""

@@ -1,0 +1,1 @@
+"""How many replicas there should be, for an autoscaler to read. Pure."""

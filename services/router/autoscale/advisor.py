@@ -1,0 +1,244 @@
+"""How many replicas each region should have of each model. Pure.
+
+More are advised when too large a share of requests was late, as many as bring utilisation to the
+target, at least one more (the rule of Kubernetes' horizontal pod autoscaler). Fewer are advised
+when the busiest part of a long time would still have been idle, one at a time. The gap between the
+two thresholds and a pause after each change keep the number from swinging.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from services.router.autoscale.policy import AutoscalePolicy
+from services.router.fleet.replica import Replica, ReplicaLoad
+
+NUM_SLICES: Final = 12
+"""Parts of a sliding window; the oldest is dropped as a whole."""
+
+
+class FleetKey(NamedTuple):
+    """The replicas of one model in one region, which are scaled together."""
+
+    region: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetUsage:
+    """How many replicas serve, and how busy they are."""
+
+    num_replicas: int
+    """Replicas that take sessions now."""
+    utilization: float
+    """Used share of their capacity, waiting sessions included; it may exceed 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingAdvice:
+    """What an autoscaler reads, and what it was computed from."""
+
+    desired_replicas: int
+    num_replicas: int
+    late_share: float
+    """Share of the window's requests that were late."""
+    num_requests: int
+    utilization: float
+    """Mean over the window."""
+
+
+class _FleetState:
+    """What is remembered of one fleet."""
+
+    def __init__(self, policy: AutoscalePolicy, num_replicas: int, now: float) -> None:
+        self.recent = SlidingWindow(policy.window_s)
+        self.long = SlidingWindow(policy.idle_s)
+        self.desired = num_replicas
+        self.created_at = now
+        self.changed_at = -math.inf
+        self.has_shrunk = False
+        """Whether the last change was to fewer replicas."""
+
+
+class AutoscaleAdvisor:
+    """Advice for every fleet. Methods take `now` in seconds."""
+
+    def __init__(self, policy: AutoscalePolicy) -> None:
+        self._policy = policy
+        self._states: dict[FleetKey, _FleetState] = {}
+
+    def record_ttft(self, fleet: FleetKey, ttft_ms: float, now: float) -> None:
+        """A request had its first token; the round trip to the replica is not in `ttft_ms`."""
+        state = self._states.get(fleet)
+        if state is not None:
+            state.recent.record_request(ttft_ms > self._policy.slo_ttft_ms, now)
+
+    def record_shortage(self, fleet: FleetKey, now: float) -> None:
+        """A request was refused or sent to another region for lack of room."""
+        state = self._states.get(fleet)
+        if state is not None:
+            state.recent.record_request(True, now)
+
+    def advise(
+        self, fleets: Mapping[FleetKey, FleetUsage], now: float
+    ) -> dict[FleetKey, ScalingAdvice]:
+        """Advice for these fleets; others are forgotten. To be called about once a second."""
+        self._states = {key: state for key, state in self._states.items() if key in fleets}
+        return {key: self._advice(key, usage, now) for key, usage in fleets.items()}
+
+    def _advice(self, key: FleetKey, usage: FleetUsage, now: float) -> ScalingAdvice:
+        state = self._states.get(key)
+        if state is None:
+            first = self._clamped(usage.num_replicas)
+            state = self._states[key] = _FleetState(self._policy, first, now)
+        state.recent.record_utilization(usage.utilization, now)
+        state.long.record_utilization(usage.utilization, now)
+        late_share, num_requests = state.recent.late_share(now)
+        if usage.num_replicas > state.desired and not state.has_shrunk:
+            # Somebody else added replicas: they stay until they are idle.
+            state.desired = self._clamped(usage.num_replicas)
+        if late_share > self._policy.max_late_share and num_requests >= self._policy.min_requests:
+            self._grow(state, usage, now)
+        else:
+            self._shrink(state, usage, now)
+        return ScalingAdvice(
+            desired_replicas=state.desired,
+            num_replicas=usage.num_replicas,
+            late_share=late_share,
+            num_requests=num_requests,
+            utilization=state.recent.utilization(now),
+        )
+
+    def _grow(self, state: _FleetState, usage: FleetUsage, now: float) -> None:
+        policy = self._policy
+        current = max(1, usage.num_replicas)
+        utilization = state.recent.utilization(now)
+        if now - state.changed_at < policy.out_cooldown_s or utilization < policy.idle_utilization:
+            return
+        wanted = math.ceil(current * utilization / policy.target_utilization - 1e-9)
+        wanted = min(max(wanted, current + 1), math.ceil(current * policy.max_step))
+        desired = self._clamped(wanted)
+        if desired > state.desired or state.has_shrunk:
+            state.desired = desired
+            state.changed_at = now
+            state.has_shrunk = False
+
+    def _shrink(self, state: _FleetState, usage: FleetUsage, now: float) -> None:
+        policy = self._policy
+        current = min(usage.num_replicas, state.desired)
+        is_new = now - state.created_at < policy.idle_s
+        if is_new or now - state.changed_at < policy.in_cooldown_s:
+            return
+        peak = state.long.peak(now)
+        if peak >= policy.idle_utilization:
+            return
+        # The same load must not bring the remaining replicas above the target.
+        rest = current - 1
+        if rest < 1 or peak * current / rest > policy.target_utilization:
+            return
+        desired = self._clamped(rest)
+        if desired < state.desired:
+            state.desired = desired
+            state.changed_at = now
+            state.has_shrunk = True
+
+    def _clamped(self, num_replicas: int) -> int:
+        return min(max(num_replicas, self._policy.min_replicas), self._policy.max_replicas)
+
+
+@dataclass(slots=True)
+class _Slice:
+    """A twelfth of the window."""
+
+    began_at: float
+    num_requests: int = 0
+    num_late: int = 0
+    utilization_sum: float = 0.0
+    num_samples: int = 0
+
+
+class SlidingWindow:
+    """Requests and utilisation over the last `window_s` seconds, to within one slice."""
+
+    def __init__(self, window_s: float) -> None:
+        self._slice_s = window_s / NUM_SLICES
+        self._window_s = window_s
+        self._slices: deque[_Slice] = deque()
+
+    def record_request(self, is_late: bool, now: float) -> None:
+        """A request had its first token, or was refused."""
+        found = self._at(now)
+        found.num_requests += 1
+        found.num_late += is_late
+
+    def record_utilization(self, utilization: float, now: float) -> None:
+        """A sample of the utilisation."""
+        found = self._at(now)
+        found.utilization_sum += utilization
+        found.num_samples += 1
+
+    def late_share(self, now: float) -> tuple[float, int]:
+        """Share of late requests, and the number of requests."""
+        self._forget(now)
+        num_requests = sum(part.num_requests for part in self._slices)
+        num_late = sum(part.num_late for part in self._slices)
+        return (num_late / num_requests if num_requests else 0.0), num_requests
+
+    def utilization(self, now: float) -> float:
+        """Mean of the samples."""
+        self._forget(now)
+        num_samples = sum(part.num_samples for part in self._slices)
+        total = sum(part.utilization_sum for part in self._slices)
+        return total / num_samples if num_samples else 0.0
+
+    def peak(self, now: float) -> float:
+        """Mean of the busiest slice."""
+        self._forget(now)
+        means = (
+            part.utilization_sum / part.num_samples for part in self._slices if part.num_samples
+        )
+        return max(means, default=0.0)
+
+    def _at(self, now: float) -> _Slice:
+        if not self._slices or now - self._slices[-1].began_at >= self._slice_s:
+            self._slices.append(_Slice(now))
+            self._forget(now)
+        return self._slices[-1]
+
+    def _forget(self, now: float) -> None:
+        while self._slices and now - self._slices[0].began_at >= self._window_s:
+            self._slices.popleft()
+
+
+def fleet_usage(
+    replicas: Iterable[Replica], num_waiting: Mapping[FleetKey, int], slo_ms: float
+) -> dict[FleetKey, FleetUsage]:
+    """The usage of every fleet, from its replicas' load reports. `num_waiting`: sessions in this
+    router's queue, by their home fleet. `slo_ms`: objective for the time to first token."""
+    loads_by_fleet: dict[FleetKey, list[ReplicaLoad]] = {}
+    for replica in replicas:
+        if replica.takes_sessions and replica.model_name and replica.region:
+            key = FleetKey(replica.region, replica.model_name)
+            loads_by_fleet.setdefault(key, []).append(replica.load or ReplicaLoad())
+    return {
+        key: FleetUsage(len(loads), utilization(loads, num_waiting.get(key, 0), slo_ms))
+        for key, loads in loads_by_fleet.items()
+    }
+
+
+def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> float:
+    """Used share of the replicas' capacity: sessions over places, or the time of queued prompts
+    over the objective, whichever is larger."""
+    num_sessions = sum(load.running_sessions + load.queued_sessions for load in loads)
+    num_places = sum(load.max_sessions for load in loads)
+    by_sessions = (num_sessions + num_waiting) / num_places if num_places else 0.0
+    by_prompts = sum(_backlog_ms(load) for load in loads) / (len(loads) * slo_ms)
+    return max(by_sessions, by_prompts)
+
+
+def _backlog_ms(load: ReplicaLoad) -> float:
+    return load.queued_prompt_tokens / load.num_instances * load.row_ms

@@ -1,0 +1,145 @@
+"""What placement is asked and what it answers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.errors import ConfigError
+from outrider.session_types import Priority
+from services.router.prefix_index.prompt import HashedPrompt
+
+RETRY_DELAY_MS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """How replicas are compared (`[router.placement]`). Raises ConfigError."""
+
+    near_ms: float = 5.0
+    """Replicas whose cost is at most so much above the least share the load."""
+    max_queued: int = 128
+    """Sessions that may wait for a place on one replica; with all replicas there, OVERLOADED."""
+    work_weight: float = 0.5
+    """Cost of a millisecond of a replica's work, which delays later sessions, in milliseconds of
+    this session's wait, while no replica of the region with the least wait has prompts waiting. 0:
+    only the session's own wait counts."""
+    busy_work_weight: float = 4.0
+    """The same while all replicas of that region have prompts waiting; between the two in
+    proportion to their share."""
+
+    def __post_init__(self) -> None:
+        for name in ("near_ms", "max_queued", "work_weight", "busy_work_weight"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(f"placement.{name} is {value}: it cannot be negative.")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """KV of the beginning of the prompt that any replica can load instead of computing it."""
+
+    num_tokens: int = 0
+    load_ms: float = 0.0
+
+
+NO_TRANSFER = Transfer()
+"""That of a mesh without a KV store."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What placement needs to know of a session."""
+
+    model: str
+    vocabulary_digest: bytes
+    prompt_tokens: int
+    residency: tuple[str, ...] = ()
+    """Regions that may hold the prompt; empty: any."""
+    exclude: frozenset[str] = field(default_factory=frozenset)
+    """Replicas already tried for this session."""
+    priority: int = Priority.MEDIUM
+    prompt: HashedPrompt | None = None
+    """Its ids, to be looked up in the prefix index; None: unknown, and taken as cached nowhere."""
+    transfer: Transfer = NO_TRANSFER
+
+
+class PredictedWait(NamedTuple):
+    """The predicted time to first token on one replica, term by term. Sessions of lower classes
+    do not count: replicas serve higher classes first."""
+
+    rtt_ms: float
+    place_ms: float
+    """Until a place is free, after the prompts ahead are computed; 0 if one is free now."""
+    queue_ms: float
+    """Until the prompts ahead are computed."""
+    transfer_ms: float
+    """Loading KV, where that is cheaper than computing it."""
+    prefill_ms: float
+    """Computing what is neither cached nor loaded of the prompt, in calls shared with running
+    sessions."""
+
+    @property
+    def total_ms(self) -> float:
+        """The sum."""
+        return self.rtt_ms + self.place_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
+
+
+class ReplicaStatus(NamedTuple):
+    """Wait and sessions of a replica as a LOW session, which is served last, would find them."""
+
+    wait: PredictedWait
+    """That of a session without a prompt."""
+    num_sessions: int
+    """Of all routers: those reported, and those that this one placed since."""
+
+
+class Candidate(NamedTuple):
+    """A replica that could have had the session."""
+
+    replica: str
+    region: str
+    wait: PredictedWait
+    cached_tokens: int
+    """Prompt tokens whose KV it has, or is expected to have by the time the session arrives."""
+
+
+class Decision(NamedTuple):
+    """The chosen replica and the reason."""
+
+    chosen: Candidate
+    runner_up: Candidate | None
+    """The best of the others by cost; None if there was no other."""
+    considered: tuple[tuple[str, float], ...]
+    """The best replicas with their predicted waits in ms, best by cost first."""
+    num_able: int
+    """Replicas that met the constraints."""
+    least_backlog_ms: float = 0.0
+    """Least time on any of them until the prompts ahead are computed and a place is free, for the
+    session's class."""
+
+    @property
+    def replica(self) -> str:
+        """The chosen replica."""
+        return self.chosen.replica
+
+    @property
+    def region(self) -> str:
+        """Its region."""
+        return self.chosen.region
+
+    @property
+    def wait(self) -> PredictedWait:
+        """The wait predicted there."""
+        return self.chosen.wait
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens cached there."""
+        return self.chosen.cached_tokens
+
+    @property
+    def margin_ms(self) -> float:
+        """How much longer the runner-up's predicted wait is; 0 without one. Negative if it is
+        shorter, but less of the prompt is cached there, or chance chose between near-equals."""
+        return self.runner_up.wait.total_ms - self.wait.total_ms if self.runner_up else 0.0

@@ -1,0 +1,1 @@
+"""Which replicas have the KV of which prompt prefixes cached. Pure."""

@@ -1,1 +1,0 @@
-"""Which replicas hold the KV of which prompts' beginnings (pure)."""

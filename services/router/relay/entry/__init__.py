@@ -1,1 +1,0 @@
-"""Where sessions come in: admission, the queue before placement, what is told to the conductor."""

@@ -1,0 +1,194 @@
+"""Sessions between two replicas: who waits, who goes on, who is given up. Pure.
+
+A session whose replica is lost, silent, refuses it or cannot go on with it is opened on another
+one, with its seed and all that is committed, so that it goes on as if nothing had happened. Until
+there is a replica, room and budget for it, it waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from outrider.errors import (
+    NoReplicaError,
+    OutriderError,
+    OverloadedError,
+    PoisonousRequestError,
+    ReplicaLostError,
+)
+from services.router.placement.types import RETRY_DELAY_MS
+from services.router.relay.poison import PoisonDetector
+
+if TYPE_CHECKING:
+    from services.router.relay.dispatch import Dispatch
+    from services.router.relay.frames import RelayedSession, Up
+    from services.router.relay.sessions import SessionTable
+    from services.router.relay.telemetry import SessionTelemetry
+
+MAX_MOVES_PER_RETRY: Final = 16
+"""Sessions opened by one `retry`: the event loop does other work before the next one."""
+_MAX_FAILED_PLACEMENTS: Final = 4
+"""Placements in a row that may fail before the rest waits for the next `retry`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverPolicy:
+    """When sessions may move to another replica."""
+
+    share: float = 1.0
+    """Moves allowed within the window, for each live session."""
+    min_moves: int = 64
+    """Moves allowed within the window in addition."""
+    window_s: float = 10.0
+    timeout_s: float = 30.0
+    """A session that finds no other replica within this time is ended."""
+    max_lost_replicas: int = 2
+    """A request is ended when this many replicas were lost with it, one after the other."""
+
+
+class RetryBudget:
+    """How many sessions may be opened a second time, so that a failing fleet is not overloaded by
+    them.
+
+    A share of the live sessions and a fixed number, within a window: the retry budget of Finagle
+    (`RetryBudget`), over live sessions instead of requests per second, since one replica's loss
+    moves all that it had at once. A move that is over the budget waits; none fails for its sake.
+    """
+
+    def __init__(self, policy: FailoverPolicy) -> None:
+        self._policy = policy
+        self._moved_at: deque[float] = deque()
+
+    def allows(self, num_sessions: int, now: float) -> bool:
+        """Whether one more of `num_sessions` live sessions may move."""
+        while self._moved_at and self._moved_at[0] <= now - self._policy.window_s:
+            self._moved_at.popleft()
+        return len(self._moved_at) < self._policy.min_moves + self._policy.share * num_sessions
+
+    def spend(self, now: float) -> None:
+        """A session moved."""
+        self._moved_at.append(now)
+
+
+class Failover:
+    """The sessions of one router that look for another replica."""
+
+    def __init__(
+        self,
+        table: SessionTable[Up],
+        dispatch: Dispatch,
+        telemetry: SessionTelemetry,
+        policy: FailoverPolicy | None = None,
+    ) -> None:
+        self._table = table
+        self._dispatch = dispatch
+        self._telemetry = telemetry
+        self._policy = policy or FailoverPolicy()
+        self._budget = RetryBudget(self._policy)
+        self._poison = PoisonDetector(self._policy.max_lost_replicas)
+        self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
+        self.is_due = False
+        """Whether more could go on now than there was time for."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def replica_lost(
+        self, sessions: Iterable[RelayedSession], *, is_proof_valid: bool = True
+    ) -> RelayedSession | None:
+        """Their replica is lost, or an engine call with them failed (`is_proof_valid` is False):
+        the session that is the reason, if it shows."""
+        by_record = {session.losses: session for session in sessions}
+        poisonous = self._poison.replica_lost(list(by_record), is_proof_valid=is_proof_valid)
+        return by_record[poisonous] if poisonous else None
+
+    def refused(self, session: RelayedSession) -> None:
+        """A replica did not take it, which says nothing of the session."""
+        self._poison.left_replica(session.losses)
+
+    def replica_silent(self, session: RelayedSession) -> None:
+        """Its replica fell silent with all it had, which says nothing of the session. It counts as
+        moved, so that admission control does not refuse it any more."""
+        self._poison.left_replica(session.losses)
+        session.num_moves += 1
+
+    def first_token(self, session: RelayedSession, now: float) -> None:
+        """It has tokens from the replica that it is on."""
+        self._poison.proved(session.losses)
+        self.is_due = self.is_due or bool(self._poison)
+        if session.replica_left_at is not None:
+            self._telemetry.moved(session.replica, (now - session.replica_left_at) * 1e3)
+            session.replica_left_at = None
+
+    def wait(self, session: RelayedSession, why: OutriderError, now: float) -> None:
+        """It looks for another replica, because of `why`, from the next `retry` on."""
+        if session.replica_left_at is None:
+            session.replica_left_at = now
+        self._waiting[session.router_session_id] = session, why
+
+    def forget(self, session: RelayedSession) -> None:
+        """It has ended."""
+        self._waiting.pop(session.router_session_id, None)
+        self._poison.forget(session.losses)
+
+    def retry(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
+        """Open what can be opened now; those that are to be given up, and why."""
+        over: list[tuple[RelayedSession, OutriderError]] = []
+        num_moved = 0
+        num_failed = 0
+        self.is_due = False
+        for session, why in list(self._waiting.values()):
+            left_at = session.replica_left_at
+            if left_at is not None and now - left_at >= self._policy.timeout_s:
+                over.append((session, _given_up(why)))
+                continue
+            if num_failed >= _MAX_FAILED_PLACEMENTS or not self._may_move(session, now):
+                continue
+            if num_moved >= MAX_MOVES_PER_RETRY:
+                self.is_due = True
+                break
+            try:
+                self._dispatch.place(session, now)
+            except (NoReplicaError, OverloadedError):
+                num_failed += 1
+                session.tried_replicas.clear()  # one of those may have room after a while
+            except OutriderError as error:
+                over.append((session, error))
+            else:
+                num_moved += 1
+                self._budget.spend(now)
+                self._poison.opened(session.losses)
+                session.num_moves += 1
+                del self._waiting[session.router_session_id]
+        return over
+
+    def _may_move(self, session: RelayedSession, now: float) -> bool:
+        is_late = session.deadline_at is not None and session.deadline_at <= now
+        has_budget = self._budget.allows(len(self._table), now)
+        return is_late or (has_budget and self._poison.may_open(session.losses))
+
+
+def replica_lost_error(replica: str, what: str) -> ReplicaLostError:
+    """Why sessions leave a replica."""
+    return ReplicaLostError(
+        f"Replica {replica} {what} while it served the session: open it again.",
+        retry_delay_ms=RETRY_DELAY_MS,
+    )
+
+
+def poisonous_error(session: RelayedSession) -> PoisonousRequestError:
+    """Why a session is not opened again."""
+    return PoisonousRequestError(
+        f"{session.losses.num_lost} replicas were lost as soon as they served this request, the "
+        f"last one {session.replica}: it is not tried again; change it, and report it.",
+    )
+
+
+def _given_up(why: OutriderError) -> ReplicaLostError:
+    return ReplicaLostError(
+        f"No other replica could take the session in time; before: {why.message}",
+        retry_delay_ms=RETRY_DELAY_MS,
+    )

@@ -1,0 +1,136 @@
+"""What the relay reads from frames and writes into them. No I/O, no clock.
+
+RouteRequest and GenerateRequest (and their responses) are one and the same on the wire, so frames
+are renumbered in place and forwarded as they are: no token block is ever copied or re-encoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final, TypeAlias
+
+from outrider.codec import varint
+from outrider.cost import Cost
+from outrider.errors import CancelledError, DeadlineError
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.wire import sessions as session_wire
+from services.router.relay.sessions import Session
+
+Up: TypeAlias = router_pb2.RouteRequest
+Down: TypeAlias = router_pb2.RouteResponse
+RelayedSession: TypeAlias = Session[Up]
+
+_RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
+"""Protocol Buffers, encoding: field number and wire type LEN."""
+
+
+def num_resumed(opening: inference_pb2.OpenSession) -> int:
+    """Tokens of the reply that an earlier run committed."""
+    return opening.resume.count + sum(block.count for block in opening.resumed)
+
+
+def deadline_at(opening: inference_pb2.OpenSession, now: float) -> float | None:
+    """When the session has to be over, on this router's clock; None without a deadline."""
+    left_ms = opening.deadline_ms
+    return now + left_ms / 1000.0 if left_ms else None
+
+
+def renew_deadline(session: RelayedSession, now: float) -> None:
+    """State the time that is left in the open, which is less than on arrival. Raises
+    DeadlineError."""
+    if session.deadline_at is None:
+        return
+    left_ms = round((session.deadline_at - now) * 1000.0)
+    if left_ms <= 0:
+        raise DeadlineError("The deadline passed before a replica could be found.")
+    session.open_frame.frame.open.deadline_ms = left_ms
+
+
+def open_for_replica(session: RelayedSession) -> Up:
+    """What the next replica is sent: the open, and what was committed since it came."""
+    open_frame = session.open_frame
+    open_frame.frame.session = session.upstream_session_id
+    if session.replay is None or not session.is_under_way:
+        return open_frame
+    request = Up()  # a copy: the one before may still be queued for another replica
+    request.CopyFrom(open_frame)
+    opening = request.frame.open
+    # Serialised entries of a repeated field, one behind the other, are such a field.
+    opening.MergeFromString(bytes(session.replay.committed))
+    opening.lost_replicas = session.losses.num_lost
+    opening.echo = 0  # the time since then is not that of one way
+    return request
+
+
+def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes | None:
+    """The tokens of a commit as entries of OpenSession.resumed; None where they are not all known,
+    or do not follow the first `num_committed`."""
+    has_all = commit.accepted_ids.count == commit.accepted
+    num_new = commit.accepted + commit.ids.count
+    if commit.base != num_committed or not has_all or commit.upto != num_committed + num_new:
+        return None
+    accepted = _resumed_entry(commit.accepted_ids) if commit.accepted else b""
+    return accepted + (_resumed_entry(commit.ids) if commit.ids.count else b"")
+
+
+def _resumed_entry(block: common_pb2.TokenBlock) -> bytes:
+    data = block.SerializeToString()
+    return b"".join((_RESUMED_TAG, varint.encode(len(data)), data))
+
+
+def chat_key(opening: inference_pb2.OpenSession) -> bytes:
+    """The same for all runs of one chat, which give the same text: tenant, request id, prompt and
+    sampling; b"" for an open without a request id. The prompt has to be ids."""
+    if not opening.request_id:
+        return b""
+    prompt = opening.ids
+    checksum = struct.pack("<III", prompt.prefix_tokens, prompt.tail.count, prompt.tail.checksum)
+    digest = hashlib.blake2b(checksum, digest_size=16)
+    for part in (
+        opening.tenant.encode(),
+        opening.request_id.encode(),
+        opening.model.encode(),
+        opening.sampling.SerializeToString(deterministic=True),
+        opening.vocabulary_digest,
+        prompt.prefix_hash,
+    ):
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def run_key(opening: inference_pb2.OpenSession) -> tuple[str, str, bytes]:
+    """Tenant, request id, and a digest of what was asked for, messages included."""
+    digest = hashlib.blake2b(chat_key(opening), digest_size=16)
+    if opening.HasField("messages"):
+        digest.update(opening.messages.SerializeToString(deterministic=True))
+    return opening.tenant, opening.request_id, digest.digest()
+
+
+def session_moved(
+    opened: inference_pb2.SessionOpened, session: RelayedSession
+) -> inference_pb2.SessionDown:
+    """What an edge is told that was told before that its session is open."""
+    moved = inference_pb2.SessionMoved(
+        replica=opened.replica,
+        region=opened.region,
+        max_drafts=opened.max_drafts,
+        epoch=max(0, session.void_epoch),
+    )
+    return inference_pb2.SessionDown(session=session.edge_session_id, moved=moved)
+
+
+def complete_done(
+    done: inference_pb2.SessionDone, session: RelayedSession, cost: Cost | None, now: float
+) -> None:
+    """Add to the end of a session what its last replica cannot know: the cost of the whole chat,
+    and the times of the whole session where it moved."""
+    session_wire.set_cost(done.usage, cost)
+    if session.num_moves and session.first_token_at is not None:
+        done.timings.ttft_ms = (session.first_token_at - session.opened_at) * 1e3
+        done.timings.total_ms = (now - session.opened_at) * 1e3
+
+
+def cancelled(why: str = "The session was cancelled.") -> CancelledError:
+    """Why a session ends that nobody wants any more."""
+    return CancelledError(why)

@@ -1,0 +1,256 @@
+"""Sessions on their way from their edge to their first replica, by admission control and its queue.
+
+No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
+from outrider.session_types import Priority
+from outrider.v1 import common_pb2
+from outrider.wire.sampling import DEFAULT_MAX_TOKENS
+from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
+from services.router.admission.routing import Route
+from services.router.admission.session import AdmissionRequest
+from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
+from services.router.fleet.registry import Registry
+from services.router.placement.types import PlacementRequest
+from services.router.relay import frames
+from services.router.relay.dispatch import Dispatch
+from services.router.relay.frames import RelayedSession, Up
+from services.router.relay.sessions import SessionInput, SessionTable
+
+Ending: TypeAlias = tuple[RelayedSession, OutriderError]
+"""A session to end, and why."""
+
+RETRY_INTERVAL_S: Final = 0.005
+"""Least time between two tries to place those in the queue because of load reports."""
+_SHORT_TOKENS: Final = 1024
+"""Prompts up to this length are not checked against the replicas' context: every replica has room
+for them, or says that it has not."""
+_CAPACITY_CAUSES: Final = frozenset({"queue", "slo", "shed"})
+"""Causes of a refusal that more replicas would have prevented."""
+_PRIORITIES: Final[dict[int, Priority]] = {int(priority): priority for priority in Priority}
+
+
+class RunDeduplicator:
+    """The latest run of every chat that brings a request id.
+
+    A client that turns to another edge opens its chat anew behind what it has. Where the first edge
+    did not die but starves or is cut off, the old run goes on for as long as that edge remembers
+    its chats (`edge.resume_window_s`), and takes a place on a replica for nobody.
+
+    Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
+    sampling are the same too: an id that is used for something else stops nobody's run.
+    """
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[str, str, bytes], RelayedSession] = {}
+        self._keys: dict[int, tuple[str, str, bytes]] = {}
+        """By router session id."""
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def began(self, session: RelayedSession) -> RelayedSession | None:
+        """A session came; the older run of its chat that it continues, from another stream. One
+        that brings no tokens may be a deliberate copy: it replaces nobody."""
+        opening = session.open_frame.frame.open
+        if not opening.request_id:
+            return None
+        key = self._keys[session.router_session_id] = frames.run_key(opening)
+        older = self._latest.get(key)
+        self._latest[key] = session
+        if older is None or session.num_committed == 0 or older.edge_stream == session.edge_stream:
+            return None
+        return older
+
+    def ended(self, session: RelayedSession) -> None:
+        """A session is over."""
+        key = self._keys.pop(session.router_session_id, None)
+        if key is not None and self._latest.get(key) is session:
+            del self._latest[key]
+
+
+class Intake:
+    """Lets sessions in, for the switch to carry out."""
+
+    def __init__(
+        self,
+        table: SessionTable[Up],
+        dispatch: Dispatch,
+        registry: Registry,
+        admission: Admission,
+        fleet_view: LiveFleetView,
+        autoscale: AutoscaleAdvisor,
+    ) -> None:
+        self._table = table
+        self._dispatch = dispatch
+        self._registry = registry
+        self._admission = admission
+        self._fleet_view = fleet_view
+        self._autoscale = autoscale
+        self._waiting: dict[int, RelayedSession] = {}
+        """In the queue, by router session id."""
+        self.runs = RunDeduplicator()
+        self._is_draining = False
+        self._retried_at = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sessions in the queue."""
+        return len(self._waiting)
+
+    def is_retry_due(self, now: float) -> bool:
+        """Whether those in the queue should be tried again after a load report: reports of a large
+        fleet come faster than tries are worth."""
+        is_due = bool(self._waiting) and now - self._retried_at >= RETRY_INTERVAL_S
+        if is_due:
+            self._retried_at = now
+        return is_due
+
+    def waiting(self) -> list[PlacementRequest]:
+        """What those in the queue want."""
+        return [self._dispatch.request_of(session) for session in self._waiting.values()]
+
+    def drain(self) -> None:
+        """Take no new sessions from now on."""
+        self._is_draining = True
+
+    def open(
+        self, edge_stream: int, edge_session_id: int, request: Up, now: float
+    ) -> RelayedSession:
+        """A new session in state PLACING. Raises UnavailableError, DuplicateSessionError,
+        OverloadedError."""
+        if self._is_draining:
+            raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
+        opening = request.frame.open
+        return self._table.open(
+            edge_stream,
+            edge_session_id,
+            request,
+            request.ByteSize(),
+            now,
+            deadline_at=frames.deadline_at(opening, now),
+            num_committed=frames.num_resumed(opening),
+            num_lost_replicas=opening.lost_replicas,
+        )
+
+    def place(self, session: RelayedSession, now: float) -> list[Ending]:
+        """A session whose prompt is ids goes to a replica, or into the queue, where it may take
+        another's place."""
+        try:
+            admission_request = self._admission_request(session, now)
+            route = self._admission.open(admission_request, self._fleet_view, now)
+            if route is not None:
+                self._dispatch_to(session, route, now)
+            else:
+                self._table.advance(session, SessionInput.QUEUED, now)
+                self._waiting[session.router_session_id] = session
+        except OutriderError as error:
+            self._note_lack(session, error, now)
+            return [*self._refused(now), (session, error)]
+        return self._refused(now)
+
+    def retry(self, now: float) -> Iterator[Ending]:
+        """Place those in the queue for whom there is room now."""
+        if not self._waiting:
+            return
+        for dequeued in self._admission.dequeue(self._fleet_view, now):
+            session = self._waiting.pop(dequeued.session_id)
+            if isinstance(dequeued.outcome, OutriderError):
+                yield session, dequeued.outcome
+                continue
+            try:
+                self._dispatch_to(session, dequeued.outcome, now)
+            except OutriderError as error:
+                yield session, error
+
+    def expire(self, now: float) -> list[Ending]:
+        """What passes with time alone: waits that were too long."""
+        self.refresh(now)
+        self._admission.expire(now)
+        return self._refused(now)
+
+    def refresh(self, now: float) -> None:
+        """The fleet is not what it was."""
+        self._fleet_view.refresh(self._registry, now)
+
+    def first_token(self, session: RelayedSession, now: float) -> None:
+        """A session had its first token."""
+        replica = self._registry.find(session.replica)
+        if replica is not None:
+            ttft_ms = (now - session.opened_at) * 1000.0 - replica.rtt.smoothed_ms
+            self._autoscale.record_ttft(FleetKey(replica.region, replica.model_name), ttft_ms, now)
+
+    def ended(self, session: RelayedSession, now: float) -> None:
+        """A session ended."""
+        self._waiting.pop(session.router_session_id, None)
+        self.runs.ended(session)
+        was_taken = session.is_announced or session.first_token_at is not None
+        self._admission.close(
+            session.router_session_id, session.num_committed, now, was_taken=was_taken
+        )
+
+    def _admission_request(self, session: RelayedSession, now: float) -> AdmissionRequest:
+        """Raises EmptyPromptError, PromptTooLongError."""
+        opening = session.open_frame.frame.open
+        self._check_context(opening.model, opening.ids.prefix_tokens + opening.ids.tail.count)
+        admission_request = AdmissionRequest(
+            session_id=session.router_session_id,
+            request=self._dispatch.request_of(session),
+            max_tokens=opening.sampling.max_tokens or DEFAULT_MAX_TOKENS,
+            tenant=opening.tenant,
+            address_hash=opening.address_hash,
+            cache_salt=opening.cache_salt,
+            priority=_PRIORITIES.get(opening.priority),
+            deadline_at=session.deadline_at,
+            is_resumed=session.is_under_way,
+            num_resumed_tokens=session.num_committed,
+            chat_digest=frames.chat_key(opening),
+        )
+        granted = self._admission.grant(admission_request, now)
+        opening.priority = common_pb2.Priority.ValueType(granted)
+        request = replace(admission_request.request, priority=granted)
+        return replace(admission_request, priority=granted, request=request)
+
+    def _check_context(self, model: str, num_prompt_tokens: int) -> None:
+        """Raises PromptTooLongError for a prompt that leaves no replica room for a reply."""
+        if num_prompt_tokens <= _SHORT_TOKENS:
+            return
+        longest = self._registry.longest_context(model)
+        if longest and num_prompt_tokens >= longest:
+            raise PromptTooLongError.of(num_prompt_tokens, longest - 1)
+
+    def _dispatch_to(self, session: RelayedSession, route: Route, now: float) -> None:
+        """Raises DeadlineError, or what `Dispatch.place` raises where the replica's buffer is full
+        and it has to be another one."""
+        frames.renew_deadline(session, now)
+        if route.spill_cause:
+            model = session.open_frame.frame.open.model
+            self._autoscale.record_shortage(FleetKey(route.home, model), now)
+        if not self._dispatch.put(session, route.decision, now):
+            self._dispatch.place(session, now)
+
+    def _refused(self, now: float) -> list[Ending]:
+        """Those in the queue who are refused."""
+        endings = []
+        for router_session_id, error in self._admission.take_refused():
+            session = self._waiting.pop(router_session_id)
+            self._note_lack(session, error, now)
+            endings.append((session, error))
+        return endings
+
+    def _note_lack(self, session: RelayedSession, error: OutriderError, now: float) -> None:
+        """Tell the autoscaling advice of a refusal that more replicas at home would have
+        prevented."""
+        if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
+            request = self._dispatch.request_of(session)
+            self._autoscale.record_shortage(
+                FleetKey(self._fleet_view.home(request), request.model), now
+            )

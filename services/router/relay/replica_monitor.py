@@ -1,0 +1,208 @@
+"""Replicas that hang, fall silent or are lost, and which of their sessions leave them. Pure.
+
+A replica with sessions in the middle of their replies makes engine calls, and every call commits:
+when none of them gets a token within many times what a call takes, it hangs, though its process may
+answer every probe. Sessions that are not being served yet prove nothing: for them the heartbeat of
+the replica's load reports stands (services.router.fleet). Times are those of a clock that stops
+while this process does (outrider.peers.stall_free_clock): its own pauses count as nobody's silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from outrider.errors import CancelledError, OutriderError
+from outrider.peers.health import PeerState, Signal
+from services.router.fleet.replica import ReplicaLoad
+from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
+from services.router.relay.sessions import SessionInput, SessionState
+
+if TYPE_CHECKING:
+    from services.router.fleet.registry import Registry
+    from services.router.relay.dispatch import Dispatch
+    from services.router.relay.frames import RelayedSession, Up
+    from services.router.relay.sessions import SessionTable
+
+CHUNK_TOKENS: Final = 256
+"""Rows of the longest usual engine call: a chunk of a prompt."""
+_STALL_CHECK_S: Final = 1.0
+"""Time between two looks for single sessions without tokens."""
+_REPORT_SHARE: Final = 0.75
+"""A replica that reported its load within this share of the limit of silence is at work: if no
+session gets a token, its engine hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangPolicy:
+    """How long replicas and sessions may go without tokens."""
+
+    min_silence_s: float = 2.0
+    """No silence of a replica shorter than this counts."""
+    num_calls: float = 8.0
+    """Nor one shorter than this many of its longest engine calls, by the cost it reports."""
+    stall_s: float = 30.0
+    """A session without a token for this long moves though its replica serves others. They may
+    have the better right to it, but not for ever."""
+
+
+class HangDetector:
+    """When each stream of a replica last had a frame of a session. Times in seconds."""
+
+    def __init__(self, policy: HangPolicy) -> None:
+        self._policy = policy
+        self._heard_at: dict[int, float] = {}
+
+    def detached(self, stream: int) -> None:
+        """It is no more."""
+        self._heard_at.pop(stream, None)
+
+    def heard(self, stream: int, now: float) -> None:
+        """A frame came."""
+        self._heard_at[stream] = now
+
+    def limit_s(self, fixed_ms: float, row_ms: float) -> float:
+        """How long a replica of this cost may be silent in the middle of replies."""
+        call_ms = fixed_ms + row_ms * CHUNK_TOKENS
+        return max(self._policy.min_silence_s, self._policy.num_calls * call_ms / 1e3)
+
+    def is_silent(self, stream: int, limit_s: float, now: float) -> bool:
+        """Whether nothing at all came on it for this long."""
+        return now - self._heard_at.get(stream, 0.0) >= limit_s
+
+    def is_stalled(self, heard_at: float, now: float) -> bool:
+        """Whether a session last heard of then waits in vain."""
+        return now - heard_at >= self._policy.stall_s
+
+
+class Departure(NamedTuple):
+    """A session that leaves its replica, and why."""
+
+    session: RelayedSession
+    event: SessionInput
+    error: OutriderError
+
+
+class ReplicaMonitor:
+    """Finds the sessions that have to leave their replicas, for the switch to carry out."""
+
+    def __init__(
+        self,
+        table: SessionTable[Up],
+        dispatch: Dispatch,
+        registry: Registry,
+        failover: Failover,
+        policy: HangPolicy | None = None,
+    ) -> None:
+        self._table = table
+        self._dispatch = dispatch
+        self._registry = registry
+        self._failover = failover
+        self._hangs = HangDetector(policy or HangPolicy())
+        self._next_stall_check_at = 0.0
+
+    def heard(self, stream: int, session: RelayedSession, now: float) -> None:
+        """A frame of a live session came."""
+        self._hangs.heard(stream, now)
+        session.heard_at = now
+
+    def detached(self, replica: str, stream: int, now: float, *, is_own: bool) -> list[Departure]:
+        """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any
+        request."""
+        self._hangs.detached(stream)
+        sessions = self._table.detach_replica(stream)
+        cancelled = CancelledError("The session was cancelled.")
+        departures = [
+            Departure(session, SessionInput.LOST, cancelled)
+            for session in sessions
+            if session.state is SessionState.CLOSING
+        ]
+        others = [session for session in sessions if session.state is not SessionState.CLOSING]
+        why = replica_lost_error(replica, "was lost")
+        return departures + (self._leave(others, why) if is_own else self._lost(others, why))
+
+    def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
+        """An engine call failed with it."""
+        self._registry.failed(session.replica, error.message, now)
+        (departure,) = self._lost([session], error, is_proof_valid=False)
+        return departure
+
+    def check(self, now: float) -> list[Departure]:
+        """What time alone says: the sessions of replicas that hang, and those that wait in vain.
+        Their replicas are told to cancel them."""
+        streams = self._dispatch.streams
+        departures = [
+            it for stream, name in streams.items() for it in self._hung(stream, name, now)
+        ]
+        if now >= self._next_stall_check_at:
+            self._next_stall_check_at = now + _STALL_CHECK_S
+            for stream, name in streams.items():
+                departures += self._stalled(stream, name, now)
+        for session, _, error in departures:
+            self._dispatch.cancel(session.replica_stream, session.upstream_session_id, error)
+        return departures
+
+    def _hung(self, stream: int, name: str, now: float) -> list[Departure]:
+        replica = self._registry[name]
+        load = replica.load or ReplicaLoad()
+        is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
+        if is_suspect:
+            limit_s = self._hangs.limit_s(0.0, 0.0)
+        else:
+            limit_s = self._hangs.limit_s(load.fixed_ms, load.row_ms)
+        if not self._hangs.is_silent(stream, limit_s, now):
+            return []
+        sessions = [
+            session
+            for session in self._table.replica_sessions(stream)
+            if session.state is not SessionState.CLOSING
+        ]
+        is_late = any(
+            session.state is SessionState.STREAMING and now - session.heard_at >= limit_s
+            for session in sessions
+        )
+        has_reported = now - replica.reported_at < _REPORT_SHARE * limit_s
+        if is_late and has_reported and not is_suspect:
+            self._registry.hung(name, "no tokens in the middle of replies", now)
+            return self._lost(sessions, replica_lost_error(name, "hung"))
+        if is_late or is_suspect:
+            # Stopped, starved or cut off, with all it has: which says nothing of any request.
+            self._registry.signal(name, Signal.SILENT, now, "no tokens and no load reports")
+            return self._leave(sessions, replica_lost_error(name, "fell silent"))
+        return []
+
+    def _stalled(self, stream: int, name: str, now: float) -> Iterator[Departure]:
+        for session in self._table.replica_sessions(stream):
+            can_move = session.state is SessionState.STREAMING and session.replay is not None
+            if can_move and self._hangs.is_stalled(session.heard_at, now):
+                # Where sessions queue, others have the better right: that is no failure.
+                if not self._registry[name].is_busy:
+                    self._registry.failed(name, "a session made no progress", now)
+                why = replica_lost_error(name, "made no progress")
+                yield Departure(session, SessionInput.LEFT, why)
+
+    def _lost(
+        self, sessions: list[RelayedSession], why: OutriderError, *, is_proof_valid: bool = True
+    ) -> list[Departure]:
+        """Their replica is lost: the one that is the reason, if it shows, is ended."""
+        poisonous = self._failover.replica_lost(sessions, is_proof_valid=is_proof_valid)
+        others = [session for session in sessions if session is not poisonous]
+        departures = [_departure(session, why) for session in others]
+        if poisonous is not None:
+            departures.insert(
+                0, Departure(poisonous, SessionInput.LOST, poisonous_error(poisonous))
+            )
+        return departures
+
+    def _leave(self, sessions: list[RelayedSession], why: OutriderError) -> list[Departure]:
+        """They leave a replica that may be well: nothing speaks against any of them."""
+        for session in sessions:
+            self._failover.replica_silent(session)
+        return [_departure(session, why) for session in sessions]
+
+
+def _departure(session: RelayedSession, why: OutriderError) -> Departure:
+    """To another replica, where it can be opened again."""
+    event = SessionInput.LOST if session.replay is None else SessionInput.LEFT
+    return Departure(session, event, why)

@@ -1,0 +1,175 @@
+"""What the router tells operators of its sessions: one span each, counters, gauges.
+
+Never prompt text. Not among the cores without I/O: spans, metrics and logs are I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from outrider.errors import CancelledError, OutriderError
+from outrider.peers.health import PeerState
+from outrider.telemetry import names
+from outrider.telemetry.log_aggregation import EventAggregator
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.tracing import Span, start_span
+from outrider.v1 import inference_pb2
+from services.router.placement.history import PlacementHistory, PlacementRecord
+from services.router.placement.types import Candidate, Decision, PlacementRequest
+
+log = structlog.get_logger()
+
+PLACEMENTS: Final = "outrider.router.placements"
+DECISION_MS: Final = "outrider.router.decision_ms"
+FRAMES: Final = "outrider.router.frames"
+DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
+MOVES: Final = "outrider.router.moves"
+MOVE_MS: Final = "outrider.router.move_ms"
+SESSIONS: Final = "outrider.router.sessions"
+REPLICAS: Final = "outrider.router.replicas"
+PLACED: Final = "outrider.placed"
+"""Event on a session's span."""
+
+
+@dataclass(slots=True)
+class _OpenSpan:
+    span: Span
+    opened_at: float
+    request_id: str
+    model: str = ""
+    """Known once placed: a client's own word must not become a metric label."""
+
+
+def _placed_attributes(decision: Decision) -> dict[str, str | int | float]:
+    best = [f"{name} {wait_ms:.1f} ms" for name, wait_ms in decision.considered]
+    attributes: dict[str, str | int | float] = {
+        **_candidate_attributes("outrider", decision.chosen),
+        "outrider.margin_ms": decision.margin_ms,
+        "outrider.able": decision.num_able,
+        "outrider.considered": ", ".join(best),
+    }
+    if decision.runner_up is not None:
+        attributes |= _candidate_attributes("outrider.runner_up", decision.runner_up)
+    return attributes
+
+
+def _candidate_attributes(prefix: str, candidate: Candidate) -> dict[str, str | int | float]:
+    waits = {f"{prefix}.wait.{term}": ms for term, ms in candidate.wait._asdict().items()}
+    return {
+        f"{prefix}.replica": candidate.replica,
+        f"{prefix}.region": candidate.region,
+        f"{prefix}.cached_tokens": candidate.cached_tokens,
+        **waits,
+    }
+
+
+class SessionTelemetry:
+    """Records sessions as they go. Until `flush` frames and placements are plain numbers: no
+    session waits for a metric."""
+
+    def __init__(
+        self, metrics: Metrics, clock: Callable[[], float], history: PlacementHistory
+    ) -> None:
+        """`clock` is in seconds; `history` keeps why sessions went where they went."""
+        self._clock = clock
+        self._history = history
+        self.frames_up = 0
+        self.frames_down = 0
+        self.drafts_dropped = 0
+        self._metrics = metrics
+        self._spans: dict[int, _OpenSpan] = {}
+        self._placements: Counter[tuple[str, str]] = Counter()
+        self._decision_ms = 0.0
+        self._moves: Counter[str] = Counter()
+        self._move_ms = 0.0
+        self._flushed = (0, 0, 0)
+        self._refused = EventAggregator()
+
+    def opened(
+        self, router_session_id: int, opening: inference_pb2.OpenSession, now: float
+    ) -> None:
+        """A session began; its open now carries this router's span on to the replica."""
+        parent = (opening.trace.traceparent, opening.trace.tracestate)
+        span = start_span(names.SPAN_ROUTE, parent=parent)
+        span.set(**{names.REQUEST_ID: opening.request_id, names.MODEL: opening.model})
+        self._spans[router_session_id] = _OpenSpan(span, now, opening.request_id)
+        if span.context != parent:
+            opening.trace.traceparent, opening.trace.tracestate = span.context
+
+    def placed(
+        self,
+        router_session_id: int,
+        request: PlacementRequest,
+        decision: Decision,
+        decision_ms: float,
+        now: float,
+    ) -> None:
+        """A replica was chosen and sent the open."""
+        opened = self._spans[router_session_id]
+        opened.model = request.model
+        if opened.span.is_recorded:
+            where = {"outrider.replica": decision.replica, "outrider.region": decision.region}
+            opened.span.set(**where)
+            opened.span.event(PLACED, _placed_attributes(decision))
+        self._history.add(
+            PlacementRecord(
+                opened.request_id, request.model, request.prompt_tokens, decision, now, decision_ms
+            )
+        )
+        self._placements[decision.replica, decision.region] += 1
+        self._decision_ms += decision_ms
+
+    def moved(self, replica: str, pause_ms: float) -> None:
+        """A session goes on at another replica, so long after the one before was lost."""
+        self._moves[replica] += 1
+        self._move_ms += pause_ms
+
+    def refused(self, error: OutriderError) -> None:
+        """A session never got to a replica."""
+        if not isinstance(error, CancelledError):
+            self._refused.add(error.reason)
+
+    def ended(self, router_session_id: int, error: OutriderError | None, now: float) -> None:
+        """A session is over."""
+        opened = self._spans.pop(router_session_id)
+        opened.span.end(error)
+        reason = error.reason if error else None
+        if error is not None and not opened.model:
+            self.refused(error)
+        self._metrics.record_request(now - opened.opened_at, opened.model, reason)
+
+    def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:
+        """Bring gauges and frame counters up to date, and say what was refused."""
+        if (refused := self._refused.due(self._clock())) is not None:
+            log.warning("refused", what="sessions", num_by_reason=refused)
+        self._metrics.gauge(SESSIONS).set(num_sessions)
+        for state, count in replicas.items():
+            self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)
+        self._flush_frames()
+        self._flush_placements()
+
+    def _flush_frames(self) -> None:
+        up, down, dropped = self._flushed
+        frames = self._metrics.counter(FRAMES)
+        frames.add(self.frames_up - up, {"direction": "up"})
+        frames.add(self.frames_down - down, {"direction": "down"})
+        self._metrics.counter(DRAFTS_DROPPED).add(self.drafts_dropped - dropped)
+        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped)
+
+    def _flush_placements(self) -> None:
+        for (replica, region), count in self._placements.items():
+            labels = {"replica": replica, "region": region}
+            self._metrics.counter(PLACEMENTS).add(count, labels)
+        self._placements.clear()
+        for replica, count in self._moves.items():
+            self._metrics.counter(MOVES).add(count, {"replica": replica})
+        self._moves.clear()
+        self._metrics.counter(MOVE_MS).add(self._move_ms)
+        self._move_ms = 0.0
+        self._metrics.counter(DECISION_MS).add(self._decision_ms)
+        self._decision_ms = 0.0

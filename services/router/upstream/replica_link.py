@@ -1,0 +1,286 @@
+"""One replica, kept connected: its session stream, its load reports, its health."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from random import Random
+from typing import Final, NoReturn
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.errors import OverloadedError, UnavailableError
+from outrider.peers.health import Signal
+from outrider.peers.jobs import until_one_fails
+from outrider.peers.stall_free_clock import StallFreeClock
+from outrider.rpc import (
+    LOSSES,
+    Outbox,
+    Reconnector,
+    loss_reason,
+    loss_text,
+    make_channel,
+    until_distrusted,
+)
+from outrider.tls import PLAINTEXT, Role, Tls
+from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
+from services.router.config import RouterConfig
+from services.router.fleet.registry import Registry
+from services.router.fleet.replica import (
+    ClassLoad,
+    PrefillLimits,
+    Replica,
+    ReplicaIdentity,
+    ReplicaLoad,
+    ServedModel,
+)
+from services.router.relay.frames import Down, Up
+from services.router.relay.switch import Switch
+from services.router.upstream.kv_events import KvEventSubscriber
+
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_MAX_COST_MS: Final = 1e6
+"""No engine is that slow. Infinity would make a sum of predicted waits no number."""
+_GENERATE: Final = "/outrider.v1.InferenceService/Generate"
+
+
+class ReplicaLink:
+    """The shell of one replica. `run` until cancelled."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        config: RouterConfig,
+        registry: Registry,
+        switch: Switch,
+        kv_events: KvEventSubscriber,
+        *,
+        clock: StallFreeClock,
+        rng: Random,
+        tls: Tls = PLAINTEXT,
+    ) -> None:
+        self._replica = replica
+        self._config = config
+        self._registry = registry
+        self._switch = switch
+        self._kv_events = kv_events
+        self._clock = clock
+        self._reconnector = Reconnector(max_backoff_s=config.max_backoff_s, rng=rng)
+        self._tls = tls
+
+    @property
+    def _name(self) -> str:
+        """A discovered replica's changes when it says who it is."""
+        return self._replica.name
+
+    async def run(self) -> None:
+        """Connect, serve, and reconnect with jittered exponential backoff, for ever."""
+        await self._reconnector.run(self._connect, self._lose)
+
+    async def _connect(self) -> NoReturn:
+        """One connection, from greeting to loss. Raises the reason of the loss."""
+        async with self._channel() as channel:
+            with ExitStack() as ending:
+                async with self._clock.timeout(self._config.connect_timeout_s):
+                    said = await self._greet(channel)
+                    rtt_ms, is_serving = await probe(channel)
+                    call = _generate(channel)
+                    # Closing the channel does not end every call (grpc/grpc issue 42125).
+                    ending.callback(call.cancel)
+                    await call.wait_for_connection()
+                self._registry.identify(self._name, said)
+                self._registry.connected(self._name, said.model, self._clock())
+                self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
+                self._reconnector.reset()
+                await self._serve(channel, call, said.model)
+
+    async def _serve(
+        self,
+        channel: grpc.aio.Channel,
+        call: grpc.aio.StreamStreamCall[Up, Down],
+        model: ServedModel,
+    ) -> NoReturn:
+        outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
+        stream = self._switch.attach_replica(self._name, outbox)
+        is_own = False
+        try:
+            await until_one_fails(
+                self._write(call, outbox),
+                self._read(call, stream),
+                self._watch_load(channel),
+                self._watch_health(channel),
+                self._kv_events.run(channel, self._name, model),
+                self._probe(channel),
+                self._distrust(),
+            )
+        except LOSSES as error:
+            is_own = self._lose(error)  # before its sessions are placed anew
+            raise
+        finally:
+            self._registry.lost(self._name, "", self._clock(), is_own=is_own)
+            self._switch.detach_replica(self._name, stream, self._clock(), is_own=is_own)
+
+    def _channel(self) -> grpc.aio.Channel:
+        return make_channel(
+            self._replica.address,
+            tls=self._tls,
+            role=Role.INFERENCE,
+            # The handshake fails unless the replica's certificate is of that region.
+            region=self._replica.region,
+            max_message_bytes=self._config.max_message_bytes,
+        )
+
+    async def _distrust(self) -> NoReturn:
+        """Give it up when its certificate is good no more."""
+        await until_distrusted(
+            self._replica.address,
+            tls=self._tls,
+            role=Role.INFERENCE,
+            region=self._replica.region,
+        )
+
+    async def _greet(self, channel: grpc.aio.Channel) -> ReplicaIdentity:
+        """Who the replica is, and what it serves."""
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        said = await stub.GetModel(inference_pb2.GetModelRequest())
+        model = ServedModel(
+            name=said.model,
+            vocabulary_digest=said.vocabulary_digest,
+            max_context_tokens=said.max_context_tokens,
+            codecs=tuple(said.codecs),
+            block_tokens=said.block_tokens,
+            prefill_limits=read_prefill_limits(said),
+        )
+        return ReplicaIdentity(said.replica, said.region, model)
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall[Up, Down], outbox: Outbox[Up]
+    ) -> NoReturn:
+        async for request in outbox:
+            try:
+                await call.write(request)
+            except asyncio.InvalidStateError as error:  # grpc.aio's word for an ended call
+                raise UnavailableError("it ended its stream") from error
+        raise UnavailableError("it does not read its stream")
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> NoReturn:
+        async for response in call:
+            self._switch.from_replica(stream, response, self._clock())
+        raise UnavailableError("it ended its stream")
+
+    async def _watch_load(self, channel: grpc.aio.Channel) -> None:
+        async for load in watch_load(
+            channel,
+            min_interval_ms=self._config.load_interval_ms,
+            max_interval_ms=self._config.heartbeat_ms,
+        ):
+            self._registry.report(self._name, load, self._clock())
+            self._switch.reported(self._clock())
+
+    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+        async for is_serving in watch_health(channel):
+            signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
+            self._registry.signal(self._name, signal, self._clock())
+        # It is stopping; what it still has to say of its sessions comes on their stream.
+        self._registry.signal(self._name, Signal.NOT_SERVING, self._clock())
+
+    async def _probe(self, channel: grpc.aio.Channel) -> NoReturn:
+        """Measure the round trip; give the replica up once the registry has."""
+        while self._registry.is_up(self._name):
+            await asyncio.sleep(self._config.probe_interval_s)
+            try:
+                async with self._clock.timeout(self._config.probe_timeout_s):
+                    rtt_ms, serving = await probe(channel)
+            except TimeoutError:
+                self._registry.unanswered(self._name, self._clock())
+            else:
+                self._registry.probed(self._name, rtt_ms, serving, self._clock())
+        raise UnavailableError(f"it was silent for {self._config.suspect_s} s")
+
+    def _lose(self, error: Exception) -> bool:
+        """It is lost; whether by this router's own fault: it was late, so that the replica gave it
+        up, or it did not read what the replica had to say."""
+        is_own = self._clock.stalled_recently or isinstance(loss_reason(error), OverloadedError)
+        self._registry.lost(self._name, loss_text(error), self._clock(), is_own=is_own)
+        return is_own
+
+
+async def probe(channel: grpc.aio.Channel) -> tuple[float, bool]:
+    """Round trip in milliseconds and whether the replica serves. Raises AioRpcError."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    sent_s = time.monotonic()
+    answer = await stub.Check(health_pb2.HealthCheckRequest())
+    return (time.monotonic() - sent_s) * 1000.0, answer.status == _SERVING
+
+
+async def watch_health(channel: grpc.aio.Channel) -> AsyncIterator[bool]:
+    """Whether the replica serves, now and after each change."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    async for answer in stub.Watch(health_pb2.HealthCheckRequest()):
+        yield answer.status == _SERVING
+
+
+async def watch_load(
+    channel: grpc.aio.Channel, *, min_interval_ms: int, max_interval_ms: int
+) -> AsyncIterator[ReplicaLoad]:
+    """The replica's load, now, after each change, and at least every `max_interval_ms`."""
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub
+    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+    request = inference_pb2.WatchLoadRequest(
+        min_interval_ms=min_interval_ms, max_interval_ms=max_interval_ms
+    )
+    async for report in stub.WatchLoad(request):
+        yield ReplicaLoad(
+            running_sessions=report.running_sessions,
+            queued_sessions=report.queued_sessions,
+            queued_prompt_tokens=report.queued_prompt_tokens,
+            fixed_ms=_cost_ms(report.fixed_ms),
+            row_ms=_cost_ms(report.row_ms),
+            max_sessions=report.max_sessions,
+            draining=report.draining,
+            num_instances=max(1, report.num_instances),
+            overload_level=report.overload_level,
+            low=_class_load(report.low),
+            medium=_class_load(report.medium),
+            stay_ms=_cost_ms(report.stay_ms),
+            queues_low=report.queues_low,
+            refuses_sessions=report.refuses_sessions,
+        )
+
+
+def read_prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits | None:
+    """How many prompt tokens a call takes; None if the replica does not report it."""
+    if not told.HasField("prefill_limits"):
+        return None
+    limits = told.prefill_limits
+    return PrefillLimits(
+        max_chunk_tokens=max(1, limits.max_chunk_tokens),
+        min_chunk_tokens=max(1, limits.min_chunk_tokens),
+        max_call_ms=_cost_ms(limits.max_call_ms),
+        max_stretch=_cost_ms(limits.max_stretch),
+        min_stretch=_cost_ms(limits.min_stretch),
+    )
+
+
+def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
+    return ClassLoad(told.sessions, told.queued_prompt_tokens)
+
+
+def _cost_ms(reported: float) -> float:
+    """What placement may reckon with; what is no number counts as nothing."""
+    return min(max(0.0, reported), _MAX_COST_MS)
+
+
+def _generate(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Up, Down]:
+    """GenerateRequest and RouteRequest are the same bytes, as are the responses: the stream carries
+    the edge's own messages, renumbered, never copied."""
+    generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
+        _GENERATE,
+        request_serializer=router_pb2.RouteRequest.SerializeToString,
+        response_deserializer=router_pb2.RouteResponse.FromString,
+    )
+    return generate()

@@ -1,0 +1,62 @@
+"""What sessions of one trust group learn from each other, and those of two groups do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.engines.draft_calibration import DraftCalibration
+from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.sampling.params import SamplingParams
+from services.edge.drafter.calibration import GroupLearning
+from services.edge.drafter.drafter import Drafter
+from services.edge.drafter.protocol import CommitTokens, DraftSource, DraftUpdate, OpenReply
+from services.edge.drafter.settings import DrafterLimits
+
+SECRET = [7, 8, 9, 10, 11, 12]
+# Without room for the model: what is drafted was read.
+INFO = FakeEngine(FakeOptions(vocabulary_size=32, block_tokens=2, num_blocks=1)).info
+
+
+@pytest.mark.parametrize(
+    ("teller", "listener", "hears"), [(b"a", b"a", True), (b"a", b"b", False), (b"", b"", False)]
+)
+def test_the_words_of_a_chat_are_drafts_within_its_group_alone(
+    teller: bytes, listener: bytes, hears: bool
+) -> None:
+    limits = DrafterLimits(min_survival=0.05)
+    drafter = Drafter(INFO, limits, DraftCalibration(), GroupLearning())
+    for number in range(1, 21):
+        said(drafter, number, SECRET, teller)
+        drafter.close(number)
+    drafts = said(drafter, 21, SECRET[:3], listener)
+    assert bool(drafts) is hears
+    for draft in drafts:
+        assert list(draft.ids) == SECRET[draft.base :][: len(draft.ids)]
+
+
+def test_how_often_drafts_are_right_is_known_within_a_group_alone() -> None:
+    learned = GroupLearning(max_groups=2)
+    fresh = learned.of(b"", are_sampled=False)[1].probability(DraftSource.MODEL, 0, 0.5)
+    for _ in range(50):
+        learned.of(b"a", are_sampled=False)[1].observe(DraftSource.MODEL, 0, 0.5, hit=False)
+        learned.of(b"", are_sampled=False)[1].observe(DraftSource.MODEL, 0, 0.5, hit=False)
+
+    def chance(group: bytes) -> float:
+        return learned.of(group, are_sampled=False)[1].probability(DraftSource.MODEL, 0, 0.5)
+
+    assert chance(b"a") < fresh == chance(b"b") == chance(b"")
+    for group in range(10):
+        learned.of(b"%d" % group, are_sampled=group % 2 > 0)
+    assert len(learned._calibrations) <= 4 and len(learned._ngrams) <= 2, "bounded"
+    assert chance(b"a") == fresh
+
+
+def said(drafter: Drafter, number: int, reply: list[int], group: bytes) -> list[DraftUpdate]:
+    """A chat, whose reply is this so far: the updates on it."""
+    drafter.open(OpenReply(number, (1, 2, 3), (), SamplingParams(), group=group), 0.0)
+    updates: list[DraftUpdate] = []
+    for token in reply:
+        assert drafter.schedule(0.0) is None
+        updates += drafter.take_updates(0.0)
+        drafter.commit(CommitTokens(number, (token,)), 0.0)
+    return updates

@@ -1,0 +1,115 @@
+"""A real edge on loopback before a scripted region, and what must be left of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.client import Client, connect
+from outrider.models.vocabulary import Vocabulary
+from outrider.process import Ports
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually, leak_check
+from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
+from services.edge.app import Edge
+from services.edge.config import EdgeConfig
+from tests.edge.integration.region import Region, serving
+
+_POLL_S = 0.05
+"""Certificates are looked at so often."""
+
+
+class Mute:
+    """A socket that sends nothing."""
+
+    def sendto(self, data: bytes, addr: object = None) -> None:
+        """Does not."""
+
+
+@dataclass
+class Running:
+    """An edge, the region behind it, and where to reach it."""
+
+    edge: Edge
+    region: Region
+    ports: Ports
+    ca: Path
+    metrics: Metrics
+
+    @asynccontextmanager
+    async def client(self, port: int | None = None, **options: Any) -> AsyncIterator[Client]:
+        """A client of the edge, by way of another port of this machine if one is given."""
+        where = self.ports.main if port is None else port
+        async with connect("127.0.0.1", where, ca=self.ca, **options) as client:
+            yield client
+
+    async def restart(self, *, in_order: bool = False, model: str = "small") -> None:
+        """Another edge in place of this one, which is gone without a word to anybody, or says so
+        if it goes `in_order`. It serves `model`."""
+        for connection in () if in_order else self.edge.listener.connections:
+            connection._transport = Mute()  # type: ignore[assignment]
+        await self.edge.stop()
+        config = replace(self.edge._config, port=self.ports.main)
+        self.edge = Edge(config, model, self.region.vocabulary, self.metrics)
+        await self.edge.start()
+        await eventually(lambda: self.edge.upstream.ready)
+
+    def sample(self, name: str, **labels: str) -> float:
+        """A metric of the edge; 0 if there is none yet."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def num_region_sessions(self) -> int:
+        """Sessions that the edge would still take frames for."""
+        return sum(link.num_sessions for link in self.edge.upstream.links)
+
+    async def settled(self) -> None:
+        """Return when no chat and no session is left on any side; fail if that does not happen."""
+        await eventually(
+            lambda: (
+                self.edge.telemetry.num_chats == 0
+                and self.num_region_sessions == 0
+                and not self.region.live
+            )
+        )
+
+
+@asynccontextmanager
+async def running(
+    vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
+) -> AsyncIterator[Running]:
+    """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
+    settings is what the region proves itself with."""
+    region = Region(vocabulary, reply)
+    region_tls = config.pop("region_tls", PLAINTEXT)
+    edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
+    metrics = Metrics("edge")
+    async with (
+        leak_check(),
+        region_tls.watched(_POLL_S),
+        edge_tls.watched(_POLL_S),
+        serving(region, tls=region_tls) as region_port,
+    ):
+        settings = EdgeConfig(
+            port=0,
+            routers=(f"127.0.0.1:{region_port}",),
+            state_dir=state_dir,
+            drain_s=config.pop("drain_s", 0.0),
+            draft_model=config.pop("draft_model", "none"),
+            **config,
+        )
+        model = settings.model or "small"
+        edge = Edge(settings, model, vocabulary, metrics, tls=edge_tls)
+        ports = await edge.start()
+        mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
+        try:
+            await eventually(lambda: edge.upstream.ready and bool(region.calls))
+            yield mesh
+            await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
+        finally:
+            await mesh.edge.stop()
+            metrics.close()
+        assert mesh.edge.telemetry.num_chats == 0

@@ -1,0 +1,86 @@
+"""The edge as a service, with the real vocabulary: start, serve, drain, and refusals to start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Message, SamplingParams, connect
+from outrider.errors import ConfigError, UnknownModelError
+from outrider.models.vocabulary import Vocabulary
+from outrider.process import Ports
+from outrider.testing import leak_check
+from services.edge.app import serve
+from services.edge.config import EdgeConfig
+from services.edge.quic import certificate
+from tests.edge.integration.region import Region, serving
+
+REPLY = (
+    "Ça alors! The first train 🚂 leaves at 7:05, the second train 🚂 leaves at 7:35, "
+    "the third train 🚂 leaves at 8:05.\n\n    def next_train():\n        return 猫"
+)
+
+
+@pytest.mark.model
+async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    chain, key = certificate.ensure(tmp_path / "own", (), datetime.now(UTC))
+    region = Region(vocabulary, REPLY)
+    async with leak_check(), serving(region) as region_port:
+        config = EdgeConfig(
+            port=0,
+            routers=(f"127.0.0.1:{region_port}",),
+            state_dir=tmp_path / "unused",
+            certificate=chain,
+            private_key=key,
+            log_level="error",
+        )
+        ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+        service = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
+        bound: Ports = await asyncio.wait_for(ports, 30)
+        async with connect("localhost", bound.main, ca=chain) as client:
+            for provisional in (True, False):
+                sampling = SamplingParams(max_tokens=500)
+                ask = [Message("user", "When do trains leave?")]
+                async with client.chat(ask, sampling=sampling, provisional=provisional) as chat:
+                    assert (await chat.result()).text == REPLY
+        stop.set()
+        await asyncio.wait_for(service, 30)
+    assert not (tmp_path / "unused").exists()
+
+
+async def test_an_unknown_model_is_no_edge(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModelError):
+        await serve(EdgeConfig(model="gpt-9", state_dir=tmp_path, log_level="error"))
+
+
+@pytest.mark.model
+async def test_a_certificate_that_cannot_be_read(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    config = EdgeConfig(port=0, certificate=broken, private_key=broken, log_level="error")
+    async with leak_check():
+        with pytest.raises(ConfigError, match=r"broken\.pem"):
+            await asyncio.wait_for(serve(config), 30)
+
+
+async def test_a_certificate_and_the_key_of_another(tmp_path: Path) -> None:
+    chain, _ = certificate.ensure(tmp_path / "one", (), certificate.utc_now())
+    _, key = certificate.ensure(tmp_path / "other", (), certificate.utc_now())
+    config = EdgeConfig(port=0, certificate=chain, private_key=key, log_level="error")
+    async with leak_check():
+        with pytest.raises(ConfigError, match="no pair"):
+            await asyncio.wait_for(serve(config), 30)
+
+
+async def test_a_port_that_is_taken(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        config = EdgeConfig(port=port, state_dir=tmp_path, log_level="error")
+        async with leak_check():
+            with pytest.raises(ConfigError, match=f"UDP 127.0.0.1:{port} .* set another port"):
+                await asyncio.wait_for(serve(config), 30)

@@ -1,0 +1,303 @@
+"""What clients do wrong: a typed error each, nothing left over, and the chat beside it never
+notices."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import errors
+from outrider.client import Client, Message, SamplingParams
+from outrider.client.chat import Chat
+from outrider.codec.frames import encode_frame
+from outrider.errors import OutriderError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from outrider.v1 import edge_pb2
+from services.edge.chat import Chat as EdgeChat
+from services.edge.quic.streams import EdgeStream, PendingRequest
+from services.edge.quotas import Count
+from tests.edge.integration.running import running
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+
+HERE = "127.0.0.1/32"
+
+Refused = Callable[[Client], Chat]
+REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {
+    "unknown model": (lambda c: c.chat(ASK, model="gpt-9"), errors.UnknownModelError),
+    "no messages": (lambda c: c.chat([]), errors.EmptyPromptError),
+    "too many messages": (lambda c: c.chat(ASK * 5000), errors.InvalidRequestError),
+    "empty messages": (lambda c: c.chat([Message("user", "")]), errors.EmptyPromptError),
+    "unknown role": (lambda c: c.chat([Message("root", "hi")]), errors.InvalidRequestError),
+    "over-long prompt": (
+        lambda c: c.chat([Message("user", "long " * 200)]),
+        errors.PromptTooLongError,
+    ),
+    "stop id outside the vocabulary": (
+        lambda c: c.chat(ASK, sampling=SamplingParams(stop_ids=(100_000,))),
+        errors.InvalidSamplingError,
+    ),
+    "bias outside the vocabulary": (
+        lambda c: c.chat(ASK, sampling=SamplingParams(logit_bias={100_000: 1.0})),
+        errors.InvalidSamplingError,
+    ),
+    "absurd idempotency key": (
+        lambda c: c.chat(ASK, idempotency_key="\n"),
+        errors.InvalidRequestError,
+    ),
+    "absurd residency": (
+        lambda c: c.chat(ASK, residency=("x",) * 100),
+        errors.InvalidRequestError,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_cannot_be_served_is_refused_without_the_region(
+    words: Vocabulary, tmp_path: Path, case: str
+) -> None:
+    ask, error = REFUSED[case]
+    async with (
+        running(words, tmp_path, REPLY, max_context_tokens=500) as mesh,
+        mesh.client() as client,
+    ):
+        async with bystander(mesh, client):
+            with pytest.raises(error) as caught:
+                async with ask(client) as chat:
+                    await chat.result()
+            assert type(caught.value) is error
+        assert len(mesh.region.opened) == 1, "only the bystander"
+        await mesh.settled()
+
+
+def resuming(**point: Any) -> bytes:
+    chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(**point))
+    return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+
+
+def claiming(**credential: Any) -> bytes:
+    chat = edge_pb2.ChatRequest(credential=edge_pb2.Credential(**credential))
+    return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+
+
+CANCEL = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
+ACKNOWLEDGE = encode_frame(
+    edge_pb2.ClientFrame(acknowledge=edge_pb2.AcknowledgeToken()).SerializeToString()
+)
+# ClientFrame{chat=ChatRequest{model="\xff"}}, by hand: the encoder would refuse.
+NOT_UTF8 = encode_frame(b"\x0a\x03\x0a\x01\xff")
+BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
+    "no protobuf": (encode_frame(b"\xff\xff\xff"), errors.MalformedFrameError),
+    "invalid UTF-8": (NOT_UTF8, errors.MalformedFrameError),
+    "an empty frame": (b"\x00", errors.MalformedFrameError),
+    "a length that is no varint": (b"\xff" * 6, errors.FrameTooLargeError),
+    "a frame over the limit": (b"\xff\xff\x7f", errors.FrameTooLargeError),
+    "a frame of no kind": (encode_frame(b"\x9a\x06\x00"), errors.MalformedFrameError),
+    "a cancel before a request": (CANCEL, errors.MalformedFrameError),
+    "an acknowledgement before a request": (ACKNOWLEDGE, errors.MalformedFrameError),
+    "a secret that can be guessed": (claiming(client_secret=b"1234"), errors.InvalidRequestError),
+    "an endless secret": (claiming(client_secret=b"x" * 65), errors.InvalidRequestError),
+    "an endless key": (claiming(key="k" * 600), errors.InvalidRequestError),
+    "nobody's key": (claiming(key="key"), errors.UnauthenticatedError),
+    "a second request": (chat_frame() * 2, errors.MalformedFrameError),
+    "resuming without a request": (resuming(upto=3), errors.EmptyPromptError),
+    "resuming what is not known": (resuming(resume_token="x"), errors.UnknownChatError),
+    "resuming after some of the ids": (resuming(upto=3, ids=[1, 2]), errors.InvalidRequestError),
+    "temperature NaN": (chat_frame(temperature=float("nan")), errors.InvalidSamplingError),
+    "temperature infinite": (chat_frame(temperature=float("inf")), errors.InvalidSamplingError),
+    "temperature negative": (chat_frame(temperature=-1.0), errors.InvalidSamplingError),
+    "top_p 0": (chat_frame(top_p=0.0), errors.InvalidSamplingError),
+    "repetition penalty 1e30": (chat_frame(repetition_penalty=1e30), errors.InvalidSamplingError),
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+async def test_bad_bytes_end_their_stream_only(
+    words: Vocabulary, tmp_path: Path, case: str
+) -> None:
+    data, error = BYTES[case]
+    async with (
+        running(words, tmp_path, REPLY, max_frame_bytes=10_000) as mesh,
+        mesh.client() as client,
+        raw(mesh) as connection,
+    ):
+        async with bystander(mesh, client):
+            stream = RawStream(connection, data)
+            assert type(await stream.error()) is error
+        # The connection is still good for another chat.
+        again = RawStream(connection, chat_frame())
+        await asyncio.wait_for(again.ended.wait(), 30)
+        assert again.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [(b"", "before a chat request"), (b"\x05ab", "inside a frame")],
+    ids=["no request", "half a frame"],
+)
+async def test_a_stream_that_ends_too_early(
+    words: Vocabulary, tmp_path: Path, data: bytes, error: str
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream = RawStream(connection, data)
+        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+        connection.transmit()
+        failure = await stream.error()
+        assert isinstance(failure, errors.MalformedFrameError)
+        assert error in failure.message
+        await mesh.settled()
+
+
+async def test_a_client_may_close_its_direction_after_the_request(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream = RawStream(connection, chat_frame())
+        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+        connection.transmit()
+        await asyncio.wait_for(stream.ended.wait(), 30)
+        assert stream.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_a_unidirectional_stream_cannot_be_opened(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        stream_id = connection._quic.get_next_available_stream_id(is_unidirectional=True)
+        connection._quic.send_stream_data(stream_id, b"hello")
+        stream = RawStream(connection, chat_frame())
+        await asyncio.wait_for(stream.ended.wait(), 30)
+        assert stream.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_a_stream_without_a_request_is_not_kept_waiting(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, request_timeout_s=0.05) as mesh,
+        raw(mesh) as connection,
+    ):
+        stream = RawStream(connection, b"\x05")
+        assert isinstance(await stream.error(), errors.DeadlineError)
+        await mesh.settled()
+
+
+async def test_streams_without_a_whole_frame_are_no_chats(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """They hold their first bytes and a place among their address's streams until they are too
+    late."""
+    async with (
+        running(words, tmp_path, REPLY, request_timeout_s=0.5) as mesh,
+        raw(mesh) as connection,
+    ):
+        streams = [RawStream(connection, b"\x20abc") for _ in range(20)]
+        connection.transmit()
+        quotas, listener = mesh.edge.listener.shared.quotas, mesh.edge.listener
+        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 20)
+        assert mesh.edge.telemetry.num_chats == 0
+        assert listener.shared._received.num_bytes == 20 * len(b"abc")
+        for stream in streams:
+            error = await stream.error()
+            assert isinstance(error, errors.DeadlineError)
+        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 0)
+        assert listener.shared._received.num_bytes == 0
+        again = RawStream(connection, chat_frame())
+        await asyncio.wait_for(again.ended.wait(), 30)
+        assert again.frames[-1].WhichOneof("kind") == "done"
+        await mesh.settled()
+
+
+async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
+        monkeypatch.setattr(slicer, "_schedule", lambda: None)  # nobody's turn comes
+        slicer.defer(lambda: None)
+        frame = chat_frame()
+        streams = [RawStream(connection, frame) for _ in range(4)]
+        connection.transmit()
+        payload_bytes = len(frame) - 1
+        await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
+        assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
+        connection._quic.reset_stream(streams[0].stream_id, 0)
+        connection.transmit()
+        await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
+        monkeypatch.undo()
+        slicer._schedule()
+        for stream in streams[1:]:
+            await asyncio.wait_for(stream.ended.wait(), 30)
+            assert stream.frames[-1].WhichOneof("kind") == "done"
+        assert listener.shared._received.num_bytes == 0 and len(mesh.region.opened) == 3
+        await mesh.settled()
+
+
+async def test_a_chat_is_freed_when_it_ends(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it ends: what an attack would leave to a collection would hold the loop."""
+    async with (
+        running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh,
+        mesh.client() as client,
+        raw(mesh) as connection,
+    ):
+        alive: weakref.WeakSet[object] = weakref.WeakSet()
+        for kind in (EdgeStream, EdgeChat, PendingRequest):
+            monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
+        gc.collect()
+        gc.disable()
+        try:
+            for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
+                stream = RawStream(connection, data)
+                await asyncio.wait_for(stream.ended.wait(), 30)
+            mesh.region.stop_after = 2
+            chat = await start(client)
+            await chat.__aexit__(None, None, None)
+            await mesh.settled()
+            await eventually(lambda: not alive)
+        finally:
+            gc.enable()
+
+
+def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
+    def noted(self: object, *args: Any) -> None:
+        made(self, *args)
+        alive.add(self)
+
+    return noted
+
+
+async def test_too_many_chats_on_a_connection(words: Vocabulary, tmp_path: Path) -> None:
+    async with (
+        running(words, tmp_path, REPLY, max_chats_per_connection=2) as mesh,
+        mesh.client() as client,
+    ):
+        mesh.region.stop_after = 1
+        async with client.chat(ASK) as first, client.chat(ASK) as second:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(errors.OverloadedError):
+                async with client.chat(ASK) as third:
+                    await third.result()
+        await mesh.settled()
+        mesh.region.stop_after = None
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_too_many_connections(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, max_connections=1) as mesh, mesh.client() as client:
+        with pytest.raises(errors.OverloadedError):
+            async with mesh.client() as other, other.chat(ASK) as chat:
+                await chat.result()
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()

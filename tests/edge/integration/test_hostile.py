@@ -1,0 +1,369 @@
+"""Attacks on a real edge: what it holds stays within bounds, nothing is left, and the chat beside
+them ends well. Bytes and objects are counted, not seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.hostile import quic_attacks as attacks
+from bench.hostile.quic_client import Address, QuicAttackResult
+from outrider.client import Message
+from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from services.edge.quic.aioquic_shim import BoundedConnection, BoundedReceiver
+from services.edge.quic.connection import EdgeConnection
+from services.edge.quic.limits import HandshakeLimits
+from services.edge.quotas import Count
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import ASK, REPLY, bystander
+
+HERE = "127.0.0.1/32"
+
+
+@dataclass
+class Most:
+    """The most of each that the edge held at a time."""
+
+    received_bytes: int = 0
+    early_bytes: int = 0
+    sent_packets: int = 0
+    fragments: int = 0
+    half_open: int = 0
+    connections: int = 0
+    streams: int = 0
+    queued: int = 0
+    buffer_bytes: int = 0
+
+    def look(self, mesh: Running) -> None:
+        listener = mesh.edge.listener
+        self._most("received_bytes", listener.shared._received.num_bytes)
+        self._most("early_bytes", listener.shared.early_data.num_bytes)
+        self._most("half_open", listener.shared.handshakes.num_half_open)
+        self._most("connections", len(listener.connections))
+        for connection in listener.connections:
+            quic = connection._quic
+            assert isinstance(quic, BoundedConnection)
+            self._most("streams", len(quic._streams))
+            spaces = quic._spaces.values()
+            self._most("sent_packets", max((len(s.sent_packets) for s in spaces), default=0))
+            paths = sum(len(path.remote_challenges) for path in quic._network_paths)
+            self._most("queued", paths + len(quic._retire_connection_ids) + len(quic._host_cids))
+            for stream in (*quic._streams.values(), *quic._crypto_streams.values()):
+                self._most("buffer_bytes", len(stream.receiver._buffer))
+                if isinstance(stream.receiver, BoundedReceiver):
+                    self._most("fragments", stream.receiver.num_fragments)
+
+    def _most(self, name: str, value: int) -> None:
+        setattr(self, name, max(getattr(self, name), value))
+
+
+@asynccontextmanager
+async def watched(mesh: Running, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Most]:
+    """Look after each datagram."""
+    most, look = Most(), EdgeConnection.datagram_received
+
+    def received(self: EdgeConnection, data: bytes, addr: Any) -> None:
+        look(self, data, addr)
+        most.look(mesh)
+
+    monkeypatch.setattr(EdgeConnection, "datagram_received", received)
+    yield most
+
+
+Attack = Callable[[Address, Path], Awaitable[QuicAttackResult]]
+ATTACKS: dict[str, tuple[Attack, str | None]] = {
+    "doubling offsets": (lambda a, c: attacks.doubling_offsets(a, c), None),
+    "one-byte fragments": (
+        lambda a, c: attacks.one_byte_fragments(a, c),
+        "too many fragments of a stream",
+    ),
+    "one-byte frames": (lambda a, c: attacks.one_byte_frames(a, c, num_frames=10_000), None),
+    "far CRYPTO": (lambda a, c: attacks.spoofed_initials(a, c, num_initials=500), None),
+    "much CRYPTO": (lambda a, c: attacks.crypto_fragments(a, c, num_frames=2000), None),
+    "PINGs without acknowledgement": (lambda a, c: attacks.ping_flood(a, c), None),
+    "many PINGs": (lambda a, c: attacks.many_pings(a, c, num_frames=60_000), "too many frames"),
+    "PATH_CHALLENGEs": (lambda a, c: attacks.path_challenges(a, c, num_frames=5000), None),
+    "NEW_CONNECTION_IDs": (lambda a, c: attacks.connection_ids(a, c, num_frames=2000), None),
+    "RETIRE_CONNECTION_IDs": (
+        lambda a, c: attacks.retired_connection_ids(a, c, num_frames=2000),
+        None,
+    ),
+    "ACKs": (lambda a, c: attacks.acknowledgements(a, c, num_frames=500), None),
+    "packet numbers left out": (lambda a, c: attacks.packet_number_gaps(a, c), None),
+    "empty STREAM frames": (lambda a, c: attacks.empty_stream_frames(a, c, num_frames=5000), None),
+    "rapid resets": (lambda a, c: attacks.rapid_resets(a, c, limit_s=20.0), "too many streams"),
+    "STOP_SENDINGs": (lambda a, c: attacks.stopped_streams(a, c, num_frames=5000), None),
+    "malformed frames": (lambda a, c: attacks.malformed_frames(a, c, num_connections=10), None),
+    "mutated packets": (lambda a, c: attacks.mutated_packets(a, c, num_packets=500), None),
+    "vanishing clients": (lambda a, c: attacks.vanishing_clients(a, c, num_clients=10), None),
+    "0-RTT bytes": (lambda a, c: attacks.early_data_flood(a, c, num_frames=20_000), None),
+    "0-RTT again": (lambda a, c: attacks.replayed_early_data(a, c, num_copies=20), None),
+}
+
+
+@pytest.mark.parametrize("case", ATTACKS)
+async def test_an_attack_holds_little_and_leaves_nothing(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    attack, reason = ATTACKS[case]
+    settings: dict[str, Any] = {"resume_window_s": 0.0, "handshake_timeout_s": 1.0}
+    async with running(words, tmp_path, REPLY, idle_timeout_s=1.0, **settings) as mesh:
+        async with mesh.client() as client:
+            async with bystander(mesh, client), watched(mesh, monkeypatch) as most:
+                outcome = await attack(("127.0.0.1", mesh.ports.main), mesh.ca)
+            assert outcome.num_sent > 0
+            assert reason is None or reason in outcome.closed
+            assert most.received_bytes <= 1 << 20
+            assert most.early_bytes <= (1 << 20) + 512
+            assert most.sent_packets <= 1100
+            assert most.fragments <= 2048
+            assert most.buffer_bytes == 0, "no gap is allocated"
+            assert most.half_open <= 65
+            assert most.streams <= 96
+            assert most.queued <= 32 + 33 + 8
+        await mesh.settled()
+        await eventually(lambda: not mesh.edge.listener.connections)
+        listener = mesh.edge.listener
+        assert listener.shared._received.num_bytes == listener.shared.early_data.num_bytes == 0
+        assert listener.shared.handshakes.num_half_open == 0 and not listener.shared._addresses
+        for count in Count:
+            assert listener.shared.quotas.held(HERE, count) == 0
+
+
+async def test_requests_that_never_end_have_bounded_room(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(
+        words,
+        tmp_path,
+        REPLY,
+        resume_window_s=0.0,
+        idle_timeout_s=1.0,
+        max_received_bytes_per_address=1 << 20,
+    ) as mesh:
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, mesh.edge.listener.shared._received.num_bytes)
+                await asyncio.sleep(0.001)
+
+        watching = asyncio.create_task(watch())
+        address = ("127.0.0.1", mesh.ports.main)
+        await attacks.partial_frames(address, mesh.ca, num_connections=2, num_streams=16)
+        watching.cancel()
+        assert (1 << 19) < most <= 1 << 20
+        await mesh.settled()
+        await eventually(lambda: not mesh.edge.listener.connections)
+        assert mesh.edge.listener.shared._received.num_bytes == 0
+
+
+async def test_half_open_handshakes_are_few_and_end(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(
+        words, tmp_path, REPLY, retry_from_half_open=8, handshake_timeout_s=1.0
+    ) as mesh:
+        address = ("127.0.0.1", mesh.ports.main)
+        flood = asyncio.create_task(
+            attacks.half_open_handshakes(address, mesh.ca, num_handshakes=50, hold_s=0.3)
+        )
+        await eventually(lambda: mesh.edge.listener.shared.handshakes.num_half_open == 8)
+        async with mesh.client() as client, client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY, "who proves his address is served"
+        await flood
+        assert mesh.sample("outrider_edge_retries_total") > 40
+        assert len(mesh.edge.listener.connections) <= 9
+        await eventually(lambda: not mesh.edge.listener.connections)
+        assert mesh.edge.listener.shared.handshakes.num_half_open == 0
+
+
+async def test_idle_connections_of_one_address_leave_room_for_others(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(
+        words, tmp_path, REPLY, max_connections=20, max_connections_per_address=5
+    ) as mesh:
+        address = ("127.0.0.1", mesh.ports.main)
+        attack = asyncio.create_task(
+            attacks.idle_connections(
+                address, mesh.ca, num_connections=12, source="127.0.0.9", hold_s=1.0
+            )
+        )
+        await eventually(lambda: mesh.sample("outrider_edge_refused_total", reason="quota") >= 1)
+        assert mesh.edge.telemetry.num_connections == 5
+        async with mesh.client() as client, client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        outcome = await attack
+        assert outcome.num_connected == 5
+        for connection in list(mesh.edge.listener.connections):
+            connection.drop("the test is over")
+
+
+async def test_who_is_refused_is_told_at_once(words: Vocabulary, tmp_path: Path) -> None:
+    async with (
+        running(words, tmp_path, REPLY, max_connections_per_address=1) as mesh,
+        mesh.client() as client,
+    ):
+        with pytest.raises(OverloadedError, match="too many connections from this address"):
+            async with mesh.client():
+                pass
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_above_the_watermark_nobody_new_is_let_in(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        listener = mesh.edge.listener
+        listener.shared.handshakes._limits = HandshakeLimits(max_resident_bytes=1)
+        listener.shared.limits = replace(
+            listener.shared.limits, handshakes=listener.shared.handshakes._limits
+        )
+        with pytest.raises(OverloadedError, match="no memory"):
+            async with mesh.client():
+                pass
+        assert len(listener.connections) == 1
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+
+
+async def test_pings_do_not_keep_a_place(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, idle_timeout_s=1.0) as mesh:
+        address = ("127.0.0.1", mesh.ports.main)
+        outcome = await attacks.idle_connections(
+            address, mesh.ca, num_connections=1, ping_interval_s=0.1, hold_s=2.5
+        )
+        assert outcome.closed == {"nothing was asked for a while": 1}
+        mesh.region.hold_at = 2
+        mesh.region.gate.clear()
+        async with mesh.client() as client, client.chat(ASK) as chat:
+            await anext(chat)
+            connection = client._link.connection
+            for _ in range(15):
+                connection._ping()
+                await asyncio.sleep(0.1)
+            assert connection.lost is None, "a chat is under way"
+            mesh.region.gate.set()
+            assert (await chat.result()).text == REPLY
+
+
+async def test_a_client_that_was_closed_for_it_comes_back_when_it_asks(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, idle_timeout_s=1.0) as mesh,
+        mesh.client() as client,
+    ):
+        first = client._link.connection
+        await eventually(lambda: first.lost is not None)
+        async with client.chat(ASK) as chat:
+            assert (await chat.result()).text == REPLY
+        assert client._link.connection is not first
+
+
+async def test_chats_of_one_address_are_counted_to_their_end(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, max_chats_per_address=2) as mesh:
+        mesh.region.hold_at = 2
+        mesh.region.gate.clear()
+        quotas = mesh.edge.listener.shared.quotas
+        async with mesh.client() as client:
+            async with client.chat(ASK) as first, client.chat(ASK) as second:
+                await anext(first)
+                await anext(second)
+                with pytest.raises(OverloadedError, match="chats under way"):
+                    async with client.chat(ASK) as third:
+                        await third.result()
+                assert quotas.held(HERE, Count.CHATS) == 2
+                mesh.region.gate.set()
+                assert (await first.result()).text == (await second.result()).text == REPLY
+            await mesh.settled()
+            assert quotas.held(HERE, Count.CHATS) == 0
+            async with client.chat(ASK) as again:
+                assert (await again.result()).text == REPLY
+
+
+async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path: Path) -> None:
+    """Nothing of one without chats is left to a collection, which would hold the loop when many
+    end."""
+    async with running(words, tmp_path, REPLY) as mesh:
+        gc.collect()
+        gc.disable()
+        try:
+            async with mesh.client():
+                await eventually(lambda: len(mesh.edge.listener.connections) == 1)
+                (connection,) = mesh.edge.listener.connections
+                quic = weakref.ref(connection._quic)
+                del connection
+            await attacks.half_open_handshakes(
+                ("127.0.0.1", mesh.ports.main), mesh.ca, num_handshakes=1, hold_s=0.1
+            )
+            (half_open,) = (it for it in mesh.edge.listener.connections if not it.is_admitted)
+            deaf = weakref.ref(half_open._quic)
+            half_open.drop("the test says so")
+            del half_open
+            await eventually(lambda: quic() is None and deaf() is None)
+        finally:
+            gc.enable()
+
+
+async def test_chats_of_one_client_are_counted_over_its_connections(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, max_chats_per_client=1) as mesh:
+        mesh.region.hold_at = 2
+        mesh.region.gate.clear()
+        secret = bytes(range(16))
+        async with mesh.client(client_secret=secret) as client, mesh.client() as another:
+            async with client.chat(ASK) as first:
+                await anext(first)
+                async with mesh.client(client_secret=secret) as twin:
+                    with pytest.raises(OverloadedError, match="chats under way"):
+                        async with twin.chat(ASK) as second:
+                            await second.result()
+                async with another.chat(ASK) as others:
+                    await anext(others)
+                    mesh.region.gate.set()
+                    assert (await others.result()).text == (await first.result()).text == REPLY
+        await mesh.settled()
+        assert not mesh.edge.listener.shared.client_quotas._busy
+
+
+async def test_a_handshake_that_never_ends_is_dropped_with_its_0_rtt(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, handshake_timeout_s=1.0) as mesh:
+        address = ("127.0.0.1", mesh.ports.main)
+        await attacks.early_data_flood(address, mesh.ca, num_frames=500, hold_s=0.0)
+        room = mesh.edge.listener.shared.early_data
+        await eventually(lambda: room.num_bytes >= 500)
+        await eventually(lambda: not mesh.edge.listener.connections)
+        assert room.num_bytes == 0
+        assert mesh.sample("outrider_edge_refused_total", reason="handshake timeout") == 1
+
+
+async def test_windows_go_on_for_who_uses_them_up(words: Vocabulary, tmp_path: Path) -> None:
+    """More than one window on a stream, several on the connection, more streams than may be open
+    at a time."""
+    async with (
+        running(words, tmp_path, REPLY, max_frame_bytes=3 << 20) as mesh,
+        mesh.client() as client,
+    ):
+        with pytest.raises(InvalidRequestError):
+            async with client.chat([Message("user", "word " * 500_000)]) as chat:
+                await chat.result()
+        for _ in range(15):
+            async with AsyncExitStack() as stack:
+                chats = [await stack.enter_async_context(client.chat(ASK)) for _ in range(10)]
+                for chat in chats:
+                    assert (await chat.result()).text == REPLY
+        await mesh.settled()
+        assert mesh.edge.listener.shared._received.num_bytes == 0

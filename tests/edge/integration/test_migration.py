@@ -1,0 +1,165 @@
+"""Addresses that change in the middle of a chat: it goes on, on the same connection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Client, Committed, Event, Interrupted, Resumed
+from outrider.client.chat import Chat
+from outrider.client.liveness import LivenessLimits
+from outrider.errors import UnavailableError
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from tests.edge.integration.nat import nat
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import ASK, REPLY
+
+HELD_AT = 6
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Silence is noticed in a second, not in seven."""
+    limits = LivenessLimits(busy_s=0.3, idle_s=0.6, answer_s=0.3)
+    monkeypatch.setattr("outrider.client.connection.LIVENESS", limits)
+    yield
+
+
+async def halfway(mesh: Running, client: Client) -> tuple[Chat, list[Event]]:
+    """A chat whose region holds it in the middle, and its events so far."""
+    mesh.region.hold_at = HELD_AT
+    mesh.region.gate.clear()
+    chat = client.chat(ASK)
+    await chat.__aenter__()
+    events: list[Event] = []
+    while sum(len(e.ids) for e in events if isinstance(e, Committed)) < HELD_AT:
+        events.append(await anext(chat))
+    return chat, events
+
+
+async def finish(mesh: Running, chat: Chat, events: list[Event]) -> list[Event]:
+    """Let the region go on; all events, which have to make the whole reply."""
+    mesh.region.gate.set()
+    events += [event async for event in chat]
+    assert "".join(e.text for e in events if isinstance(e, Committed)) == REPLY
+    assert (await chat.result()).text == REPLY
+    assert len(mesh.region.opened) == 1, "nothing ran twice"
+    return events
+
+
+def peer_port(mesh: Running) -> int:
+    """The client's port, as the edge's only connection knows it."""
+    (connection,) = mesh.edge.listener.connections
+    return int(connection._quic._network_paths[0].addr[1])
+
+
+async def test_a_chat_survives_a_nat_that_forgets_its_binding(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY) as mesh,
+        nat(mesh) as relay,
+        mesh.client(relay.port) as client,
+    ):
+        chat, events = await halfway(mesh, client)
+        before = peer_port(mesh)
+        await relay.rebind()
+        events = await finish(mesh, chat, events)
+        assert peer_port(mesh) != before
+        assert not any(isinstance(event, Interrupted) for event in events)
+        assert client._link.connection.lost is None
+        (served,) = mesh.edge.listener.connections
+        await eventually(lambda: served._quic._network_paths[0].is_validated)
+
+
+async def test_a_move_that_the_loss_overtakes_leaves_no_socket(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        connection = client._link.connection
+        open_socket, opened = connection._open_socket, list[asyncio.DatagramTransport]()
+
+        async def lost_meanwhile() -> asyncio.DatagramTransport:
+            opened.append(await open_socket())
+            connection._lose(UnavailableError("cut by the test"))
+            return opened[0]
+
+        connection._open_socket = lost_meanwhile  # type: ignore[method-assign]
+        with pytest.raises(UnavailableError, match="cut by the test"):
+            await client.migrate()
+        assert opened[0].is_closing()
+        assert not connection._transport.is_closing()  # type: ignore[union-attr]
+
+
+async def test_a_chat_survives_a_move_to_another_socket(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        chat, events = await halfway(mesh, client)
+        (served,) = mesh.edge.listener.connections
+        port, cid = peer_port(mesh), client._link.connection._quic._peer_cid.cid
+        await client.migrate()
+        await client.migrate()
+        assert client._link.connection._quic._peer_cid.cid != cid, "RFC 9000, section 9.5"
+        await eventually(lambda: peer_port(mesh) != port)
+        await finish(mesh, chat, events)
+        assert mesh.edge.listener.connections == {served}
+        await eventually(lambda: served._quic._network_paths[0].is_validated)
+
+
+async def test_a_socket_that_fails_is_replaced(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        chat, events = await halfway(mesh, client)
+        connection = client._link.connection
+        error = OSError(errno.ENETUNREACH, "the network is gone")
+        connection.socket_failed(connection._transport, error)
+        await eventually(lambda: connection.num_migrations == 1)
+        await finish(mesh, chat, events)
+        assert connection.lost is None
+
+
+async def test_silence_leads_to_another_socket(words: Vocabulary, tmp_path: Path) -> None:
+    async with (
+        running(words, tmp_path, REPLY) as mesh,
+        nat(mesh) as relay,
+        mesh.client(relay.port) as client,
+    ):
+        chat, events = await halfway(mesh, client)
+        assert relay.clients is not None
+        relay.deaf_to.add(relay.clients)  # the old network drops everything
+        events = await finish(mesh, chat, events)
+        assert client._link.connection.num_migrations >= 1
+        assert not any(isinstance(event, Interrupted) for event in events)
+
+
+async def test_silence_on_every_way_leads_to_another_connection(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path, REPLY, idle_timeout_s=1.5) as mesh,
+        nat(mesh) as relay,
+        mesh.client(relay.port) as client,
+    ):
+        chat, events = await halfway(mesh, client)
+        relay.is_cut = True
+        mesh.region.gate.set()  # the reply is made while nobody can hear it
+        while not isinstance(events[-1], Interrupted):
+            events.append(await asyncio.wait_for(anext(chat), 30))
+        relay.is_cut = False
+        events = await finish(mesh, chat, events)
+        kinds = [type(event) for event in events]
+        assert (kinds.count(Interrupted), kinds.count(Resumed)) == (1, 1)
+        assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
+
+
+async def test_no_move_before_the_handshake_nor_after_the_end(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        async with mesh.client() as client:
+            connection = client._link.connection
+        with pytest.raises(UnavailableError):
+            await connection.migrate()

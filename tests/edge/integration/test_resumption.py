@@ -1,0 +1,234 @@
+"""Connections and edges lost in the middle of a chat: it goes on, nothing is lost or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider.client import (
+    Accepted,
+    Client,
+    Done,
+    Event,
+    Interrupted,
+    Resumed,
+    SamplingParams,
+)
+from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually
+from services.edge.app import Edge
+from tests.edge.integration.running import Mute, Running, running
+from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
+
+LONG = SamplingParams(max_tokens=5000)
+
+
+def kinds(events: list[Event]) -> list[type]:
+    return [type(event) for event in events]
+
+
+def counted_tokens(mesh: Running) -> list[float]:
+    """Tokens of replies, as the edge counts them itself and under the name of the conventions."""
+    labels = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "outrider",
+        "gen_ai_request_model": "small",
+        "gen_ai_token_type": "output",
+    }
+    usage = mesh.sample("gen_ai_client_token_usage_sum", **labels)
+    return [mesh.sample("outrider_edge_tokens_total"), usage]
+
+
+@pytest.mark.parametrize("provisional", [True, False])
+async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
+    provisional: bool, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client, provisional=provisional)
+        began = time.monotonic()
+        cut(client)
+        await eventually(
+            lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
+        )
+        mesh.region.gate.set()
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        (resumed,) = (event for event in events if isinstance(event, Resumed))
+        assert resumed.edge == "edge"
+        assert 0 < resumed.pause_ms < (time.monotonic() - began) * 1e3
+        assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
+        assert mesh.region.cancelled == []
+        await mesh.settled()
+
+
+async def test_a_chat_cut_off_before_the_edge_answered_runs_once(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK) as chat:
+            cut(client)
+            events = await whole(chat)
+        assert kinds(events).count(Accepted) == 1
+        assert kinds(events)[-1] is Done
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        connection = client._link.connection
+        connection._transport.close()  # type: ignore[union-attr]  # it hears no more
+        mesh.region.gate.set()
+        await eventually(lambda: bool(mesh.region.finished))
+        cut(client)
+        await whole(chat)
+        assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
+        assert len(mesh.region.opened) == 1
+        for served in mesh.edge.listener.connections:
+            served.close()  # the silent one
+
+
+async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    settings = {"cache_salt_key": "key"}  # the next edge knows whose chat it is
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        await mesh.restart()
+        had = len(chat._transcript.ids)
+        before = counted_tokens(mesh)
+        mesh.region.gate.set()
+        cut(client)
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        first, second = mesh.region.opened
+        assert first.request_id == second.request_id
+        assert second.resume.count == had > 0, "nothing is computed twice"
+        await mesh.settled()
+        new = len(chat._transcript.ids) - had
+        assert counted_tokens(mesh) == [count + new for count in before], "nor counted twice"
+
+
+async def test_an_edge_that_is_stopped_in_order_hands_its_chats_on(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat(ASK) as chat:
+            assert isinstance(await anext(chat), Accepted)
+            await mesh.restart(in_order=True)
+            mesh.region.gate.set()
+            events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        await mesh.settled()
+
+
+async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        running(words, tmp_path / "a", REPLY, drain_s=60.0) as old,
+        running(words, tmp_path / "b", REPLY) as new,
+        old.client(insecure=True) as client,
+    ):
+        old.region.hold_at = 6
+        old.region.gate.clear()
+        under_way = await start(client)
+        stopping = asyncio.create_task(old.edge.stop())
+        await eventually(lambda: old.edge.listener.is_draining)
+        (first,) = client._link._addresses
+        client._link._addresses = (replace(first, port=new.ports.main),)
+        async with client.chat(ASK) as chat:
+            await whole(chat)
+        assert len(new.region.opened) == 1
+        old.region.gate.set()
+        await whole(under_way)
+        assert len(old.region.opened) == 1, "it ended where it was"
+        await stopping
+        await new.settled()
+
+
+async def test_a_router_that_is_lost_mid_reply_is_the_edges_affair(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        mesh.region.break_streams()
+        mesh.region.gate.set()
+        events = await whole(chat)
+        assert Interrupted not in kinds(events)
+        assert mesh.region.opened[-1].resume.count >= 3
+        await mesh.settled()
+
+
+async def test_another_edge_goes_on_with_a_chat_it_never_saw(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        first = mesh.edge
+        metrics = Metrics("edge")
+        mesh.edge = Edge(replace(first._config, port=0), "small", words, metrics)
+        ports = await mesh.edge.start()
+        await eventually(lambda: mesh.edge.upstream.ready)
+        async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:
+            mesh.region.hold_at = 6
+            mesh.region.gate.clear()
+            chat = await start(client)
+            for connection in first.listener.connections:
+                connection._transport = Mute()  # type: ignore[assignment]
+            await first.stop()
+            mesh.region.gate.set()
+            events = await whole(chat)
+            assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+            assert mesh.region.opened[-1].resume.count >= 3
+            async with client.chat(ASK) as again:
+                assert (await again.result()).text == REPLY
+        await mesh.settled()
+    metrics.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_cuts_never_change_the_text(
+    seed: int, words: Vocabulary, tmp_path: Path
+) -> None:
+    """Cuts of the connection, restarts of the edge, losses of the router, at random events."""
+    rng, reply = random.Random(seed), REPLY * 12
+    async with running(words, tmp_path, reply) as mesh, mesh.client() as client:
+        mesh.region.block_tokens = 1
+        done = False
+        async with client.chat(ASK, sampling=LONG, provisional=bool(seed % 2)) as chat:
+            async for event in chat:
+                done = isinstance(event, Done)
+                if chat._transcript.ids and rng.random() < 0.03:
+                    await trouble(rng, mesh, client)
+        assert done
+        assert (await chat.result()).text == reply
+        await mesh.settled()
+
+
+async def trouble(rng: random.Random, mesh: Running, client: Client) -> None:
+    match rng.choice(["cut", "cut", "restart", "router"]):
+        case "cut":
+            cut(client)
+        case "restart":
+            await mesh.restart()
+            cut(client)
+        case "router":
+            mesh.region.break_streams()

@@ -1,0 +1,129 @@
+"""Prompts computed while they are typed: as little as has to be, and the chat ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.client import Client, Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import tokens as token_wire
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import REPLY
+
+TEXT = "Which of these trains leaves first, and which of them is the fastest?"
+
+
+def type_text(client: Client) -> None:
+    """Type the text, a few letters at a time, faster than anybody could."""
+    typing = client.typing([Message("system", "Be brief.")])
+    for end in range(8, len(TEXT), 8):
+        typing.update(TEXT[:end])
+
+
+def prompt(mesh: Running, opening: inference_pb2.OpenSession) -> str:
+    """What a session was opened with, as text."""
+    ids = mesh.region.coder.decode(token_wire.from_proto(opening.ids.tail), max_count=10_000)
+    return b"".join(mesh.region.vocabulary.token_bytes(token) for token in ids).decode()
+
+
+async def test_what_is_typed_is_computed_ahead(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        type_text(client)
+        await eventually(lambda: len(mesh.region.opened) > 0)
+        async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
+            assert (await chat.result()).text == REPLY
+        *ahead, real = mesh.region.opened
+        assert ahead
+        for opening in ahead:
+            assert opening.sampling.max_tokens == 1
+            assert opening.priority == common_pb2.PRIORITY_LOW
+            assert opening.speculation == common_pb2.SPECULATION_OFF
+            assert prompt(mesh, real).startswith(prompt(mesh, opening))
+        assert real.sampling.max_tokens > 1
+        lengths = [len(prompt(mesh, opening)) for opening in ahead]
+        assert lengths == sorted(lengths)
+        assert mesh.sample("outrider_edge_prefilled_tokens_total") > 0
+        await mesh.settled()
+
+
+async def test_the_chat_cancels_what_is_still_computed(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()  # the region is slow
+        type_text(client)
+        await eventually(lambda: len(mesh.region.opened) == 1)
+        chat = client.chat([Message("user", TEXT)])
+        async with chat:
+            await eventually(lambda: len(mesh.region.cancelled) == 1)
+            mesh.region.gate.set()
+            assert (await chat.result()).text == REPLY
+        await mesh.settled()
+
+
+async def test_an_earlier_chat_that_is_cancelled_meanwhile_does_not_end_it(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.gate.clear()
+        async with client.chat([Message("user", "hello")]) as earlier:
+            await eventually(lambda: len(mesh.region.opened) == 1)
+            type_text(client)
+            await eventually(lambda: len(mesh.region.opened) == 2)
+            earlier.cancel()
+            assert (await earlier.result()).finish_reason == "cancelled"
+        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+        mesh.region.gate.set()
+        await mesh.settled()
+
+
+async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        mesh.region.gate.clear()
+        async with mesh.client() as client:
+            type_text(client)
+            await eventually(lambda: len(mesh.region.opened) == 1)
+        await eventually(lambda: len(mesh.region.cancelled) == 1)
+        await mesh.settled()
+
+
+async def test_an_edge_that_does_not_compute_ahead_says_nothing(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    for settings in ({"min_prefill_tokens": 0}, {"trust": "chat"}):
+        async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+            type_text(client)
+            async with client.chat([Message("user", TEXT)]) as chat:
+                assert (await chat.result()).text == REPLY
+            assert len(mesh.region.opened) == 1
+
+
+async def test_without_a_connection_typing_is_nothing(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        async with mesh.client(reconnect=None) as client:
+            typing = client.typing()
+        typing.update("hello")
+        typing.close()
+        assert mesh.region.opened == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "most_ahead"),
+    [
+        ({"typed_bytes_per_s": 1.0}, "bytes of typed text", 0),
+        ({"prefill_tokens_per_s": 1.0}, "tokens computed ahead", 1),
+    ],
+)
+async def test_who_types_more_than_his_share_gets_no_head_start(
+    words: Vocabulary, tmp_path: Path, settings: dict[str, float], reason: str, most_ahead: int
+) -> None:
+    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
+        type_text(client)
+        name = "outrider_edge_refused_total"
+        await eventually(lambda: mesh.sample(name, reason=reason) >= 1)
+        async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
+            assert (await chat.result()).text == REPLY, "nobody is told"
+        assert len(mesh.region.opened) <= most_ahead + 1
+        await mesh.settled()

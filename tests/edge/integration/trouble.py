@@ -1,0 +1,100 @@
+"""Streams without the client's checks, and chats to have beside the trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from outrider.client import Client, Committed, Event, Message
+from outrider.client.chat import Chat
+from outrider.client.connection import ClientConnection
+from outrider.client.link import EdgeAddress, dial
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.errors import OutriderError, UnavailableError
+from outrider.v1 import edge_pb2
+from outrider.wire.errors import from_detail
+from tests.edge.integration.running import Running
+
+ASK = [Message("user", "hello")]
+REPLY = "a reply of some length"
+
+
+def chat_frame(**sampling: Any) -> bytes:
+    chat = edge_pb2.ChatRequest()
+    chat.messages.add(role="user", content="hello")
+    for name, value in sampling.items():
+        setattr(chat.sampling, name, value)
+    return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+
+
+class RawStream:
+    """A stream without the client's checks; keeps the frames and the way it ended."""
+
+    def __init__(self, connection: ClientConnection, data: bytes) -> None:
+        self.frames: list[edge_pb2.EdgeFrame] = []
+        self.ended = asyncio.Event()
+        self.cut_off: OutriderError | None = None
+        self._decoder = FrameDecoder()
+        self.stream_id = connection.open(self, data)
+
+    def received(self, data: bytes, end_stream: bool) -> None:
+        self.frames += [edge_pb2.EdgeFrame.FromString(p) for p in self._decoder.feed(data)]
+        if end_stream:
+            self.ended.set()
+
+    def failed(self, error: OutriderError) -> None:
+        self.cut_off = error
+        self.ended.set()
+
+    async def error(self) -> OutriderError:
+        """The error that ended the stream."""
+        await asyncio.wait_for(self.ended.wait(), 30)
+        assert self.cut_off is None
+        assert self.frames[-1].WhichOneof("kind") == "error"
+        return from_detail(self.frames[-1].error)
+
+
+@asynccontextmanager
+async def raw(mesh: Running) -> AsyncIterator[ClientConnection]:
+    connection = await dial(EdgeAddress("127.0.0.1", mesh.ports.main, mesh.ca), 5.0)
+    try:
+        yield connection
+    finally:
+        connection.shut()
+
+
+@asynccontextmanager
+async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
+    """A chat on the same connection, halfway when the trouble comes, that must end well."""
+    mesh.region.hold_at = 2
+    mesh.region.gate.clear()
+    chat = await start(client)
+    yield
+    mesh.region.gate.set()
+    assert (await chat.result()).text == REPLY
+
+
+def cut(client: Client) -> None:
+    """The connection is no more, and neither side was told why."""
+    client._link.connection._lose(UnavailableError("cut by the test"))
+
+
+async def start(client: Client, **options: Any) -> Chat:
+    """A chat under way: its first tokens have come."""
+    chat = client.chat(ASK, **options)
+    await chat.__aenter__()
+    async for event in chat:
+        if isinstance(event, Committed):
+            return chat
+    raise AssertionError("the chat ended before its first token")
+
+
+async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
+    """All events still to come; the reply has to be whole."""
+    events = [event async for event in chat]
+    result = await chat.result()
+    assert result.text == reply
+    assert len(result.ids) == len(reply) + 1, "a byte a token, and the end"
+    return events

@@ -1,0 +1,192 @@
+"""However a reply was committed, however much of it a client has and whichever stream it reads, it
+gets the rest: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.session_types import FinishReason, Timings, Usage
+from services.edge.resumption.replay import ClientChannel, ReplayCursor, ReplayLog
+from services.edge.session.events import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    Failed,
+    Provisional,
+    Retract,
+)
+
+ACCEPTED = Accepted("r", "m", 3)
+
+
+def done(upto: int) -> Done:
+    return Done(FinishReason.STOP, upto, Usage(), Timings(), Timings(), "", "")
+
+
+# A reply is tokens with their texts; a commit groups some of them, and the text may lag behind.
+Pieces = list[tuple[int, str]]
+pieces = st.lists(st.tuples(st.integers(0, 49_151), st.text(max_size=3)), max_size=30)
+
+
+def commits_of(reply: Pieces, cuts: set[int]) -> list[Commit]:
+    edges = sorted({0, len(reply), *(cut % (len(reply) + 1) for cut in cuts)})
+    out = []
+    for begin, end in pairwise(edges):
+        part = reply[begin:end]
+        lossy = tuple(n for n in range(begin, end) if reply[n][0] % 3 == 0)
+        spans = tuple((n, n + 1) for n in lossy)
+        text = "".join(text for _, text in part)
+        out.append(Commit(text, tuple(i for i, _ in part), end, lossy, spans))
+    return out
+
+
+def received(events: list[ClientEvent]) -> tuple[str, list[int], list[int]]:
+    commits = [event for event in events if isinstance(event, Commit)]
+    ids = [i for commit in commits for i in commit.ids]
+    return "".join(c.text for c in commits), ids, [n for c in commits for n in c.lossy]
+
+
+@given(pieces, st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(0, 30))
+def test_who_comes_back_gets_what_is_missing(
+    reply: Pieces, cuts: set[int], other_cuts: set[int], lost_after: int
+) -> None:
+    """The first run and the one that goes on may commit in other steps."""
+    first, second = commits_of(reply, cuts), commits_of(reply, other_cuts)
+    had = list[ClientEvent](first[: lost_after % (len(first) + 1)])
+    text, ids, lossy = received(had)
+    cursor = ReplayCursor(len(ids), len(text))
+    log = ReplayLog()
+    at = lost_after % (len(second) + 1)
+    for commit in second[:at]:
+        log.append(commit)
+    told = log.replay(cursor)
+    for commit in second[at:]:
+        clipped = cursor.clip(commit, log.num_chars)
+        log.append(commit)
+        told += [] if clipped is None else [clipped]
+    whole_text, whole_ids, whole_lossy = received(list[ClientEvent](first))
+    more_text, more_ids, more_lossy = received(told)
+    assert text + more_text == whole_text
+    assert ids + more_ids == whole_ids
+    assert lossy + more_lossy == whole_lossy
+    assert (cursor.upto, cursor.num_chars) == (log.upto, log.num_chars)
+
+
+def test_a_replay_is_all_of_a_chat_that_ended() -> None:
+    log = ReplayLog()
+    shown = Provisional(0, 0, "a gu", 0.7)
+    told: list[ClientEvent] = [ACCEPTED, shown, Commit("a", (1,), 1), Commit("b", (2,), 2), done(2)]
+    for event in told:
+        log.append(event)
+    assert log.replay(ReplayCursor()) == [ACCEPTED, Commit("ab", (1, 2), 2), done(2)]
+    assert log.replay(ReplayCursor(2, 2)) == [ACCEPTED, done(2)]
+
+
+def test_text_without_a_token_comes_once() -> None:
+    log = ReplayLog()
+    cursor = ReplayCursor()
+    log.append(Commit("a", (1, 2), 2))
+    assert log.replay(cursor) == [Commit("a", (1, 2), 2)]
+    flushed = Commit("b", (), 2)
+    assert cursor.clip(flushed, log.num_chars) == flushed
+    log.append(flushed)
+    assert log.replay(cursor) == []
+
+
+def test_bytes_grow_with_tokens_and_text() -> None:
+    log = ReplayLog()
+    empty = log.num_bytes
+    for number in range(1000):
+        log.append(Commit("word ", (number,), number + 1))
+    assert log.num_bytes - empty == 1000 * (4 + 5)
+    assert log.upto == 1000
+    assert log.num_chars == 5000
+
+
+class Stream:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.ended = False
+
+    def send(self, payload: bytes) -> None:
+        assert not self.ended
+        self.sent.append(payload.decode())
+
+    def end(self, last: bytes = b"") -> None:
+        assert not self.ended
+        if last:
+            self.send(last)
+        self.ended = True
+
+
+def encode(event: ClientEvent) -> bytes:
+    match event:
+        case Commit(text, ids, upto):
+            return f"commit {text} {len(ids)} {upto}".encode()
+        case Provisional(text=text):
+            return f"provisional {text}".encode()
+        case _:
+            return type(event).__name__.encode()
+
+
+def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
+    return [channel.tell(event) for event in events]
+
+
+def test_one_client_hears_everything_as_it_comes() -> None:
+    stream = Stream()
+    channel = ClientChannel(stream, encode, ReplayCursor())
+    told = tell(channel, ACCEPTED, Provisional(0, 0, "x", 0.5), Retract(0), Commit("a", (1,), 1))
+    assert stream.sent == ["Accepted", "provisional x", "Retract", "commit a 1 1"]
+    assert told == [False] * 4
+    channel.end()
+    assert stream.ended
+    assert not channel.is_present
+
+
+def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None:
+    first, second = Stream(), Stream()
+    channel = ClientChannel(first, encode, ReplayCursor())
+    tell(channel, ACCEPTED, Commit("a", (1,), 1))
+    channel.lose()
+    assert not channel.is_present
+    tell(channel, Commit("b", (2,), 2), Commit("c", (3,), 3))
+    channel.join(second, ReplayCursor(1, 1))
+    tell(channel, Provisional(3, 0, "d", 0.9), Commit("d", (4,), 4))
+    assert first.sent == ["Accepted", "commit a 1 1"]
+    assert not first.ended, "its connection is gone; there is nobody to tell"
+    assert second.sent == ["Accepted", "commit bc 2 3", "provisional d", "commit d 1 4"]
+
+
+def test_the_last_stream_to_come_has_the_chat() -> None:
+    first, second = Stream(), Stream()
+    channel = ClientChannel(first, encode, ReplayCursor())
+    tell(channel, ACCEPTED, Commit("a", (1,), 1))
+    channel.join(second, ReplayCursor())
+    tell(channel, Commit("b", (2,), 2))
+    assert first.sent == ["Accepted", "commit a 1 1", Failed.__name__]
+    assert first.ended
+    assert second.sent == ["Accepted", "commit a 1 1", "commit b 1 2"]
+
+
+def test_a_client_ahead_of_the_chat_hears_nothing_it_has() -> None:
+    stream = Stream()
+    channel = ClientChannel(stream, encode, ReplayCursor(3, 3))
+    assert channel.is_behind
+    reached = tell(
+        channel,
+        ACCEPTED,
+        Provisional(0, 0, "ab", 0.9),
+        Commit("a", (1,), 1),
+        Retract(0),
+        Commit("bcd", (2, 3, 4), 4),
+        Provisional(4, 0, "e", 0.9),
+    )
+    assert stream.sent == ["Accepted", "commit d 1 4", "provisional e"]
+    assert reached == [False, False, False, False, True, False], "provisional text begins anew"

@@ -1,0 +1,431 @@
+"""The router's queue: its order, its bound, its rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.admission import queue as queue_module
+from services.router.admission.policy import AGED_TURN_INTERVAL, QueuePriority
+from services.router.admission.queue import (
+    FIRST_INTERVAL_S,
+    MIN_SAMPLES,
+    AdmissionQueue,
+    FairQueue,
+    QueueRate,
+)
+from services.router.admission.session import AdmittedSession
+from tests.router.admission.fakes import REQUEST, admitted
+
+# --- all waiting sessions ---
+
+AGEING_S = 10.0
+
+
+def queue_of(*sessions: AdmittedSession, size: int = 100) -> AdmissionQueue:
+    queue = AdmissionQueue(size, AGEING_S)
+    for entry in sessions:
+        queue.push(entry)
+    return queue
+
+
+def next_of(queue: AdmissionQueue, now: float = 0.0) -> tuple[AdmittedSession, QueuePriority]:
+    """Serve the first head of the first sub-queue."""
+    session, backlog_priority = next(queue.rotate()[0].heads(now))
+    queue.pop(session, backlog_priority)
+    return session, backlog_priority
+
+
+def test_higher_classes_go_first_and_who_had_started_before_all() -> None:
+    priorities = [
+        QueuePriority.LOW,
+        QueuePriority.HIGH,
+        QueuePriority.RESUMED,
+        QueuePriority.MEDIUM,
+        QueuePriority.HIGH,
+    ]
+    queue = queue_of(
+        *(admitted(session, priority=priority) for session, priority in enumerate(priorities))
+    )
+    assert [next_of(queue)[0].session_id for _ in priorities] == [2, 1, 4, 3, 0]
+    assert len(queue) == 0
+    assert queue.rotate() == []
+
+
+def test_a_class_that_waited_too_long_gets_one_turn_in_eight() -> None:
+    queue = queue_of(*(admitted(session, priority=QueuePriority.LOW) for session in range(10)))
+    for session in range(100, 200):
+        queue.push(admitted(session, priority=QueuePriority.HIGH, at=AGEING_S))
+    turns = [next_of(queue, AGEING_S) for _ in range(4 * AGED_TURN_INTERVAL)]
+    low = [
+        count for count, (head, _) in enumerate(turns) if head.queue_priority is QueuePriority.LOW
+    ]
+    assert low == [AGED_TURN_INTERVAL - 1 + AGED_TURN_INTERVAL * count for count in range(4)]
+    assert {
+        backlog_priority
+        for head, backlog_priority in turns
+        if head.queue_priority is QueuePriority.LOW
+    } == {QueuePriority.RESUMED}
+    assert {
+        backlog_priority
+        for head, backlog_priority in turns
+        if head.queue_priority is QueuePriority.HIGH
+    } == {QueuePriority.HIGH}
+
+
+def test_a_class_that_did_not_wait_long_gets_none() -> None:
+    queue = queue_of(admitted(1, priority=QueuePriority.LOW))
+    for session in range(100, 130):
+        queue.push(admitted(session, priority=QueuePriority.HIGH))
+    assert all(
+        next_of(queue, AGEING_S - 0.1)[0].queue_priority is QueuePriority.HIGH for _ in range(30)
+    )
+
+
+def test_sessions_that_go_past_the_queue_count_as_turns() -> None:
+    """MEDIUM ones that never wait cannot starve a LOW one that does."""
+    queue = queue_of(admitted(1, priority=QueuePriority.LOW))
+    (sub_queue,) = queue.rotate()
+    for _ in range(AGED_TURN_INTERVAL - 1):
+        assert [backlog_priority for _, backlog_priority in sub_queue.heads(AGEING_S)] == [
+            QueuePriority.LOW
+        ]
+        sub_queue.count_bypass()
+    assert [backlog_priority for _, backlog_priority in sub_queue.heads(AGEING_S)] == [
+        QueuePriority.RESUMED
+    ]
+
+
+def test_pools_do_not_hold_up_each_other() -> None:
+    elsewhere = replace(REQUEST, residency=("eu",))
+    queue = queue_of(
+        admitted(1, priority=QueuePriority.HIGH),
+        admitted(2, priority=QueuePriority.LOW, request=elsewhere),
+    )
+    heads = [
+        [entry.session_id for entry, _ in sub_queue.heads(0.0)] for sub_queue in queue.rotate()
+    ]
+    assert heads == [[1], [2]]
+    assert [[e.session_id for e, _ in sub_queue.heads(0.0)] for sub_queue in queue.rotate()] == [
+        [2],
+        [1],
+    ]
+
+
+def test_who_is_ahead_of_a_newcomer() -> None:
+    queue = queue_of(*(admitted(session, "many") for session in range(50)))
+    queue.push(admitted(100, "few", priority=QueuePriority.HIGH))
+    (sub_queue,) = queue.rotate()
+    assert sub_queue.num_ahead(QueuePriority.MEDIUM, "many") == 51
+    assert sub_queue.num_ahead(QueuePriority.MEDIUM, "new") == 2, (
+        "one of each tenant in its class, and HIGH"
+    )
+    assert sub_queue.num_ahead(QueuePriority.HIGH, "many") == 1
+    assert sub_queue.num_ahead(QueuePriority.RESUMED, "many") == 0
+
+
+def victim_of(queue: AdmissionQueue, priority: QueuePriority, tenant: str = "x") -> int | None:
+    """Who has to leave for a newcomer; None: the newcomer itself."""
+    shed = queue.shed_priority(priority)
+    assert shed is not None, "there is room"
+    found = queue.victim(shed, priority, tenant)
+    return found.session_id if found else None
+
+
+@pytest.mark.parametrize(
+    ("priority", "tenant", "victim"),
+    [
+        (QueuePriority.HIGH, "x", 3),
+        (QueuePriority.MEDIUM, "many", 3),
+        (QueuePriority.LOW, "x", 3),
+        (QueuePriority.LOW, "many", None),
+        (QueuePriority.LOW, "few", 3),
+    ],
+)
+def test_who_makes_room_in_a_full_one(
+    priority: QueuePriority, tenant: str, victim: int | None
+) -> None:
+    low = [
+        admitted(session, "many", priority=QueuePriority.LOW, until=100.0 + session)
+        for session in range(4)
+    ]
+    queue = queue_of(
+        *low, admitted(10, "few", priority=QueuePriority.LOW), admitted(11, "x"), size=6
+    )
+    assert victim_of(queue, priority, tenant) == victim
+
+
+def test_none_makes_room_for_a_lower_class() -> None:
+    assert (
+        victim_of(queue_of(admitted(1, "a"), admitted(2, "a"), size=2), QueuePriority.LOW, "b")
+        is None
+    )
+
+
+def test_an_eighth_is_kept_for_each_lower_class() -> None:
+    queue = queue_of(*(admitted(n, "m", until=float(n)) for n in range(70)), size=80)
+    assert victim_of(queue, QueuePriority.MEDIUM, "m") is None
+    assert victim_of(queue, QueuePriority.MEDIUM, "x") == 69
+    assert victim_of(queue, QueuePriority.HIGH) == 69
+    for session in range(100, 110):
+        assert queue.shed_priority(QueuePriority.LOW) is None
+        queue.push(admitted(session, "l", priority=QueuePriority.LOW))
+    assert victim_of(queue, QueuePriority.LOW, "l") is None
+    assert victim_of(queue, QueuePriority.HIGH) == 69, "LOW has no more than its share"
+
+
+def test_what_is_kept_for_a_class_is_kept_from_high_too() -> None:
+    queue = queue_of(*(admitted(n, "h", priority=QueuePriority.HIGH) for n in range(60)), size=80)
+    assert victim_of(queue, QueuePriority.HIGH, "h") is None
+    assert queue.shed_priority(QueuePriority.MEDIUM) is None
+    assert queue.shed_priority(QueuePriority.LOW) is None
+
+
+def test_who_waited_too_long_is_found_once_and_only_if_it_still_waits() -> None:
+    sessions = [admitted(session, until=float(session)) for session in range(5)]
+    queue = queue_of(*sessions)
+    queue.remove(sessions[1])
+    late = queue.expire(3.0)
+    assert [entry.session_id for entry in late] == [0, 2, 3]
+    for entry in late:
+        queue.remove(entry)
+    assert queue.expire(3.0) == []
+    assert [entry.session_id for entry in queue.expire(100.0)] == [4]
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(QueuePriority)), st.booleans()), max_size=400))
+def test_the_books_agree_and_expiries_are_bounded(steps: list[tuple[QueuePriority, bool]]) -> None:
+    queue = AdmissionQueue(1000, AGEING_S)
+    there: list[AdmittedSession] = []
+    for number, (priority, leaves) in enumerate(steps):
+        if leaves and there:
+            queue.remove(there.pop())
+        else:
+            there.append(
+                admitted(number, f"t{number % 3}", priority=priority, until=float(number % 7))
+            )
+            queue.push(there[-1])
+        assert len(queue) == len(there) == sum(len(sub_queue) for sub_queue in queue.rotate())
+        assert queue.num_waiting[priority] == sum(
+            entry.queue_priority is priority for entry in there
+        )
+        assert len(queue._expiries) <= 2 * len(queue) + 65
+    assert {t.session_id for t in queue.expire(10.0)} == {t.session_id for t in there}
+
+
+# --- one priority: FairQueue ---
+
+
+def served(queue: FairQueue, count: int | None = None) -> list[AdmittedSession]:
+    """The next sessions in order."""
+    order = []
+    for _ in range(len(queue) if count is None else count):
+        head = queue.peek()
+        assert head is not None
+        queue.pop(head)
+        order.append(head)
+    return order
+
+
+def test_the_earliest_deadline_goes_first_and_equal_ones_in_order() -> None:
+    queue = FairQueue()
+    for session, until in enumerate([5.0, 3.0, 9.0, 3.0, 4.0]):
+        queue.push(admitted(session, until=until))
+    assert [entry.session_id for entry in served(queue)] == [1, 3, 4, 0, 2]
+    assert queue.peek() is None
+
+
+def test_a_burst_of_one_tenant_does_not_delay_another() -> None:
+    queue = FairQueue()
+    for session in range(100):
+        queue.push(admitted(session, "burst"))
+    served(queue, 10)
+    queue.push(admitted(1000, "modest"))
+    assert "modest" in [entry.tenant for entry in served(queue, 2)]
+
+
+def test_weight_is_the_share() -> None:
+    queue = FairQueue()
+    for session in range(200):
+        queue.push(admitted(session, "heavy", weight=3.0))
+        queue.push(admitted(1000 + session, "light"))
+    first = [entry.tenant for entry in served(queue, 80)]
+    assert first.count("heavy") == pytest.approx(60, abs=1)
+
+
+def test_who_waited_for_nothing_saves_nothing_up() -> None:
+    """A tenant that was away is not owed the time."""
+    queue = FairQueue()
+    queue.push(admitted(1, "away"))
+    for session in range(2, 60):
+        queue.push(admitted(session, "there"))
+    served(queue, 40)
+    for session in range(100, 120):
+        queue.push(admitted(session, "away"))
+    tenants = [entry.tenant for entry in served(queue, 20)]
+    assert tenants.count("away") == pytest.approx(10, abs=1)
+
+
+def test_who_queues_one_at_a_time_gets_no_more_than_its_share() -> None:
+    """A tenant with nothing waiting is charged all the same: its next session starts where its last
+    one finished."""
+    queue = FairQueue()
+    for session in range(40):
+        queue.push(admitted(session, "many"))
+    queue.push(admitted(100, "single"))
+    order = []
+    for session in range(101, 121):
+        (head,) = served(queue, 1)
+        order.append(head.tenant)
+        if head.tenant == "single":
+            queue.push(admitted(session, "single"))
+    assert order.count("single") == pytest.approx(10, abs=1)
+
+
+def test_who_leaves_without_a_turn_is_not_charged() -> None:
+    queue = FairQueue()
+    gone = [admitted(session, "a", cost=1000) for session in range(5)]
+    for entry in gone:
+        queue.push(entry)
+    for session in range(10, 15):
+        queue.push(admitted(session, "a"))
+        queue.push(admitted(100 + session, "b"))
+    for entry in gone:
+        queue.remove(entry)
+    assert len(queue) == 10
+    tenants = [entry.tenant for entry in served(queue, 4)]
+    assert sorted(tenants) == ["a", "a", "b", "b"]
+
+
+def test_room_is_made_by_the_tenant_with_most_waiting() -> None:
+    queue = FairQueue()
+    assert queue.last_of_longest() is None
+    for session in range(3):
+        queue.push(admitted(session, "many", until=10.0 + session))
+    queue.push(admitted(10, "few", until=99.0))
+    last = queue.last_of_longest()
+    assert last is not None and last.session_id == 2
+
+
+SERVED, AND_BACK = "", "and back"
+Events = list[tuple[str, int]]
+"""A tenant's session of that cost arrives; or one is SERVED; or its tenant comes back at once with
+the next one, AND_BACK."""
+
+events = st.lists(
+    st.tuples(st.sampled_from([SERVED, AND_BACK, AND_BACK, "a", "b", "c"]), st.integers(1, 50)),
+    max_size=120,
+)
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5}
+
+
+@given(events)
+def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Events) -> None:
+    """Theorem 1 of the paper, for every interval in which one tenant was waiting throughout; the
+    other one may come and go."""
+    queue = FairQueue()
+    got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
+    waiting_since: dict[str, int] = {}
+    for number, (tenant, cost) in enumerate(events):
+        if tenant in WEIGHTS:
+            queue.push(admitted(number, tenant, cost=cost, weight=WEIGHTS[tenant]))
+        elif (head := queue.peek()) is not None:
+            queue.pop(head)
+            share = dict(got[-1])
+            share[head.tenant] += head.reserved_tokens / head.weight
+            got.append(share)
+            if not len(queue):
+                waiting_since.clear()
+            if tenant == AND_BACK:
+                queue.push(admitted(number, head.tenant, cost=cost, weight=head.weight))
+        for one in WEIGHTS:
+            if queue.length(one):
+                waiting_since.setdefault(one, len(got) - 1)
+            else:
+                waiting_since.pop(one, None)
+        for one, other in permutations(WEIGHTS, 2):
+            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
+            for start in range(waiting_since.get(one, len(got)), len(got)):
+                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
+                assert others - gained <= bound + 1e-9
+
+
+@given(events, st.data())
+def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -> None:
+    queue = FairQueue()
+    there: list[AdmittedSession] = []
+    for number, (tenant, cost) in enumerate(events):
+        gives_up = data.draw(st.booleans())
+        if tenant in WEIGHTS:
+            there.append(admitted(number, tenant, cost=cost, until=float(cost)))
+            queue.push(there[-1])
+        elif there and gives_up:
+            queue.remove(there.pop(data.draw(st.integers(0, len(there) - 1))))
+        elif there:
+            head = queue.peek()
+            assert head is not None
+            own = [entry for entry in there if entry.tenant == head.tenant]
+            assert head.expires_at == min(entry.expires_at for entry in own)
+            queue.pop(head)
+            there.remove(head)
+        assert len(queue) == len(there)
+        assert queue.oldest() is (there[0] if there else None)
+        assert queue.num_flows == len({entry.flow for entry in there})
+
+
+def test_tenants_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "MAX_IDLE_FLOWS", 8)
+    queue = FairQueue()
+    for session in range(500):
+        queue.push(admitted(session, f"t{session}"))
+        if session >= 4:
+            served(queue, 1)
+        assert len(queue._flows) <= 8 + 4 + 2
+
+
+# --- QueueRate ---
+
+
+def moving(interval_s: float, count: int = 50) -> QueueRate:
+    """A queue from which one session left every so often, until `interval_s * count`."""
+    rate = QueueRate()
+    for _ in range(count + 1):
+        rate.joined(0.0)
+    for turn in range(1, count + 1):
+        rate.served(turn * interval_s)
+    return rate
+
+
+def test_it_learns_the_time_between_two_that_leave() -> None:
+    assert QueueRate().interval_s(0.0) == FIRST_INTERVAL_S
+    assert moving(0.1).interval_s(5.0) == pytest.approx(0.1)
+
+
+def test_it_does_not_tell_before_it_knows() -> None:
+    assert not moving(0.1, MIN_SAMPLES - 1).is_known
+    assert moving(0.1, MIN_SAMPLES).is_known
+
+
+def test_a_queue_that_stands_still_is_seen() -> None:
+    assert moving(0.1).interval_s(5.0 + 8.0) == pytest.approx(2.0)
+
+
+def test_time_in_which_nobody_waited_does_not_count() -> None:
+    rate = moving(0.1)
+    rate.gave_up()
+    assert rate.interval_s(1000.0) == pytest.approx(0.1)
+    rate.joined(1000.0)
+    rate.served(1000.1)
+    assert rate.interval_s(1000.1) == pytest.approx(0.1)
+
+
+def test_those_who_are_refused_are_told_one_time_after_the_other() -> None:
+    rate = moving(0.1)
+    rate.gave_up()
+    delays = [rate.retry_delay_s(2.0, 5.0) for _ in range(3)]
+    assert delays == pytest.approx([2.1, 2.2, 2.3])
+    assert rate.retry_delay_s(0.0, 60.0) == pytest.approx(0.1), "old promises are over"

@@ -1,0 +1,165 @@
+"""Near or far, now or later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import NoReplicaError
+from outrider.session_types import Priority
+from services.router.admission.policy import AdmissionPolicy, QueuePriority
+from services.router.admission.routing import Route, choose_route
+from tests.router.admission.fakes import REQUEST, FakeFleetView, Region, admitted
+
+POLICY = AdmissionPolicy(slo_ttft_high_ms=400.0, slo_ttft_medium_ms=1000.0, slo_ttft_low_ms=5000.0)
+
+
+def taken(
+    near: Region,
+    far: Region | None,
+    priority: QueuePriority = QueuePriority.MEDIUM,
+    waited_s: float = 0.0,
+) -> str:
+    """`region` or `region cause`, or `waits`."""
+    fleet_view = FakeFleetView({"us": near} if far is None else {"us": near, "eu": far})
+    route = choose_route(admitted(priority=priority), priority, fleet_view, POLICY, waited_s)
+    if route is None:
+        return "waits"
+    return f"{route.decision.region} {route.spill_cause}".strip()
+
+
+IDLE, FAR = Region(), Region(rtt_ms=90.0)
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "priority", "waited_s", "expected"),
+    [
+        # It goes at once, where it is cheapest, while it meets the objective.
+        (IDLE, FAR, QueuePriority.MEDIUM, 0.0, "us"),
+        (Region(backlog_ms=60), FAR, QueuePriority.MEDIUM, 0.0, "us"),
+        (Region(backlog_ms=370), None, QueuePriority.HIGH, 0.0, "us"),
+        (Region(backlog_ms=970), None, QueuePriority.MEDIUM, 0.0, "us"),
+        (Region(backlog_ms=4970), None, QueuePriority.LOW, 0.0, "us"),
+        # Home would have done, but it is cheaper elsewhere: it does not count as spilled.
+        (Region(backlog_ms=300), FAR, QueuePriority.MEDIUM, 0.0, "eu"),
+        # Home would not have done.
+        (Region(backlog_ms=500), FAR, QueuePriority.HIGH, 0.0, "eu full"),
+        (Region(backlog_ms=300), FAR, QueuePriority.MEDIUM, 0.8, "eu slow"),
+        (Region(is_full=True), FAR, QueuePriority.LOW, 0.0, "eu full"),
+        (Region(is_down=True), FAR, QueuePriority.MEDIUM, 0.0, "eu absent"),
+        (Region(prefill_ms=2000), FAR, QueuePriority.MEDIUM, 0.0, "eu slow"),
+        # It will be late, and goes all the same while a replica runs out of work.
+        (Region(prefill_ms=9000), None, QueuePriority.HIGH, 0.0, "us"),
+        (Region(backlog_ms=500), None, QueuePriority.MEDIUM, 15.0, "us"),
+        (
+            Region(prefill_ms=2000),
+            Region(rtt_ms=90, prefill_ms=2000),
+            QueuePriority.MEDIUM,
+            0.0,
+            "us",
+        ),
+        # Or waits.
+        (Region(backlog_ms=502), None, QueuePriority.MEDIUM, 15.0, "waits"),
+        (Region(backlog_ms=1002), None, QueuePriority.MEDIUM, 0.0, "waits"),
+        (Region(backlog_ms=5002), None, QueuePriority.LOW, 0.0, "waits"),
+        (Region(backlog_ms=900), Region(backlog_ms=900), QueuePriority.HIGH, 0.0, "waits"),
+        (Region(is_full=True), Region(is_full=True), QueuePriority.HIGH, 0.0, "waits"),
+        (Region(is_full=True), Region(is_down=True), QueuePriority.HIGH, 0.0, "waits"),
+        (Region(is_full=True), None, QueuePriority.HIGH, 0.0, "waits"),
+        # Who had started goes wherever there is a place.
+        (Region(backlog_ms=9000), Region(backlog_ms=8000), QueuePriority.RESUMED, 0.0, "eu slow"),
+    ],
+)
+def test_every_case(
+    near: Region, far: Region | None, priority: QueuePriority, waited_s: float, expected: str
+) -> None:
+    assert taken(near, far, priority, waited_s) == expected
+
+
+@pytest.mark.parametrize("priority", [QueuePriority.LOW, QueuePriority.MEDIUM, QueuePriority.HIGH])
+def test_what_may_be_back_is_waited_for(priority: QueuePriority) -> None:
+    silent, down = Region(is_silent=True), Region(is_down=True)
+    assert taken(silent, None, priority) == taken(silent, down, priority) == "waits"
+    assert taken(silent, FAR, priority) == "eu absent"
+    fleet_view = FakeFleetView({"us": Region(is_down=True), "eu": silent})
+    request = replace(REQUEST, residency=("us",))
+    with pytest.raises(NoReplicaError):
+        choose_route(admitted(request=request), priority, fleet_view, POLICY, 0.0)
+
+
+@pytest.mark.parametrize("priority", [QueuePriority.LOW, QueuePriority.MEDIUM, QueuePriority.HIGH])
+def test_what_makes_way_for_a_class_does_not_hold_it_up(priority: QueuePriority) -> None:
+    behind = Region(backlogs_ms=tuple(9e9 if line < priority else 0.0 for line in (1, 2, 3)))
+    request = replace(REQUEST, priority=int(priority))
+    fleet_view = FakeFleetView({"us": behind})
+    assert (
+        choose_route(
+            admitted(priority=priority, request=request), priority, fleet_view, POLICY, 0.0
+        )
+        is not None
+    )
+
+
+def test_a_far_replica_is_kept_busy_while_sessions_are_under_way() -> None:
+    far = Region(rtt_ms=90.0, backlog_ms=589.0, prefill_ms=900)
+    assert taken(Region(is_full=True), far) == "eu full"
+    assert taken(Region(is_full=True), replace(far, backlog_ms=591.0)) == "waits"
+
+
+def test_one_replica_that_runs_out_of_work_opens_the_gate_to_the_cheapest_one() -> None:
+    """No replica is kept idle for the sake of the line, and none computes what another has."""
+    warm, cold = Region(backlog_ms=1500, prefill_ms=10), Region(backlog_ms=450, prefill_ms=1400)
+    assert taken(warm, None) == "waits"
+    assert taken(warm, cold) == "us"
+
+
+@given(
+    st.lists(st.floats(0.0, 6000.0), min_size=1, max_size=4),
+    st.sampled_from([QueuePriority.LOW, QueuePriority.MEDIUM, QueuePriority.HIGH]),
+    st.floats(0.0, 6.0),
+)
+def test_nobody_waits_who_could_be_in_time_or_keep_a_replica_busy(
+    backlogs_ms: list[float], priority: QueuePriority, waited_s: float
+) -> None:
+    fleet = {str(number): Region(backlog_ms=ms) for number, ms in enumerate(backlogs_ms)}
+    fleet_view = FakeFleetView(fleet)
+    route = choose_route(admitted(priority=priority), priority, fleet_view, POLICY, waited_s)
+    decision = fleet_view.quote(REQUEST, "", 0.0)
+    left_ms = POLICY.slo_ms(Priority(priority)) - waited_s * 1000.0
+    is_in_time = decision.wait.total_ms <= left_ms
+    has_room = min(backlogs_ms) <= 0.5 * POLICY.slo_ms(Priority(priority)) + decision.wait.rtt_ms
+    assert (route is not None) == (is_in_time or has_room)
+
+
+def test_home_is_looked_at_apart_only_when_another_region_is_cheaper() -> None:
+    fleet_view = FakeFleetView({"us": IDLE, "eu": FAR})
+    route = choose_route(admitted(), QueuePriority.MEDIUM, fleet_view, POLICY, 0.0)
+    assert isinstance(route, Route) and route.home == "us"
+    assert fleet_view.quoted == [""]
+
+
+def test_another_region_is_not_home_however_near_it_is() -> None:
+    beside = Region(rtt_ms=1.0)
+    assert taken(Region(backlog_ms=500), beside, QueuePriority.HIGH) == "eu full"
+    assert taken(Region(is_down=True), beside) == "eu absent"
+    assert taken(Region(backlog_ms=300), beside) == "eu", "home would have done"
+
+
+def test_a_region_that_may_not_hold_the_prompt_gets_nothing() -> None:
+    fleet_view = FakeFleetView({"us": Region(is_full=True), "eu": FAR})
+    request = replace(REQUEST, residency=("us",))
+    assert (
+        choose_route(admitted(request=request), QueuePriority.HIGH, fleet_view, POLICY, 0.0) is None
+    )
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [{"us": Region(is_down=True)}, {"us": Region(is_down=True), "eu": Region(is_down=True)}],
+)
+def test_no_replica_anywhere_is_said(fleet: dict[str, Region]) -> None:
+    with pytest.raises(NoReplicaError):
+        choose_route(admitted(), QueuePriority.HIGH, FakeFleetView(fleet), POLICY, 0.0)

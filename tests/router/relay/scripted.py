@@ -1,0 +1,227 @@
+"""Replicas that compute, and edges that check every token, around a switch in virtual time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from outrider.codec.tokens import TokenCoder
+from outrider.errors import EngineError, OutriderError, UnavailableError
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import tokens as wire_tokens
+from outrider.wire.errors import from_detail
+from services.router.admission.pricing import PriceTable
+from services.router.fleet.replica import ReplicaLoad
+from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, failed, opening
+
+CODER = TokenCoder(DIGEST, 1000)
+NAMES = ("near", "far")
+
+
+def token(seed: int, number: int) -> int:
+    """What the model says, whoever runs it."""
+    return (seed * 7919 + number * 104729 + number * number) % 1000
+
+
+def block(ids: Sequence[int]) -> common_pb2.TokenBlock:
+    return wire_tokens.to_proto(CODER.encode(ids))
+
+
+def ids_of(frame: common_pb2.TokenBlock) -> list[int]:
+    return list(CODER.decode(wire_tokens.from_proto(frame), max_count=4096)) if frame.count else []
+
+
+@dataclass(slots=True)
+class Run:
+    """A session on a replica."""
+
+    seed: int
+    length: int
+    reply: list[int]
+    epoch: int = 0
+    chain: list[int] = field(default_factory=list)
+    """Drafts of the edge behind the reply."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """A session at its edge."""
+
+    seed: int
+    length: int
+    reply: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    """Drafts sent in this epoch, behind the reply."""
+    epoch: int = 0
+    kinds: list[str] = field(default_factory=list)
+    done: inference_pb2.SessionDone | None = None
+    error: OutriderError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.done is not None or self.error is not None
+
+
+class World:
+    """One edge and two replicas."""
+
+    def __init__(self, seed: int, *, poison: int = -1, prices: PriceTable | None = None) -> None:
+        """The request of seed `poison` kills a replica whenever it is computed."""
+        self.mesh = Mesh(prices=prices)
+        self.edge = self.mesh.edge()
+        self.random = Random(seed)
+        self.poison = poison
+        self.num_killed_by_poison = 0
+        self.runs: dict[str, dict[int, Run]] = {name: {} for name in NAMES}
+        self.hung: set[str] = set()
+        """Those that make no calls."""
+        self.stopped: set[str] = set()
+        """Those that say nothing at all."""
+        self.chats: dict[int, Chat] = {}
+        self.lost_replicas: dict[int, list[int]] = defaultdict(list)
+
+    def open(self, number: int, seed: int, length: int) -> None:
+        self.chats[number] = Chat(seed, length)
+        sampling = common_pb2.Sampling(seed=seed, max_tokens=length)
+        self.mesh.send(self.edge, opening(number, sampling=sampling))
+
+    def cancel(self, number: int) -> None:
+        self.mesh.send(self.edge, cancel(number))
+
+    def draft(self, number: int, *, right: bool) -> None:
+        """The edge guesses the next tokens, in a new epoch."""
+        chat = self.chats[number]
+        base = len(chat.reply)
+        chat.epoch += 1
+        chat.sent = [token(chat.seed, base + i) for i in range(3)]
+        if not right:
+            chat.sent[1] = (chat.sent[1] + 1) % 1000
+        drafts = inference_pb2.Draft(epoch=chat.epoch, base=base, ids=block(chat.sent))
+        self.mesh.send(self.edge, inference_pb2.SessionUp(session=number, draft=drafts))
+
+    async def listen(self, name: str) -> None:
+        """The replica takes what was sent to it."""
+        if name not in self.mesh.streams:
+            return
+        for frame in await self.mesh.at_replica(name):
+            kind = frame.WhichOneof("kind")
+            if kind == "open":
+                self._opened(name, frame.session, frame.open)
+            elif kind == "cancel":
+                self.runs[name].pop(frame.session, None)
+            elif run := self.runs[name].get(frame.session):
+                if frame.draft.base == len(run.reply):
+                    run.epoch, run.chain = frame.draft.epoch, []
+                    run.chain = ids_of(frame.draft.ids)
+
+    async def tick(self, name: str) -> None:
+        """One engine call."""
+        if name in self.hung | self.stopped or name not in self.mesh.streams:
+            return
+        await self.listen(name)
+        if any(run.seed == self.poison for run in self.runs[name].values()):
+            self.num_killed_by_poison += 1
+            self.kill(name)
+            return
+        for upstream_session_id in list(self.runs[name]):
+            self._commit(name, upstream_session_id)
+        await self.read()
+
+    async def read(self) -> None:
+        """The edge takes what was sent to it."""
+        for frame in await self.mesh.at_edge(self.edge):
+            self._told(self.chats[frame.session], frame)
+
+    def kill(self, name: str, *, is_own: bool = False) -> None:
+        """Its stream breaks; `is_own`: by the router's fault."""
+        if name in self.mesh.streams:
+            self.runs[name].clear()
+            self.mesh.up[name].close()
+            self.mesh.lose(name, is_own=is_own)
+
+    def restart(self, name: str) -> None:
+        if name not in self.mesh.streams:
+            self.hung.discard(name)
+            self.mesh.connect(name)
+
+    def drain(self, name: str) -> None:
+        """It stops, and ends what it has."""
+        for upstream_session_id in list(self.runs[name]):
+            self.mesh.reply(name, failed(upstream_session_id, UnavailableError("it shut down")))
+        self.runs[name].clear()
+
+    def fail(self, name: str) -> None:
+        """One session of it fails in the engine."""
+        if self.runs[name]:
+            upstream_session_id = self.random.choice(list(self.runs[name]))
+            del self.runs[name][upstream_session_id]
+            self.mesh.reply(name, failed(upstream_session_id, EngineError("a call failed")))
+
+    async def wait(self, seconds: float) -> None:
+        """Time passes; replicas that are well report."""
+        for _ in range(round(seconds * 10)):
+            now = self.mesh.clock.advance(0.1)
+            self.mesh.registry.expire(now)
+            for name in self.mesh.streams.keys() - self.stopped:
+                self.mesh.registry.report(name, ReplicaLoad(fixed_ms=10.0, row_ms=0.1), now)
+            self.mesh.switch.expire(now)
+        await self.read()
+
+    def _opened(
+        self, name: str, upstream_session_id: int, frame: inference_pb2.OpenSession
+    ) -> None:
+        seed, length = frame.sampling.seed, frame.sampling.max_tokens
+        reply = [i for part in (frame.resume, *frame.resumed) for i in ids_of(part)]
+        assert reply == [token(seed, number) for number in range(len(reply))]
+        assert upstream_session_id not in self.runs[name]
+        assert frame.echo_accepted
+        self.lost_replicas[seed].append(frame.lost_replicas)
+        self.runs[name][upstream_session_id] = Run(seed, length, reply)
+        self.mesh.reply(name, accepted(upstream_session_id))
+
+    def _commit(self, name: str, upstream_session_id: int) -> None:
+        run = self.runs[name][upstream_session_id]
+        base = len(run.reply)
+        count = min(self.random.randint(1, 4), run.length - base)
+        new = [token(run.seed, base + i) for i in range(count)]
+        agreed = 0
+        while agreed < min(len(run.chain), count) and run.chain[agreed] == new[agreed]:
+            agreed += 1
+        run.chain = run.chain[agreed:] if agreed == min(len(run.chain), count) else []
+        run.reply += new
+        commit = inference_pb2.Commit(
+            epoch=run.epoch, base=base, accepted=agreed, upto=len(run.reply)
+        )
+        commit.ids.CopyFrom(block(new[agreed:]))
+        if agreed:
+            commit.accepted_ids.CopyFrom(block(new[:agreed]))
+        self.mesh.reply(name, inference_pb2.SessionDown(session=upstream_session_id, commit=commit))
+        if len(run.reply) == run.length:
+            del self.runs[name][upstream_session_id]
+            last = done(upstream_session_id)
+            last.done.upto = run.length
+            self.mesh.reply(name, last)
+
+    def _told(self, chat: Chat, frame: inference_pb2.SessionDown) -> None:
+        kind = frame.WhichOneof("kind") or ""
+        assert not chat.is_over, "a frame after the last one"
+        chat.kinds.append(kind)
+        if kind == "commit":
+            assert not frame.commit.HasField("accepted_ids"), "the edge has them"
+            assert frame.commit.base == len(chat.reply), "no token twice, none left out"
+            assert not frame.commit.accepted or frame.commit.epoch == chat.epoch
+            new = chat.sent[: frame.commit.accepted] + ids_of(frame.commit.ids)
+            chat.sent = (
+                chat.sent[len(new) :] if new[: len(chat.sent)] == chat.sent[: len(new)] else []
+            )
+            chat.reply += new
+            assert frame.commit.upto == len(chat.reply)
+        elif kind == "moved" and chat.epoch <= frame.moved.epoch:
+            chat.sent = []
+        elif kind == "done":
+            chat.done = frame.done
+        elif kind == "error":
+            chat.error = from_detail(frame.error)
+        assert chat.reply == [token(chat.seed, number) for number in range(len(chat.reply))]

@@ -1,0 +1,266 @@
+"""Sessions go on when replicas are lost, hang, stop or fail: every token once, and exact."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.cost import Cost
+from outrider.errors import PoisonousRequestError, ReplicaLostError, UnavailableError
+from outrider.wire import sessions as session_wire
+from services.router.admission.pricing import Price, PriceTable
+from services.router.relay.failover import FailoverPolicy, RetryBudget
+from tests.router.relay.scripted import NAMES, World
+
+
+async def streaming(world: World, *numbers: int, length: int = 40) -> None:
+    """Sessions that have tokens, all of them on the near replica."""
+    for number in numbers:
+        world.open(number, seed=number, length=length)
+    await world.tick("near")
+    assert all(world.chats[number].reply for number in numbers)
+
+
+async def finish(world: World) -> None:
+    """Replicas come back and compute until all is over."""
+    for _ in range(400):
+        for name in NAMES:
+            world.restart(name)
+            await world.tick(name)
+        await world.wait(0.2)
+        if all(chat.is_over for chat in world.chats.values()):
+            break
+    world.mesh.table.check_invariants()
+    assert len(world.mesh.table) == 0
+    world.mesh.metrics.close()
+
+
+async def test_a_lost_replica_costs_no_token_and_the_edge_hears_of_the_next_one() -> None:
+    world = World(1)
+    await streaming(world, 1, 2, 3)
+    world.kill("near")
+    await world.tick("far")
+    for chat in world.chats.values():
+        assert chat.kinds.count("opened") == 1
+        assert chat.kinds[2:4] == ["moved", "commit"]
+    world.mesh.telemetry.flush(len(world.mesh.table), world.mesh.registry.count())
+    sample = world.mesh.metrics.registry.get_sample_value
+    assert sample("outrider_router_moves_total", {"replica": "far"}) == 3
+    await finish(world)
+    assert [len(chat.reply) for chat in world.chats.values()] == [40] * 3
+    assert world.lost_replicas[1] == [0, 0], "nothing speaks against who had tokens"
+
+
+async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once() -> None:
+    world = World(1, prices=PriceTable([Price(1.0, 10.0)], "USD"))
+    await streaming(world, 1)
+    world.kill("near")
+    await world.tick("far")
+    world.kill("far")
+    await finish(world)
+    ended = world.chats[1].done
+    assert ended is not None
+    assert session_wire.cost_of(ended.usage) == Cost(1000 * (10 + 10 * 40), "USD")
+    assert world.mesh.admission.stats.take().costs_nanos["*", "m"] == 1000 * (10 + 10 * 40)
+
+
+async def test_accepted_drafts_are_among_the_tokens_that_move() -> None:
+    world = World(2)
+    await streaming(world, 1)
+    for right in (True, False, True):
+        world.draft(1, right=right)
+        await world.tick("near")
+    world.kill("near")
+    world.draft(1, right=True)
+    await finish(world)
+    assert world.chats[1].done is not None
+
+
+async def test_a_session_between_two_replicas_waits_and_can_be_cancelled() -> None:
+    world = World(3)
+    await streaming(world, 1, 2)
+    for name in NAMES:
+        world.kill(name)
+    await world.wait(5.0)
+    assert not world.chats[1].is_over
+    world.cancel(2)
+    await world.read()
+    assert world.chats[2].error is not None
+    await finish(world)
+    assert world.chats[1].done is not None
+
+
+async def test_a_session_that_finds_no_replica_in_time_says_so() -> None:
+    world = World(4)
+    await streaming(world, 1)
+    for name in NAMES:
+        world.kill(name)
+    await world.wait(31.0)
+    assert isinstance(world.chats[1].error, ReplicaLostError)
+    assert "far was lost" in world.chats[1].error.message
+    await finish(world)
+
+
+async def test_a_hung_replica_is_left_and_heard_no_more() -> None:
+    world = World(5)
+    await streaming(world, 1, 2)
+    world.hung.add("near")
+    await world.wait(1.8)
+    assert not world.runs["far"]
+    await world.wait(0.4)
+    await world.tick("far")
+    assert len(world.runs["far"]) == 2
+    assert not world.mesh.registry["near"].health.takes_sessions, "nothing new goes there"
+    world.hung.clear()
+    late = dict(world.runs["near"])
+    for upstream_session_id in late:
+        world._commit("near", upstream_session_id)  # what it had to say when it was stopped
+    await world.tick("near")
+    assert world.runs["near"] == {}, "it was told to stop"
+    await finish(world)
+    assert all(chat.done for chat in world.chats.values())
+
+
+async def test_sessions_of_a_replica_that_stands_still_move_at_once_and_bear_no_blame() -> None:
+    """A process that starves says nothing of its requests, with tokens or without any."""
+    world = World(11)
+    await streaming(world, 1)
+    for number in (2, 3, 4):
+        world.open(number, seed=number, length=9)
+    await world.listen("near")
+    world.stopped.add("near")
+    await world.wait(2.2)
+    await world.listen("far")
+    assert len(world.runs["far"]) == 4, "none waits for the others to be tried"
+    world.stopped = {"far"}
+    await world.wait(4.0)
+    assert world.mesh.registry["near"].health.takes_sessions, "no quarantine"
+    await world.listen("near")
+    assert len(world.runs["near"]) == 4
+    world.stopped.clear()
+    await finish(world)
+    assert all(chat.done for chat in world.chats.values())
+    assert all(set(lost) == {0} for lost in world.lost_replicas.values())
+
+
+async def test_a_replica_that_serves_nobody_yet_does_not_hang() -> None:
+    world = World(6)
+    world.open(1, seed=1, length=9)
+    await world.listen("near")
+    await world.wait(20.0)
+    assert world.mesh.registry["near"].health.takes_sessions
+    await finish(world)
+    assert world.chats[1].kinds[0] == "opened"
+
+
+async def test_a_replica_that_stops_hands_its_sessions_over() -> None:
+    world = World(7)
+    await streaming(world, 1, 2)
+    world.drain("near")
+    await world.tick("far")
+    assert len(world.runs["far"]) == 2
+    assert world.lost_replicas[1] == [0, 0], "to be refused is no loss"
+    await finish(world)
+
+
+async def test_a_poisonous_request_costs_two_replicas_and_nobody_else_anything() -> None:
+    world = World(8, poison=99)
+    await streaming(world, 1, 2, 3)
+    world.open(4, seed=99, length=40)
+    await world.tick("near")
+    assert world.num_killed_by_poison == 1
+    world.restart("near")
+    await world.wait(0.1)
+    await world.tick("far")
+    await finish(world)
+    assert world.num_killed_by_poison == 2
+    assert isinstance(world.chats[4].error, PoisonousRequestError)
+    assert all(world.chats[number].done for number in (1, 2, 3))
+
+
+async def test_a_failed_engine_call_is_tried_elsewhere_and_then_told() -> None:
+    world = World(9)
+    await streaming(world, 1, 2)
+    world.fail("near")
+    await finish(world)
+    assert all(chat.done for chat in world.chats.values())
+
+
+async def test_the_end_counts_from_the_first_open() -> None:
+    world = World(10)
+    await streaming(world, 1)
+    began = world.mesh.clock()
+    world.kill("near")
+    await world.wait(1.0)
+    await world.tick("far")
+    world.mesh.telemetry.flush(len(world.mesh.table), world.mesh.registry.count())
+    paused_ms = world.mesh.metrics.registry.get_sample_value("outrider_router_move_ms_total")
+    assert paused_ms == pytest.approx((world.mesh.clock() - began) * 1e3)
+    await finish(world)
+    done = world.chats[1].done
+    assert done is not None
+    assert done.timings.ttft_ms == 0.0, "the first token came in the first replica's first call"
+    assert done.timings.total_ms == pytest.approx((world.mesh.clock() - began) * 1e3, abs=201)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+async def test_any_deaths_leave_every_text_exact(seed: int, data: st.DataObject) -> None:
+    world = World(seed)
+    for number in range(1, data.draw(st.integers(1, 6)) + 1):
+        world.open(number, seed=number, length=data.draw(st.integers(1, 60)))
+    for _ in range(data.draw(st.integers(0, 30))):
+        name = data.draw(st.sampled_from(NAMES))
+        alive = [number for number, chat in world.chats.items() if not chat.is_over]
+        match data.draw(
+            st.sampled_from(("tick", "tick", "kill", "back", "hang", "drain", "draft"))
+        ):
+            case "tick":
+                await world.tick(name)
+            case "kill":
+                world.kill(name)
+            case "back":
+                world.restart(name)
+                await world.wait(0.1)
+            case "hang":
+                world.hung.add(name)
+                await world.wait(2.2)
+                world.hung.discard(name)
+            case "drain":
+                await world.listen(name)
+                world.drain(name)
+            case "draft" if alive:
+                world.draft(data.draw(st.sampled_from(alive)), right=data.draw(st.booleans()))
+        world.mesh.table.check_invariants()
+    await finish(world)
+    for chat in world.chats.values():
+        # Who was lost twice before it had a token is taken for what killed both; who was refused
+        # before he had one, and there is nobody else, is told so.
+        refused = isinstance(chat.error, UnavailableError) and not chat.reply
+        assert chat.done or refused or isinstance(chat.error, PoisonousRequestError)
+        assert chat.error is not None or len(chat.reply) == chat.length
+
+
+async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_nobody() -> None:
+    world = World(1)
+    for number in range(1, 9):
+        world.open(number, seed=number, length=40)
+    for _ in range(4):
+        for name in NAMES:
+            world.kill(name, is_own=True)
+        for name in NAMES:
+            world.restart(name)
+    await finish(world)
+    assert all(chat.done is not None for chat in world.chats.values())
+    assert all(replica.takes_sessions for replica in world.mesh.registry)
+
+
+def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> None:
+    budget = RetryBudget(FailoverPolicy(share=0.5, min_moves=3, window_s=10.0))
+    for second in range(8):
+        assert budget.allows(10, float(second))
+        budget.spend(float(second))
+    assert not budget.allows(10, 9.9)
+    assert budget.allows(12, 9.9), "more sessions, more moves"
+    assert budget.allows(10, 10.0), "the first one is forgotten"

@@ -1,0 +1,129 @@
+"""A replica that stops answering without breaking its connection, and what it says of its load."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.rpc import bind, make_channel, make_server
+from outrider.testing import eventually, leak_check
+from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
+from services.router.fleet.replica import PrefillLimits
+from services.router.upstream.replica_link import read_prefill_limits, watch_load
+from tests.router.relay.mesh import commit, opening
+from tests.router.replica import Replica, running_replicas, running_router
+
+SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+class Hanging(Replica, health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Its health checks hang while `answering` is not set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.answering = asyncio.Event()
+        self.answering.set()
+
+    async def start(self) -> None:
+        self._server = make_server()
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{bind(self._server, '127.0.0.1', 0)}"
+        await self._server.start()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        await self.answering.wait()
+        return SERVING
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        yield SERVING
+        await asyncio.Event().wait()
+
+
+async def test_a_pause_makes_a_replica_suspect_and_costs_no_session() -> None:
+    replica = Hanging("a")
+    async with (
+        leak_check(),
+        running_replicas(replica),
+        running_router(replica, probe_timeout_s=0.1, suspect_s=30.0) as router,
+    ):
+        edge = router.edge()
+        await edge.send(opening(1))
+        number = (await replica.hear("open")).session
+        replica.answering.clear()
+        await router.state_of("a", router_pb2.REPLICA_STATE_SUSPECT)
+        await edge.send(opening(2))
+        assert "a SUSPECT" in (await edge.hear("error")).error.message
+        replica.say(commit(number))
+        await edge.hear("commit")
+        replica.answering.set()
+        await router.state_of("a", router_pb2.REPLICA_STATE_READY)
+
+
+async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -> None:
+    replica = Hanging("a")
+    async with (
+        leak_check(),
+        running_replicas(replica),
+        running_router(replica, probe_timeout_s=0.1, suspect_s=0.3) as router,
+    ):
+        edge = router.edge()
+        await edge.send(opening(1))
+        number = (await replica.hear("open")).session
+        replica.say(commit(number))
+        await edge.hear("commit")
+        replica.answering.clear()
+        assert (await edge.hear("error")).error.reason == "REPLICA_LOST"
+        await eventually(lambda: replica.num_streams == 0)
+        await router.state_of("a", router_pb2.REPLICA_STATE_DOWN)
+        replica.answering.set()
+        await router.state_of("a", router_pb2.REPLICA_STATE_READY)
+        await edge.send(opening(2))
+        await replica.hear("open")
+
+
+@pytest.mark.parametrize("absurd", [math.inf, -math.inf, math.nan, -1.0, 1e30])
+async def test_absurd_costs_leave_predictions_numbers(absurd: float) -> None:
+    replica = Replica("a")
+    async with running_replicas(replica), make_channel(replica.address) as channel:
+        reports = watch_load(channel, min_interval_ms=1, max_interval_ms=1000)
+        assert (await anext(reports)).fixed_ms == 10.0
+        replica.report(fixed_ms=absurd, row_ms=absurd)
+        load = await anext(reports)
+    for cost_ms in (load.fixed_ms, load.row_ms):
+        assert 0.0 <= cost_ms <= 1e6
+
+
+async def test_a_report_says_whom_an_overloaded_replica_takes() -> None:
+    replica = Replica("a")
+    async with running_replicas(replica), make_channel(replica.address) as channel:
+        reports = watch_load(channel, min_interval_ms=1, max_interval_ms=1000)
+        first = await anext(reports)
+        assert not first.queues_low and not first.refuses_sessions
+        replica.report(overload_level=3, queues_low=True)
+        load = await anext(reports)
+        assert load.queues_low and not load.refuses_sessions
+        replica.report(overload_level=4, queues_low=True, refuses_sessions=True)
+        assert (await anext(reports)).refuses_sessions
+
+
+def test_prefill_limits_are_read_and_absurd_ones_bounded() -> None:
+    assert read_prefill_limits(inference_pb2.GetModelResponse()) is None
+    told = inference_pb2.PrefillLimits(
+        max_chunk_tokens=256, min_chunk_tokens=12, max_call_ms=40, max_stretch=1.5, min_stretch=1.25
+    )
+    found = read_prefill_limits(inference_pb2.GetModelResponse(prefill_limits=told))
+    assert found == PrefillLimits(256, 12, 40.0, 1.5, 1.25)
+    told = inference_pb2.PrefillLimits(max_call_ms=math.nan, max_stretch=math.inf, min_stretch=-1)
+    found = read_prefill_limits(inference_pb2.GetModelResponse(prefill_limits=told))
+    assert found == PrefillLimits(1, 1, 0.0, 1e6, 0.0)
