@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
 from outrider.session_types import Priority
 from outrider.v1 import common_pb2
-from outrider.wire.sampling import DEFAULT_MAX_TOKENS
+from outrider.wire import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
 from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.routing import Route
