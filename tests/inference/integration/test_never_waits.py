@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.harness.region_client import RegionClient, opening_frame
-from outrider.engines.base import EngineInfo, LogitsRows, OverlappedWork, SequenceSlice, no_work
-from outrider.engines.sizing import SizingRule
+from outrider.engines.base import (
+    EngineInfo,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    SizingRule,
+    no_work,
+)
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams

@@ -12,9 +12,9 @@ from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from outrider.wire import error_to_proto
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import PriceTable
+from services.router.admission.routing import LiveFleetView
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.autoscale.policy import AutoscalePolicy
