@@ -1,4 +1,4 @@
-"""The engine seam: what the scheduler asks of a model, and nothing more.
+"""The engine seam: what the scheduler asks of a model, and what every engine refuses.
 
 An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
 caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.py):
@@ -48,7 +48,7 @@ class SizingRule:
 
     def padded(self, num_rows: int) -> int:
         """Rows that a call of `num_rows` computes."""
-        sizes = self.sizes
+        sizes = self.sizes  # no properties and calls: ten predictions are made per engine call
         if sizes and 0 < num_rows <= sizes[-1]:
             return sizes[bisect_left(sizes, num_rows)]
         return -(-num_rows // self.quantum) * self.quantum
