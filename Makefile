@@ -49,7 +49,7 @@ deploy-check:
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness
 
-bench: setup  ## Run every benchmark whose record is stale and regenerate the tables; says how long it takes
+bench: setup  ## Run every benchmark whose record is stale, regenerate tables and charts; says how long it takes
 	$(PY) -m bench
 
 bench-core: setup  ## The benchmarks that say most, within an hour on two cores; resumable

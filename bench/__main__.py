@@ -1,9 +1,10 @@
-"""Runs benches one after the other and regenerates README.md and docs/figures.md.
+"""Runs benchmarks one after the other, regenerates the tables of README.md and docs/figures.md and
+draws the charts.
 
-`python -m bench` runs every bench whose tables the pages show; `python -m bench core` the parts
-that say most, at a smaller size, within an hour on two cores. Both begin with how long they will
-take, install the peers that are missing, skip what is recorded already from the same sources, and
-go on when a part fails.
+`python -m bench` runs every benchmark whose tables the pages show; `python -m bench core` the most
+telling ones at a smaller size, within an hour on two cores. Both begin with how long they will
+take, install the other systems that are missing, skip what is recorded already from the same
+sources, and go on when one fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from bench.harness import charts
 from bench.harness.benches import CORE, MAX_CORE_MINUTES, bench_of
 from bench.harness.readme import PAGES, rewrite, shown
 from bench.harness.series import Result, Series, Size
@@ -30,6 +32,10 @@ def main() -> int:
     _tell(result, core=core)
     if not arguments.quick:
         rewrite()
+        if charts.is_installed():
+            charts.draw_all()
+        else:
+            print(charts.INSTALL, file=sys.stderr)
     return int(bool(result.failed))
 
 

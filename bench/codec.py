@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.harness.figures import Run, parser, start, time_us
+from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
@@ -73,7 +73,7 @@ def _packed() -> Form:
 def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
     """Every prompt as one message."""
     names = [form.name for form in forms]
-    title = "Bytes per token, one message per prompt"
+    title = "Size of token ids on the wire, bytes per token: one message per prompt, by encoding"
     table = run.table(title, "prompts", "n", *names, "UTF-8 text")
     prompts = load_prompts()
     for kind in ["all", *dict.fromkeys(prompt.kind for prompt in prompts)]:
@@ -93,8 +93,12 @@ def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats:
     """The ids of all prompts in a row, cut into messages of n tokens."""
     ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
     table = run.table(
-        "By tokens per message: bytes per token, microseconds per message (bytes included)",
-        *("tokens", "form", "bytes per token", "encode us", "decode us"),
+        "Size and speed of each encoding by tokens per message",
+        "tokens",
+        "encoding",
+        "bytes per token",
+        "encode, us",
+        "decode, us",
     )
     for count in BLOCK_TOKENS:
         blocks = [ids[at : at + count] for at in range(0, len(ids) - count + 1, count)][:256]

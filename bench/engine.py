@@ -1,4 +1,4 @@
-"""Milliseconds of one engine call, by sessions and rows: what decisions 2 and 4 rest on.
+"""Milliseconds of one engine call, by sessions and rows (docs/decisions/0002 and 0004).
 
 Everything goes through the engine seam (`create_engine`, `SequenceSlice`). Every variant is called
 once unmeasured, then all are measured in random order within a round; process CPU time, which on a
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
@@ -96,7 +96,8 @@ def by_shape(run: Run, exact: Sessions, fast: Sessions, repeats: int) -> None:
             ms = cpu_ms(ready.engine, slices)
             samples.setdefault((shape, ready is exact), []).append(ms)
     columns = ("sessions x rows", "n", "exact", "lowest", "exact = false", "lowest ", "ratio")
-    table = run.table("CPU time of an engine call, ms, median and lowest", *columns)
+    title = "CPU time of one engine call by sessions and rows of each, ms: median and lowest"
+    table = run.table(title, *columns)
     medians = {}
     for shape in SHAPES:
         ours, other = samples[shape, True], samples[shape, False]
@@ -112,7 +113,7 @@ def by_shape(run: Run, exact: Sessions, fast: Sessions, repeats: int) -> None:
 
 def by_order(run: Run, ready: Sessions, repeats: int) -> None:
     """Calls whose size changes: the time of one call, by the size it had."""
-    title = "CPU time of a call of one session as sizes alternate, ms"
+    title = "CPU time of an engine call of one session whose number of rows changes, ms"
     table = run.table(title, "rows", "n", "median")
     figures = {}
     for name, sizes in ORDERS.items():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.figures import Run, Table, parser, start
+from bench.harness import Run, Table, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from bench.harness.prompts import Prompt, as_prompt_file, interleaved, load_prompts
 from bench.harness.region_client import Drafter, RegionClient
@@ -175,8 +175,9 @@ def stages(*, quick: bool) -> list[Stage]:
 def compare(run: Run, works: Sequence[Work], plan: Sequence[Stage]) -> bool:
     """Fill the table; True if every text and every id is equal."""
     table = run.table(
-        "Text through the mesh against the reference", "variant", "sampling", "prompts", "tokens",
-        "equal",
+        "Replies through a mesh that equal those of `outrider reference` in every token and "
+        "character",
+        "drafts and load", "sampling", "prompts", "tokens", "equal replies",
     )  # fmt: skip
     truths = [reference(work) for work in works]
     exact = True

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench.engine import CONTEXT, Sessions, cpu_ms
-from bench.harness.figures import Figure, Run, median, parser, start
+from bench.harness import Figure, Run, median, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.convert import ConvertedModel, convert, read_converted
@@ -80,9 +80,9 @@ def main() -> int:
     texts = [text.encode(vocabulary) for text in shipped()]
     run.setting("outrider", threads=1, context_tokens=CONTEXT, model=spec.name, texts=len(texts))
     with TemporaryDirectory() as work:
-        told(f"converting into {len(layouts)} layouts")
+        log_progress(f"converting into {len(layouts)} layouts")
         models = {name: converted(source, Path(work) / name, name) for name in layouts}
-        told(f"reference over {sum(map(len, texts))} tokens")
+        log_progress(f"reference over {sum(map(len, texts))} tokens")
         reference = Reference(source)
         documents = expected(reference, texts, lambda _: None)
         found = measured(models, reference, documents, QUICK_REPEATS if run.quick else REPEATS)
@@ -107,7 +107,7 @@ def measured(
     """Every layout, by name."""
     plain: dict[str, Fidelity] = {}
     for name, model in models.items():
-        told(f"{name} in f32")
+        log_progress(f"{name} in f32")
         config = EngineConfig(
             num_blocks=NUM_BLOCKS,
             max_fixed_rows=0,
@@ -120,11 +120,11 @@ def measured(
     with ExitStack() as stack:
         served, engines = {}, {}
         for name, model in models.items():
-            told(f"{name} as served")
+            log_progress(f"{name} as served")
             config = EngineConfig(num_blocks=NUM_BLOCKS, prepare_first=True, pin_threads=False)
             engines[name] = stack.enter_context(running(model, config))
             served[name] = compare(engines[name], reference, documents)
-        told(f"{repeats} rounds of calls")
+        log_progress(f"{repeats} rounds of calls")
         times = timed(engines, repeats)
         return {
             name: Measured(
@@ -175,19 +175,32 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
     count, truth = chosen.served.num_positions, chosen.served.reference_perplexity
     served = f"as served ({chosen.precision})"
     fidelity = run.table(
-        f"Fidelity by layout of the weights, {count:,} positions; perplexity of the file's own "
-        f"weights {truth:.2f}",
-        *("layout", "MB", f"perplexity {served}", "over the file's", "KL, nats", "argmax, %"),
-        *("over the file's in f32", "KL in f32, nats", "argmax in f32, %"),
+        "How closely the engine follows the weights of the model's file, by weight layout: "
+        f"{count:,} positions, against a numpy model in f32 (its perplexity: {truth:.2f})",
+        "weight layout",
+        "MB",
+        f"perplexity, {served}",
+        "over the file's",
+        "KL divergence, nats",
+        "same argmax, %",
+        "in f32: over the file's",
+        "in f32: KL divergence, nats",
+        "in f32: same argmax, %",
     )
     calls = run.table(
-        "CPU time of an engine call by layout, one thread, ms, median and lowest",
-        *("layout", "n", *(column for shape in SHAPES for column in (shape, f"{shape}, lowest"))),
+        "CPU time of one engine call by weight layout, ms, one thread: median and lowest; rows "
+        "are of one session, sessions have one row each",
+        "weight layout",
+        "n",
+        *(column for shape in SHAPES for column in (shape, f"{shape}, lowest")),
     )
     for name, one in found.items():
         label = f"**{name}**" if name == DEFAULT_LAYOUT else name
         fidelity.add(
-            *(label, one.num_bytes / 1e6, one.served.perplexity, *_closeness(one.served)),
+            label,
+            one.num_bytes / 1e6,
+            one.served.perplexity,
+            *_closeness(one.served),
             *_closeness(one.plain),
         )
         spans = (cell for s in one.times.values() for cell in (calls.median(s), min(s)))
@@ -226,7 +239,7 @@ def _of_layout(one: Measured) -> dict[str, Figure]:
     }
 
 
-def told(what: str) -> None:
+def log_progress(what: str) -> None:
     """On standard error: standard output is the figures'."""
     print(f"fidelity: {what}", file=sys.stderr, flush=True)
 

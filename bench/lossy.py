@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
@@ -39,8 +39,8 @@ TEMPERATURE = 0.8
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What came of the prompts at one threshold."""
+class ThresholdResult:
+    """The replies to all prompts at one threshold."""
 
     seconds: float = 0.0
     replies: list[list[int]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def main() -> int:
     prompts = [p for p in interleaved(load_prompts()) if p.kind != "document"]
     ids = [vocabulary.encode_chat([Message("user", p.text)]) for p in prompts]
     ids = ids[:20] if run.quick else ids
-    rounds: list[dict[float, Outcome]] = []
+    rounds: list[dict[float, ThresholdResult]] = []
     bench = Bench(
         create_engine(EngineConfig(prepare_first=True)), vocabulary, arguments.concurrency
     )
@@ -75,12 +75,19 @@ def main() -> int:
     return 0
 
 
-def report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -> None:
+def report(run: Run, rounds: Sequence[dict[float, ThresholdResult]], concurrency: int) -> None:
     """One row for each threshold."""
     table = run.table(
-        f"Temperature {TEMPERATURE:g}, {concurrency} at a time",
-        *("threshold", "n", "tokens/s", "speed-up", "tokens per step"),
-        *("let through, %", "changed, %", "replies changed, %"),
+        "Speed and replies with `acceptance_threshold` against exact mode: "
+        f"temperature {TEMPERATURE:g}, {concurrency} chats at once",
+        "threshold",
+        "n",
+        "tokens/s",
+        "speed-up",
+        "tokens per step",
+        "tokens let through, %",
+        "tokens changed, %",
+        "replies changed, %",
     )
     table.note("n: replies, of all rounds. Speeds are medians over rounds.")
     for threshold in THRESHOLDS:
@@ -94,7 +101,7 @@ def report(run: Run, rounds: Sequence[dict[float, Outcome]], concurrency: int) -
         run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
 
 
-def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:
+def _figures(rounds: Sequence[dict[float, ThresholdResult]], threshold: float) -> dict[str, float]:
     done = [by_threshold[threshold] for by_threshold in rounds]
     exact = [by_threshold[0.0] for by_threshold in rounds]
     speeds, speedups = _speeds(rounds, threshold)
@@ -117,7 +124,7 @@ def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[s
 
 
 def _speeds(
-    rounds: Sequence[dict[float, Outcome]], threshold: float
+    rounds: Sequence[dict[float, ThresholdResult]], threshold: float
 ) -> tuple[list[float], list[float]]:
     """Tokens per second, and those over the exact ones\', round by round."""
     speeds = [one[threshold].num_tokens / one[threshold].seconds for one in rounds]
@@ -138,12 +145,12 @@ class Bench:
         self._vocabulary = vocabulary
         self._concurrency = concurrency
 
-    def answer(self, prompts: Sequence[Sequence[int]], threshold: float) -> Outcome:
+    def answer(self, prompts: Sequence[Sequence[int]], threshold: float) -> ThresholdResult:
         """All prompts, so many at a time."""
         limits = SchedulerLimits(max_sessions=self._concurrency, max_queue=len(prompts))
         prior = shipped_prior(self._vocabulary.digest)
         scheduler = Scheduler(self._engine.info, limits, self._new_reply, prior)
-        outcome = Outcome(replies=[[] for _ in prompts])
+        outcome = ThresholdResult(replies=[[] for _ in prompts])
         begin = time.perf_counter()
         for number, ids in enumerate(prompts):
             sampling = SamplingParams(
@@ -164,7 +171,7 @@ class Bench:
         return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
 
 
-def _enter(outcome: Outcome, event: Event) -> None:
+def _enter(outcome: ThresholdResult, event: Event) -> None:
     """No edge drafts, so a commit holds all its ids."""
     if isinstance(event, Failed):
         raise event.error

@@ -14,7 +14,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
 from outrider.client import Client, Committed, connect
@@ -87,7 +87,11 @@ async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Sample
 
 def report(run: Run, results: dict[str, Samples]) -> None:
     columns = ("engine", "way", "n", "p50", "p95", "p99")
-    table = run.table("Time to first committed token, ms", *columns)
+    title = (
+        "Time to the first committed token, ms: through edge and router (mesh) against asking the "
+        "replica itself (direct); loopback"
+    )
+    table = run.table(title, *columns)
     for engine, samples in results.items():
         ways = {"direct": samples.direct, "mesh": samples.mesh, "added": samples.added}
         for way, times in ways.items():

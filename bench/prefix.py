@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from bench.contenders.replica import replica_process
-from bench.harness.figures import Run, median, parser, start
+from bench.harness import Run, median, parser, start
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply
+from bench.systems.replica import replica_process
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
@@ -87,8 +87,8 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
 
 
 def report(run: Run, samples: Samples) -> None:
-    title = "Time to first token, 600-token system prompt, ms"
-    table = run.table(title, "way", "n", "p50", "p95")
+    title = "Time to first token of chats behind one system prompt of 600 tokens, ms"
+    table = run.table(title, "prefix cache", "n", "p50", "p95")
     medians = {}
     for way, replies in (("reuse", samples.shared), ("no reuse", samples.alone)):
         ttft_ms = [reply.ttft_ms for reply in replies]

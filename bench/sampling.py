@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.figures import Run, Table, median, parser, start, time_us
+from bench.harness import Run, Table, median, parser, start, time_us
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
@@ -36,7 +36,12 @@ def main() -> int:
     run = start("sampling", arguments)
     repeats = 100 if run.quick else 1000
     table = run.table(
-        f"Choosing one of {VOCABULARY:,} tokens, microseconds", "sampling", "row", "n", "p50", "p95"
+        f"Time to choose one token from {VOCABULARY:,} logits, us",
+        "sampling",
+        "logits",
+        "n",
+        "p50",
+        "p95",
     )
     rows = _rows()
     for name, params in CASES.items():

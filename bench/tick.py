@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.harness.figures import Run, median, parser, start
-from bench.workload.supply import Supply
+from bench.harness import Run, median, parser, start
+from bench.harness.prompts import PromptSupply
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
@@ -53,7 +53,7 @@ PARTS: dict[str, tuple[type, str]] = {
 }
 
 
-class Watch:
+class PartTimer:
     """CPU milliseconds of the calling thread by part, of one tick at a time."""
 
     def __init__(self) -> None:
@@ -82,11 +82,11 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(watch: Watch, parts: list[str]) -> Iterator[None]:
+def timing_parts(timer: PartTimer, parts: list[str]) -> Iterator[None]:
     """Count these parts meanwhile."""
     before = {part: getattr(*PARTS[part]) for part in parts}
     for part, call in before.items():
-        setattr(*PARTS[part], watch.timed(part, call))
+        setattr(*PARTS[part], timer.timed(part, call))
     try:
         yield
     finally:
@@ -95,15 +95,15 @@ def watching(watch: Watch, parts: list[str]) -> Iterator[None]:
 
 
 class Workload:
-    """Chats one after the other on one engine; nobody asks the same twice."""
+    """Groups of chats, one after the other, on one engine; no prompt comes twice."""
 
     def __init__(self, vocabulary: Vocabulary, engine: Engine) -> None:
         self._vocabulary = vocabulary
         self._engine = engine
-        self._supply = Supply("chat")
+        self._supply = PromptSupply("chat")
         self._prior = shipped_prior(vocabulary.digest)
 
-    def run(self, watch: Watch, *, drafts: bool) -> None:
+    def run(self, timer: PartTimer, *, drafts: bool) -> None:
         """Sixteen chats from beginning to end."""
         scheduler = Scheduler(self._engine.info, SchedulerLimits(), self._reply, self._prior)
         sampling = SamplingParams(max_tokens=MAX_TOKENS)
@@ -114,7 +114,7 @@ class Workload:
         while (batch := scheduler.schedule(time.monotonic())) is not None:
             rows = batch.run(self._engine, scheduler.overlapped_work)
             scheduler.postprocess(batch, rows, time.monotonic())
-            watch.tick(counts=batch.is_decode and 4 * len(batch.slices) > 3 * SESSIONS)
+            timer.tick(counts=batch.is_decode and 4 * len(batch.slices) > 3 * SESSIONS)
 
     def _reply(self, params: SamplingParams) -> Reply:
         return reply_end(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer)
@@ -136,27 +136,29 @@ def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     workload = Workload(vocabulary, engine)
     wholes = ["schedule, all of it", "postprocess, all of it"]
-    watches = {(kind, on): Watch() for kind in ("whole", "parts") for on in (False, True)}
+    timers = {(kind, on): PartTimer() for kind in ("whole", "parts") for on in (False, True)}
     for _ in range(1 if arguments.quick else 4):
-        for (kind, on), watch in watches.items():
-            with watching(watch, wholes if kind == "whole" else list(PARTS)):
-                workload.run(watch, drafts=on)
-    report(run, watches)
+        for (kind, on), timer in timers.items():
+            with timing_parts(timer, wholes if kind == "whole" else list(PARTS)):
+                workload.run(timer, drafts=on)
+    report(run, timers)
 
 
-def report(run: Run, watches: dict[tuple[str, bool], Watch]) -> None:
+def report(run: Run, timers: dict[tuple[str, bool], PartTimer]) -> None:
     """The table of parts, and what a tick takes in all."""
-    title = f"CPU time of the model thread between two engine calls, {SESSIONS} chats, ms"
+    title = (
+        f"CPU time of the scheduler between two engine calls, ms, by part: {SESSIONS} chats at once"
+    )
     table = run.table(title, "part", "n, off", "drafts off", "n, on", "drafts on")
     for part in PARTS:
         kind = "whole" if "all of it" in part else "parts"
-        off, on_ = (watches[kind, on].ms[part] for on in (False, True))
+        off, on_ = (timers[kind, on].ms[part] for on in (False, True))
         table.add(part, len(off), table.median(off), len(on_), table.median(on_))
         for drafts, ms in (("off", off), ("on", on_)):
             run.samples(f"{part}, drafts {drafts}", ms, unit="ms")
     table.note("n: ticks in which the part had something to do.")
     for key, on in (("drafts_off_ms", False), ("drafts_on_ms", True)):
-        parts = watches["whole", on].ms
+        parts = timers["whole", on].ms
         run.figures[key] = round(sum(median(parts[part]) for part in parts), 3)
 
 

@@ -18,7 +18,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.ngrams import MAX_ORDER, Table, keys, pack
 from outrider.speculation.shipped import NUM_ORDERS, prior_to_bytes
-from tools.train_draft.corpus.records import Reply, load
+from tools.train_draft.replies import Reply, load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "speculation" / "data"
 LEAST_COUNT = 2

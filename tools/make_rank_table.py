@@ -21,7 +21,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
-from tools.train_draft.corpus.records import load
+from tools.train_draft.replies import load
 
 DATA = Path(__file__).resolve().parents[1] / "outrider" / "codec" / "data"
 NUM_TOP = 4096

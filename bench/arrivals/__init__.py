@@ -10,6 +10,6 @@ TTFT counts from the arrival, queueing included. ITL is the time between two arr
 the reader: tokens that come together count as one, so drafts gain nothing by their zero gaps. No
 user message comes twice, but for the HIGH ones, whose first token no earlier reply can hasten and
 whose system message differs from its beginning. Each system runs in its own process, with the
-threads and the chunk size that were found best for latency here (`bench.contenders.tuning`); our
+threads and the chunk size that were found best for latency here (`bench.tuning`); our
 own sizes its chunks itself. Rounds are interleaved.
 """

@@ -8,27 +8,27 @@ import contextlib
 import sys
 
 import bench.arrivals
-from bench.arrivals import loads, prefill
-from bench.arrivals.asks import Asks
-from bench.contenders import tuning
-from bench.contenders.lineup import (
-    LLAMA_BEST,
+from bench import tuning
+from bench.arrivals import open_loop, prefill
+from bench.arrivals.requests import RequestFactory
+from bench.harness import Run, parser, start
+from bench.systems.lineup import (
+    LLAMACPP_Q4_0,
+    OPENVINO,
+    OPENVINO_LOOKUP,
     OURS,
-    OURS_SPEC,
-    PEER,
-    PEER_SPEC,
+    OURS_DRAFTS,
     record_settings,
     start_all,
 )
-from bench.harness.figures import Run, parser, start
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
-FULL = (OURS, OURS_SPEC, PEER, PEER_SPEC, LLAMA_BEST)
-QUICK = (OURS_SPEC, PEER, LLAMA_BEST)
-FULL_SIZE = loads.Size(rounds=1, num_requests=120, num_capacity=64, shares=(0.5, 0.8, 0.95))
-QUICK_SIZE = loads.Size(rounds=1, num_requests=12, num_capacity=16, shares=(0.5, 0.95))
+FULL = (OURS, OURS_DRAFTS, OPENVINO, OPENVINO_LOOKUP, LLAMACPP_Q4_0)
+QUICK = (OURS_DRAFTS, OPENVINO, LLAMACPP_Q4_0)
+FULL_SIZE = open_loop.Size(rounds=1, num_requests=120, num_capacity=64, shares=(0.5, 0.8, 0.95))
+QUICK_SIZE = open_loop.Size(rounds=1, num_requests=12, num_capacity=16, shares=(0.5, 0.95))
 
 
 def main() -> int:
@@ -43,15 +43,17 @@ def main() -> int:
 
 
 async def _measure(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
-    asks = Asks(vocabulary)
+    factory = RequestFactory(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
         names = QUICK if run.quick else FULL
         setups = tuning.chosen("latency", arguments.threads)
-        contenders = await start_all(stack, vocabulary, names, setups)
-        record_settings(run, contenders)
-        under_load = await loads.measure(contenders, asks, QUICK_SIZE if run.quick else FULL_SIZE)
-        loads.report(run, under_load)
-        gaps = await prefill.measure(contenders, asks, rounds=1 if run.quick else 4)
+        systems = await start_all(stack, vocabulary, names, setups)
+        record_settings(run, systems)
+        under_load = await open_loop.measure(
+            systems, factory, QUICK_SIZE if run.quick else FULL_SIZE
+        )
+        open_loop.report(run, under_load)
+        gaps = await prefill.measure(systems, factory, rounds=1 if run.quick else 4)
         prefill.report(run, gaps)
 
 

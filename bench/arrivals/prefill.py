@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.arrivals.asks import Asks
-from bench.contenders.lineup import OURS_SPEC, rotated
-from bench.contenders.work import Contender, Outcome, Request, Work
-from bench.harness.figures import TOO_FEW, Cell, Run, pooled, quantile
+from bench.arrivals.requests import RequestFactory
+from bench.harness import TOO_FEW, Cell, Run, pooled, quantile
+from bench.systems.base import Request, System, Work, WorkResult
+from bench.systems.lineup import OURS_DRAFTS, rotated
 
 CHATS = 8
 CHAT_TOKENS = 160
@@ -37,16 +37,18 @@ class Gaps:
         return quantile(disturbed, 0.99) / quantile(alone, 0.99)
 
 
-async def measure(contenders: Mapping[str, Contender], asks: Asks, rounds: int) -> dict[str, Gaps]:
-    """Without and with documents, one after the other, by contender."""
-    gaps = {name: Gaps() for name in contenders}
+async def measure(
+    systems: Mapping[str, System], factory: RequestFactory, rounds: int
+) -> dict[str, Gaps]:
+    """Without and with documents, one after the other, by system."""
+    gaps = {name: Gaps() for name in systems}
     for turn in range(rounds):
-        alone, disturbed = (asks.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
-        documents = asks.documents(ARRIVALS_S, DOCUMENT_TOKENS)
-        for name in rotated(contenders, turn):
-            done = await contenders[name].run(_work(alone))
+        alone, disturbed = (factory.chats([0.0] * CHATS, CHAT_TOKENS) for _ in range(2))
+        documents = factory.documents(ARRIVALS_S, DOCUMENT_TOKENS)
+        for name in rotated(systems, turn):
+            done = await systems[name].run(_work(alone))
             gaps[name].alone.append(chat_gaps(done, num_documents=0))
-            done = await contenders[name].run(_work((*disturbed, *documents)))
+            done = await systems[name].run(_work((*disturbed, *documents)))
             gaps[name].disturbed.append(chat_gaps(done, num_documents=len(documents)))
             gaps[name].document_ttft_ms += [a.ttft_ms for a in done.answers[CHATS:]]
         print(f"round {turn + 1} of {rounds}: long prompts", file=sys.stderr)
@@ -58,7 +60,7 @@ def _work(requests: tuple[Request, ...]) -> Work:
     return Work(requests, ignore_eos=True)
 
 
-def chat_gaps(done: Outcome, num_documents: int) -> list[float]:
+def chat_gaps(done: WorkResult, num_documents: int) -> list[float]:
     """Gaps of the chats from the first document's arrival to the last one's first token; without
     documents from the same moment to the end."""
     count = len(done.answers) - num_documents
@@ -68,10 +70,13 @@ def chat_gaps(done: Outcome, num_documents: int) -> list[float]:
 
 
 def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
-    title = f"ITL of {CHATS} running chats while prompts of about 1,500 tokens arrive, ms"
+    title = (
+        f"Inter-token latency of {CHATS} running chats, ms: with and without prompts of about "
+        "1,500 tokens that arrive meanwhile"
+    )
     without = ("n without", "p50 without", "p99 without")
     with_ = ("n with", "p50 with", "p99 with", "p99 ratio")
-    table = run.table(title, "system", *without, *with_, "n, documents", "document TTFT")
+    table = run.table(title, "system", *without, *with_, "n, long prompts", "TTFT of long prompts")
     for name, of in gaps.items():
         alone, disturbed = (pooled(part) for part in (of.alone, of.disturbed))
         cells: list[Cell] = []
@@ -82,8 +87,8 @@ def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
         ttft_ms = of.document_ttft_ms
         table.add(name, *cells, ratio, len(ttft_ms), table.median(ttft_ms))
         run.samples(f"document TTFT, {name}", ttft_ms, unit="ms")
-    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_SPEC].ratio(), 3)
-    rounds = gaps[OURS_SPEC].ratios()
+    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_DRAFTS].ratio(), 3)
+    rounds = gaps[OURS_DRAFTS].ratios()
     run.figures["itl_p99_ratio_under_prefill_range"] = [round(f(rounds), 3) for f in (min, max)]
     run.figures["itl_p99_ratio_under_prefill_by_system"] = {
         name: round(of.ratio(), 3) for name, of in gaps.items()

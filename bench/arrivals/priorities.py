@@ -11,14 +11,12 @@ import contextlib
 import sys
 from dataclasses import dataclass, field
 
-from bench.arrivals.asks import Asks
-from bench.arrivals.loads import everybody
-from bench.arrivals.schedule import every, poisson
-from bench.contenders.lineup import OURS_SPEC, record_settings, start_all
-from bench.contenders.reference import reference
-from bench.contenders.setup import Setup
-from bench.contenders.work import HIGH, LOW, Answer, Contender, Request, Work
-from bench.harness.figures import Run, parser, pooled, quantile, start
+from bench.arrivals.open_loop import capacity_work
+from bench.arrivals.requests import RequestFactory, every, poisson
+from bench.harness import Run, parser, pooled, quantile, start
+from bench.systems.base import HIGH, LOW, Answer, Request, Setup, System, Work
+from bench.systems.lineup import OURS_DRAFTS, record_settings, start_all
+from bench.systems.replica import reference
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
@@ -48,7 +46,7 @@ class Mixed:
 
 
 async def measure(
-    contender: Contender, asks: Asks, capacity: float, *, rounds: int, num_low: int
+    system: System, factory: RequestFactory, capacity: float, *, rounds: int, num_low: int
 ) -> Mixed:
     """`capacity` in chats of LOW_TOKENS tokens per second."""
     mixed = Mixed()
@@ -57,29 +55,32 @@ async def measure(
         due_s = every(HIGH_INTERVAL_S, HIGH_BEGIN_S, low_due_s[-1])
         if not due_s:
             raise RuntimeError("the LOW requests were over before the first HIGH one: ask for more")
-        texts = asks.texts(len(due_s))
-        mixed.alone_ms.append(await _alone(contender, asks, texts))
-        low = asks.requests(asks.texts(num_low), low_due_s, LOW_TOKENS, LOW)
-        high = asks.requests(texts, due_s, HIGH_TOKENS, HIGH)
-        done = await contender.run(Work((*low, *high)))
+        texts = factory.texts(len(due_s))
+        mixed.alone_ms.append(await _alone(system, factory, texts))
+        low = factory.requests(factory.texts(num_low), low_due_s, LOW_TOKENS, LOW)
+        high = factory.requests(texts, due_s, HIGH_TOKENS, HIGH)
+        done = await system.run(Work((*low, *high)))
         mixed.loaded_ms.append([answer.ttft_ms for answer in done.answers[num_low:]])
         mixed.low += zip(low, done.answers[:num_low], strict=True)
-        mixed.alone_ms.append(await _alone(contender, asks, texts))
+        mixed.alone_ms.append(await _alone(system, factory, texts))
         print(f"round {turn + 1} of {rounds}: priorities", file=sys.stderr)
     return mixed
 
 
-async def _alone(contender: Contender, asks: Asks, texts: list[str]) -> list[float]:
+async def _alone(system: System, factory: RequestFactory, texts: list[str]) -> list[float]:
     """TTFT of HIGH requests one after the other."""
-    requests = asks.requests(texts, [0.0] * len(texts), HIGH_TOKENS, HIGH)
-    done = await contender.run(Work(requests, concurrency=1))
+    requests = factory.requests(texts, [0.0] * len(texts), HIGH_TOKENS, HIGH)
+    done = await system.run(Work(requests, concurrency=1))
     return [answer.ttft_ms for answer in done.answers]
 
 
 def report(run: Run, mixed: Mixed, truth: list[tuple[int, ...]]) -> None:
     """`truth`: the reference's replies to the first LOW requests."""
-    title = f"TTFT of HIGH requests while LOW ones take {LOW_SHARE:.0%} of capacity, ms"
-    table = run.table(title, "LOW load", "n", "p50", "p95")
+    title = (
+        "Time to first token of HIGH priority requests, ms: alone, and while LOW ones arrive at "
+        f"{LOW_SHARE:.0%} of the replica's capacity"
+    )
+    table = run.table(title, "LOW requests", "n", "p50", "p95")
     for name, parts in (("none", mixed.alone_ms), (f"{LOW_SHARE:.0%}", mixed.loaded_ms)):
         sample = pooled(parts)
         table.add(name, len(sample), table.median(sample), table.quantile(sample, 0.95))
@@ -108,15 +109,15 @@ def main() -> int:
 
 
 async def _measured(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Mixed:
-    asks = Asks(vocabulary)
+    factory = RequestFactory(vocabulary)
     async with contextlib.AsyncExitStack() as stack:
-        setups = {OURS_SPEC: Setup(arguments.threads)}
-        contenders = await start_all(stack, vocabulary, (OURS_SPEC,), setups)
-        record_settings(run, contenders)
-        ours = contenders[OURS_SPEC]
-        full = await ours.run(everybody(asks, 16 if arguments.quick else 64))
+        setups = {OURS_DRAFTS: Setup(arguments.threads)}
+        systems = await start_all(stack, vocabulary, (OURS_DRAFTS,), setups)
+        record_settings(run, systems)
+        ours = systems[OURS_DRAFTS]
+        full = await ours.run(capacity_work(factory, 16 if arguments.quick else 64))
         rounds, num_low = (1, 40) if arguments.quick else (6, 160)
-        return await measure(ours, asks, full.requests_per_s, rounds=rounds, num_low=num_low)
+        return await measure(ours, factory, full.requests_per_s, rounds=rounds, num_low=num_low)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Kills, stops and cuts; prints what was lost, and how long chats paused. `--stalls`: stops alone,
-many of them, where there is no way round whoever stands still (stalls.py).
+"""Kills, stops and cuts off processes of a mesh; prints what was lost and how long chats paused.
+`--stalls`: stops alone, many of them, on a mesh without spare processes (stalls.py).
 
 A pause is the time between a chat's last commit before a fault and its first one after. Part of it
-is that the next replica computes prompt and reply so far anew, as that replica says itself.
+is that the next replica recomputes prompt and reply so far; that part is as the replica reports it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import asyncio
 from dataclasses import asdict, dataclass, field, replace
 
 from bench.faults import stalls
-from bench.faults.fleet import Shape, running
-from bench.faults.load import REPLICA_KILL, Job, Load, Tally, make_jobs
-from bench.faults.scenarios import Faults, Trouble
-from bench.harness.figures import Cell, Run, Table, parser, quantile, start
+from bench.faults.chats import (
+    REPLICA_KILL,
+    ChatLoad,
+    ChatTotals,
+    ReferenceChat,
+    make_reference_chats,
+)
+from bench.faults.fleet import MeshShape, running
+from bench.faults.injection import FaultInjector, FaultSeries
+from bench.harness import Cell, Run, Table, parser, quantile, start
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one mesh has to bear."""
+    """The faults injected into one mesh, and the chats that run meanwhile."""
 
-    shape: Shape
+    shape: MeshShape
     num_tokens: int
     num_chats: int
     replica_kills: int
@@ -33,82 +39,85 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What came of it."""
+class MeshResult:
+    """What a mesh went through, and what its chats saw."""
 
-    tally: Tally
-    faults: list[Faults] = field(default_factory=list)
+    totals: ChatTotals
+    faults: list[FaultSeries] = field(default_factory=list)
 
 
-async def endure(plan: Plan, jobs: list[Job]) -> Outcome:
-    """One mesh, all its faults one after the other."""
+async def run_faults(plan: Plan, references: list[ReferenceChat]) -> MeshResult:
+    """Start a mesh and inject all faults of the plan, one after the other."""
     async with running(plan.shape) as fleet:
-        async with Load(fleet, jobs, plan.num_chats) as load:
-            trouble, outcome = Trouble(fleet, load), Outcome(load.tally)
-            outcome.faults.append(await trouble.kill_replicas(plan.replica_kills))
+        async with ChatLoad(fleet, references, plan.num_chats) as load:
+            injector, result = FaultInjector(fleet, load), MeshResult(load.totals)
+            result.faults.append(await injector.kill_replicas(plan.replica_kills))
             if plan.router_kills:
-                outcome.faults.append(await trouble.kill(fleet.routers, plan.router_kills))
+                result.faults.append(await injector.kill(fleet.routers, plan.router_kills))
             if plan.edge_kills:
-                outcome.faults.append(await trouble.kill(fleet.edges, plan.edge_kills))
+                result.faults.append(await injector.kill(fleet.edges, plan.edge_kills))
             if plan.stops:
-                outcome.faults.append(await trouble.stop_replicas(plan.stops))
+                result.faults.append(await injector.stop_replicas(plan.stops))
             if plan.cuts:
-                outcome.faults.append(await trouble.cut_region(plan.cuts))
-        return outcome
+                result.faults.append(await injector.cut_region(plan.cuts))
+        return result
 
 
-def report(run: Run, outcomes: dict[str, Outcome]) -> None:
+def report(run: Run, results: dict[str, MeshResult]) -> None:
     """Tables and figures."""
     texts = run.table(
-        "Chats under faults", "engine", "chats", "tokens", "failed", "tokens lost",
-        "tokens doubled", "texts not exact",
+        "Replies of all chats, compared with the reference's, while processes were killed and "
+        "stopped",
+        "engine", "chats", "tokens", "failed chats", "tokens lost", "tokens doubled",
+        "replies that differ",
     )  # fmt: skip
     pauses = run.table(
-        "Pause of the chats that were hit, ms", "engine", "what failed", "times", "n",
-        "p50", "p95", "p99", "longest",
+        "Pause of chats that a fault interrupted, ms: last commit before it to first one after",
+        "engine", "fault", "times", "n", "p50", "p95", "p99", "longest",
     )  # fmt: skip
     parts = run.table(
-        "Of the pause of chats that were hit once by a replica's end, ms", "engine", "n",
-        "pause p50", "pause p95", "recompute p50", "recompute p95", "above it p50", "above it p95",
+        "Parts of the pause after a replica's death, ms: recomputing the chat so far, and the rest",
+        "engine", "n",
+        "pause p50", "pause p95", "recompute p50", "recompute p95", "rest p50", "rest p95",
     )  # fmt: skip
-    for engine, outcome in outcomes.items():
-        tally = outcome.tally
+    for engine, result in results.items():
+        totals = result.totals
         texts.add(
-            engine, tally.chats, tally.tokens, len(tally.errors), tally.lost, tally.doubled,
-            tally.inexact,
+            engine, totals.chats, totals.tokens, len(totals.errors), totals.lost, totals.doubled,
+            totals.inexact,
         )  # fmt: skip
-        for faults in outcome.faults:
+        for faults in result.faults:
             times = faults.pauses_ms
             tail = (pauses.quantile(times, share) for share in (0.95, 0.99))
             cells = (pauses.median(times), *tail, max(times, default=0.0))
             pauses.add(engine, faults.name, faults.count, len(times), *cells)
             run.samples(f"pause, {engine}, {faults.name}", times, unit="ms")
-        if tally.once_hit:
-            _split(run, parts, engine, tally)
-    pauses.note("n: chats that were hit in the middle of their replies.")
-    _figures(run, outcomes)
+        if totals.once_hit:
+            _split(run, parts, engine, totals)
+    pauses.note("n: chats that were interrupted in the middle of their replies.")
+    _figures(run, results)
 
 
-def _split(run: Run, table: Table, engine: str, tally: Tally) -> None:
+def _split(run: Run, table: Table, engine: str, totals: ChatTotals) -> None:
     cells: list[Cell] = []
-    above = [max(0.0, pause - again) for pause, again in tally.once_hit]
-    whole, again = zip(*tally.once_hit, strict=True)
-    for part, times in (("pause", whole), ("recompute", again), ("above it", above)):
+    above = [max(0.0, pause - again) for pause, again in totals.once_hit]
+    whole, again = zip(*totals.once_hit, strict=True)
+    for part, times in (("pause", whole), ("recompute", again), ("rest", above)):
         cells += [table.median(times), table.quantile(times, 0.95)]
         run.samples(f"hit once, {engine}, {part}", times, unit="ms")
     table.add(engine, len(above), *cells)
 
 
-def _figures(run: Run, outcomes: dict[str, Outcome]) -> None:
-    tallies = [outcome.tally for outcome in outcomes.values()]
-    kills = [f for o in outcomes.values() for f in o.faults if f.name == REPLICA_KILL]
+def _figures(run: Run, results: dict[str, MeshResult]) -> None:
+    all_totals = [result.totals for result in results.values()]
+    kills = [f for o in results.values() for f in o.faults if f.name == REPLICA_KILL]
     pauses = [pause for faults in kills[:1] for pause in faults.pauses_ms]
     run.figures |= {
         "kills": sum(faults.count for faults in kills),
-        "lost": sum(tally.lost for tally in tallies),
-        "doubled": sum(tally.doubled for tally in tallies),
-        "inexact": sum(tally.inexact for tally in tallies),
-        "failed": sum(len(tally.errors) for tally in tallies),
+        "lost": sum(totals.lost for totals in all_totals),
+        "doubled": sum(totals.doubled for totals in all_totals),
+        "inexact": sum(totals.inexact for totals in all_totals),
+        "failed": sum(len(totals.errors) for totals in all_totals),
         "num_pauses": len(pauses),
         "pause_ms_p50": round(quantile(pauses, 0.5), 1),
         "pause_ms_p99": round(quantile(pauses, 0.99), 1),
@@ -117,21 +126,44 @@ def _figures(run: Run, outcomes: dict[str, Outcome]) -> None:
 
 def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
     """By engine: the fake one for numbers, the real one for real costs."""
-    real = Shape("openvino", 2, 1, 2, 2)
+    real = MeshShape("openvino", num_near=2, num_far=1, num_routers=2, num_edges=2)
     if quick:
-        return {"fake": Plan(Shape("fake", 3, 1), 400, 8, 10, 4, 4, 1, 1)}
+        return {
+            "fake": Plan(
+                MeshShape("fake", num_near=3, num_far=1),
+                num_tokens=400,
+                num_chats=8,
+                replica_kills=10,
+                router_kills=4,
+                edge_kills=4,
+                stops=1,
+                cuts=1,
+            )
+        }
+    kills = Plan(real, num_tokens=96, num_chats=4, replica_kills=12, router_kills=4, edge_kills=4)
     if core:
-        return {"openvino": Plan(real, 96, 4, 12, 4, 4)}
+        return {"openvino": kills}
     return {
-        "fake": Plan(Shape("fake", 3, 2), 400, 12, 200, 50, 50, 5, 3),
-        "openvino": Plan(real, 96, 4, 12, 4, 4, 1, 0),
+        "fake": Plan(
+            MeshShape("fake", num_near=3, num_far=2),
+            num_tokens=400,
+            num_chats=12,
+            replica_kills=200,
+            router_kills=50,
+            edge_kills=50,
+            stops=5,
+            cuts=3,
+        ),
+        "openvino": replace(kills, stops=1),
     }
 
 
 def main() -> int:
     core = "kills alone, on the real engine alone"
     options = parser("faults", __doc__ or "", core=core)
-    options.add_argument("--stalls", action="store_true", help="processes that stand still, alone")
+    options.add_argument(
+        "--stalls", action="store_true", help="only stop processes (SIGSTOP), many times"
+    )
     options.add_argument(
         "--roles", nargs="+", choices=stalls.ROLES, default=stalls.ROLES, help="which of them do"
     )
@@ -139,14 +171,14 @@ def main() -> int:
     if arguments.stalls:
         return _stalls(arguments)
     run = start("faults", arguments)
-    outcomes = {}
+    results = {}
     for engine, plan in plans(quick=run.quick, core=run.core).items():
         run.setting(engine, **asdict(plan))
-        jobs = make_jobs(engine, plan.num_tokens)
-        outcomes[engine] = asyncio.run(endure(plan, jobs))
-        for error in outcomes[engine].tally.errors:
+        references = make_reference_chats(engine, plan.num_tokens)
+        results[engine] = asyncio.run(run_faults(plan, references))
+        for error in results[engine].totals.errors:
             print(f"FAILED {engine}: {error}")
-    report(run, outcomes)
+    report(run, results)
     run.finish()
     figures = run.figures
     return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed")))
@@ -158,11 +190,11 @@ def _stalls(arguments: argparse.Namespace) -> int:
     if run.quick:
         plan = replace(plan, num_stops=1, num_short_stops=1)
     run.setting("fake", **asdict(plan))
-    outcomes = asyncio.run(stalls.endure(plan, make_jobs("fake", plan.num_tokens)))
-    for outcome in outcomes:
-        for error in outcome.tally.errors:
-            print(f"FAILED {outcome.num_chats} chats: {error}")
-    stalls.report(run, outcomes)
+    results = asyncio.run(stalls.run_faults(plan, make_reference_chats("fake", plan.num_tokens)))
+    for result in results:
+        for error in result.totals.errors:
+            print(f"FAILED {result.num_chats} chats: {error}")
+    stalls.report(run, results)
     run.finish()
     figures = run.figures
     return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed", "put_away")))

@@ -1,30 +1,117 @@
-"""The mesh whose processes fail."""
+"""The mesh under test: processes that can be killed and started again on the same ports, and a
+relay as the only link to the far region."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
-from bench.contenders.processes import child
-from bench.faults.processes import HOST, Service
-from bench.wan.relay.control import RelayControl
+from bench.harness.processes import child
+from bench.relay.control import RelayControl
+from outrider.cli.local.mesh import ProcessSpec, to_toml
+from outrider.cli.local.supervisor import die_with_parent
+from outrider.process import read_ports
 from outrider.rpc import make_channel
+from outrider.testing import free_tcp_port, free_udp_port
 from outrider.v1 import router_pb2, router_pb2_grpc
 
-NEAR, FAR = "near", "far"
+HOST = "127.0.0.1"
+NEAR = "near"
+FAR = "far"
+"""Regions; the far one is reached through a relay, so that it can be cut off."""
+_START_LIMIT_S = 240.0
+_POLL_S = 0.02
 _QUARANTINES = re.compile(r"outrider_(router_replica|edge_router)_quarantines\{")
 
 
+class Service:
+    """One `outrider serve` process, always on the same ports."""
+
+    def __init__(
+        self, name: str, role: str, values: Mapping[str, object], folder: Path, port: int = 0
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.port = port or (free_udp_port() if role == "edge" else free_tcp_port())
+        given = {"host": HOST, "port": self.port, "admin_port": 0, "log_level": "error"}
+        self._config, self._ready = (folder / f"{name}.{kind}" for kind in ("toml", "json"))
+        self._log = folder / f"{name}.log"
+        spec = ProcessSpec(name, role, {**given, "drain_s": 0.0, **values})
+        self._config.write_text(to_toml(spec), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.num_kills = 0
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{HOST}:{self.port}"
+
+    def spawn(self) -> None:
+        """Start it."""
+        self._ready.unlink(missing_ok=True)
+        with self._log.open("ab") as sink:
+            command = ("-m", "outrider.cli.main", "serve", self.role)
+            where = ("--config", str(self._config), "--ready-file", str(self._ready))
+            self._process = subprocess.Popen(
+                [sys.executable, *command, *where],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                preexec_fn=die_with_parent,
+            )
+
+    async def ready(self) -> None:
+        """Return once it serves. Raises RuntimeError if it does not come up."""
+        limit = time.monotonic() + _START_LIMIT_S
+        while read_ports(self._ready) is None:
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended while it started; see {self._log}")
+            if time.monotonic() > limit:
+                raise RuntimeError(f"{self.name} did not start; see {self._log}")
+            await asyncio.sleep(_POLL_S)
+
+    async def metrics(self) -> str:
+        """Its page of metrics."""
+        ports = read_ports(self._ready)
+        assert ports is not None
+        url = f"http://{HOST}:{ports.admin}/metrics"
+        return await asyncio.to_thread(lambda: urlopen(url, timeout=10).read().decode())
+
+    def kill(self) -> None:
+        """Send SIGKILL: the process gets no chance to say goodbye."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.num_kills += 1
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send any other signal."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        """Stop it for good, whatever its state."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+
+
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a mesh is made of."""
+class MeshShape:
+    """How many processes of each kind a mesh has."""
 
     engine: str
     num_near: int
@@ -32,38 +119,40 @@ class Shape:
     num_routers: int = 3
     num_edges: int = 3
     num_tokenizers: int = 0
-    """For thin clients."""
+    """For clients that send text without tokenizing it."""
     max_sessions: int = 0
     """Of each replica at once; 0: the default."""
-    forgives: bool = True
-    """Nobody is put away: where every process is killed again and again, that is not its fault."""
+    quarantine: bool = False
+    """Whether routers quarantine replicas that fail again and again. Off where this bench kills
+    every process many times over."""
 
 
-class Cut:
-    """The only way to a region, which can be cut: the relay is stopped, and nobody hears of it."""
+class RegionLink:
+    """The link to the far region. Cutting it stops the relay's process, so that packets are neither
+    delivered nor refused."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.control = RelayControl(process)
 
     def cut(self) -> None:
-        """Nothing gets through, nothing is refused."""
+        """Deliver nothing, refuse nothing."""
         self._process.send_signal(signal.SIGSTOP)
 
     def heal(self) -> None:
-        """It goes on, with what was under way."""
+        """Deliver again, first what was in flight."""
         self._process.send_signal(signal.SIGCONT)
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All processes, and the way to the far region."""
+    """All processes, and the link to the far region."""
 
     replicas: tuple[Service, ...]
     routers: tuple[Service, ...]
     edges: tuple[Service, ...]
     tokenizers: tuple[Service, ...]
-    way: Cut
+    far_link: RegionLink
     ca: Path
 
     async def num_sessions(self, down: Collection[Service] = ()) -> dict[str, int]:
@@ -79,8 +168,8 @@ class Fleet:
                     counts[row.name] = max(counts[row.name], row.sessions)
         return counts
 
-    async def num_put_away(self) -> int:
-        """How often a replica or a router was put into quarantine by those who judge it."""
+    async def num_quarantined(self) -> int:
+        """How often routers quarantined a replica, or edges a router."""
         pages = await asyncio.gather(*(it.metrics() for it in (*self.routers, *self.edges)))
         samples = (line for page in pages for line in page.splitlines())
         counts = [line.rsplit(" ", 1)[1] for line in samples if _QUARANTINES.match(line)]
@@ -88,15 +177,15 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def running(shape: Shape) -> AsyncIterator[Fleet]:
-    """Start everything, and stop it whatever happens."""
+async def running(shape: MeshShape) -> AsyncIterator[Fleet]:
+    """Start every process; all are stopped when the context ends."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-faults-")))
-        relay = child(sys.executable, "-m", "bench.wan.relay")
-        way = Cut(await stack.enter_async_context(relay))
-        stack.callback(way.heal)
+        relay = child(sys.executable, "-m", "bench.relay")
+        far_link = RegionLink(await stack.enter_async_context(relay))
+        stack.callback(far_link.heal)
         replicas = _replicas(shape, folder)
-        ports = [await _reach(way, replica, shape) for replica in replicas]
+        ports = [await _reach(far_link, replica, shape) for replica in replicas]
         tokenizers = [
             Service(f"tokenizer-{number}", "tokenizer", {}, folder)
             for number in range(shape.num_tokenizers)
@@ -113,15 +202,15 @@ async def running(shape: Shape) -> AsyncIterator[Fleet]:
                 service.spawn()
             await asyncio.gather(*(service.ready() for service in group))
         ca = folder / "tls" / "cert.pem"
-        yield Fleet(tuple(replicas), tuple(routers), tuple(edges), tuple(tokenizers), way, ca)
+        yield Fleet(tuple(replicas), tuple(routers), tuple(edges), tuple(tokenizers), far_link, ca)
 
 
 def is_far(replica: Service) -> bool:
-    """Whether it is in the region that can be cut off."""
+    """Whether it is in the far region."""
     return replica.name.startswith(FAR)
 
 
-def _replicas(shape: Shape, folder: Path) -> list[Service]:
+def _replicas(shape: MeshShape, folder: Path) -> list[Service]:
     names = [f"{NEAR}-{n}" for n in range(shape.num_near)]
     names += [f"{FAR}-{n}" for n in range(shape.num_far)]
     values = {"engine": shape.engine, "threads": 1, "kv_bytes": 1 << 28, "max_fixed_rows": 4}
@@ -133,11 +222,11 @@ def _replicas(shape: Shape, folder: Path) -> list[Service]:
     ]
 
 
-async def _reach(way: Cut, replica: Service, shape: Shape) -> int:
+async def _reach(far_link: RegionLink, replica: Service, shape: MeshShape) -> int:
     """The port that leads to it, through the relay if it is far."""
     if not is_far(replica):
         return replica.port
-    return await way.control.add(replica.name, "tcp", (HOST, replica.port), seed=1)
+    return await far_link.control.add(replica.name, "tcp", (HOST, replica.port), seed=1)
 
 
 def _router(
@@ -145,7 +234,7 @@ def _router(
     replicas: list[Service],
     ports: list[int],
     tokenizers: list[Service],
-    shape: Shape,
+    shape: MeshShape,
     folder: Path,
 ) -> Service:
     table = tuple(
@@ -159,12 +248,12 @@ def _router(
         "max_backoff_s": 0.5,
         "placement": {"near_ms": 50.0},
     }
-    if shape.forgives:
+    if not shape.quarantine:
         values["quarantine"] = {"max_failures": 1_000_000}
     return Service(f"router-{number}", "router", values, folder)
 
 
-def _edge(number: int, routers: list[Service], shape: Shape, folder: Path) -> Service:
+def _edge(number: int, routers: list[Service], shape: MeshShape, folder: Path) -> Service:
     values = {
         "name": f"edge-{number}",
         "region": NEAR,

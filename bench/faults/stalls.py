@@ -1,9 +1,9 @@
-"""Processes stand still for a while and go on: nobody may be blamed who was well.
+"""Processes are stopped (SIGSTOP) for a while and go on: chats wait and go on too, and no healthy
+peer is quarantined for it.
 
-One router, one edge, two replicas and two tokenizers, so that there is no way round whoever stands
-still: chats wait, and go on. Every process is stopped (SIGSTOP) for longer than gRPC lets a silent
-peer be, so that its connections are closed by the others; then again and again for moments while
-many chats run.
+One router, one edge, two replicas and two tokenizers, so that there is no spare process to move to.
+Every process is stopped for longer than gRPC's keepalive timeout, so that the others close its
+connections; then again and again for short times while many chats run.
 """
 
 from __future__ import annotations
@@ -12,64 +12,74 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.faults.fleet import Fleet, Shape, running
-from bench.faults.load import Job, Load, Tally
-from bench.faults.processes import Service
-from bench.faults.scenarios import Faults, Trouble
-from bench.harness.figures import Run, quantile
+from bench.faults.chats import ChatLoad, ChatTotals, ReferenceChat
+from bench.faults.fleet import Fleet, MeshShape, Service, running
+from bench.faults.injection import FaultInjector, FaultSeries
+from bench.harness import Run, quantile
 
 ROLES = ("router", "edge", "inference", "tokenizer")
 FEW, MANY = 8, 64
-SHAPE = Shape("fake", 2, 0, 1, 1, num_tokenizers=2, max_sessions=MANY, forgives=False)
-"""Each replica has room for all chats: none is refused for want of it."""
+SHAPE = MeshShape(
+    "fake",
+    num_near=2,
+    num_far=0,
+    num_routers=1,
+    num_edges=1,
+    num_tokenizers=2,
+    max_sessions=MANY,
+    quarantine=True,
+)
+"""Each replica has room for all chats: none is refused as overloaded."""
 _SHORT_S = (0.3, 1.2, 3.0)
-"""Below what counts as a stop, above it, and long enough for buffers to fill up."""
+"""Seconds: too short to be noticed, noticed, and long enough for buffers to fill up."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallPlan:
-    """How much of it."""
+    """How many stops, and how long."""
 
     num_stops: int = 20
-    """Of each role, with few chats, each for `stop_s`."""
+    """Stops of each role with few chats, `stop_s` each."""
     stop_s: float = 15.0
     num_short_stops: int = 7
-    """Of each role and length, with many chats."""
+    """Stops of each role and each length of `_SHORT_S`, with many chats."""
     num_tokens: int = 400
     roles: tuple[str, ...] = ROLES
 
 
 @dataclass(slots=True)
-class Stalls:
-    """What came of one load."""
+class StallResult:
+    """What happened with one number of chats."""
 
     num_chats: int
-    tally: Tally
-    num_put_away: int = 0
-    """Replicas and routers, by those who judge them."""
-    faults: list[Faults] = field(default_factory=list)
+    totals: ChatTotals
+    num_quarantined: int = 0
+    """Replicas and routers that were quarantined."""
+    faults: list[FaultSeries] = field(default_factory=list)
 
 
-async def endure(plan: StallPlan, jobs: list[Job]) -> list[Stalls]:
-    """All stops, with few chats and with many. Long stops are mostly waiting: two meshes share the
-    machine for them, which makes it no easier for anybody to be on time."""
-    halves = [_endured(plan, jobs, FEW, roles) for roles in (plan.roles[::2], plan.roles[1::2])]
-    return [*await asyncio.gather(*halves), await _endured(plan, jobs, MANY, plan.roles)]
+async def run_faults(plan: StallPlan, references: list[ReferenceChat]) -> list[StallResult]:
+    """All stops, with few chats and with many. Long stops are mostly waiting, so two meshes share
+    the machine for them; that makes it harder for each to answer in time, not easier."""
+    halves = [
+        _run_stops(plan, references, FEW, roles) for roles in (plan.roles[::2], plan.roles[1::2])
+    ]
+    return [*await asyncio.gather(*halves), await _run_stops(plan, references, MANY, plan.roles)]
 
 
-async def _endured(
-    plan: StallPlan, jobs: list[Job], num_chats: int, roles: Sequence[str]
-) -> Stalls:
-    """The stops of these roles, on a mesh of their own."""
-    async with running(SHAPE) as fleet, Load(fleet, jobs, num_chats) as load:
-        trouble, outcome = Trouble(fleet, load), Stalls(num_chats, load.tally)
+async def _run_stops(
+    plan: StallPlan, references: list[ReferenceChat], num_chats: int, roles: Sequence[str]
+) -> StallResult:
+    """The stops of these roles on a mesh of their own."""
+    async with running(SHAPE) as fleet, ChatLoad(fleet, references, num_chats) as load:
+        injector, result = FaultInjector(fleet, load), StallResult(num_chats, load.totals)
         for role in roles:
             for count, stop_s in _stops(plan, num_chats):
                 if count:
                     services = services_of(fleet, role)
-                    outcome.faults.append(await trouble.stop(services, count, stop_s))
-        outcome.num_put_away = await fleet.num_put_away()
-    return outcome
+                    result.faults.append(await injector.stop(services, count, stop_s))
+        result.num_quarantined = await fleet.num_quarantined()
+    return result
 
 
 def _stops(plan: StallPlan, num_chats: int) -> list[tuple[int, float]]:
@@ -84,35 +94,37 @@ def services_of(fleet: Fleet, role: str) -> tuple[Service, ...]:
     return tuple(service for service in every if service.role == role)
 
 
-def report(run: Run, outcomes: list[Stalls]) -> None:
+def report(run: Run, results: list[StallResult]) -> None:
     """Tables and figures."""
     texts = run.table(
-        "Chats while processes stood still", "chats at once", "chats", "tokens", "failed",
-        "tokens lost", "tokens doubled", "texts not exact", "put away",
+        "Replies of all chats, compared with the reference's, while processes were stopped "
+        "(SIGSTOP)",
+        "chats at once", "chats", "tokens", "failed chats", "tokens lost", "tokens doubled",
+        "replies that differ", "peers quarantined",
     )  # fmt: skip
     pauses = run.table(
-        "Pause of the chats that were hit, ms", "chats at once", "what stood still", "times", "n",
+        "Pause of chats that a stop interrupted, ms", "chats at once", "stopped", "times", "n",
         "p50", "p95", "longest",
     )  # fmt: skip
-    for it in outcomes:
-        tally = it.tally
+    for it in results:
+        totals = it.totals
         texts.add(
-            it.num_chats, tally.chats, tally.tokens, len(tally.errors), tally.lost, tally.doubled,
-            tally.inexact, it.num_put_away,
+            it.num_chats, totals.chats, totals.tokens, len(totals.errors), totals.lost,
+            totals.doubled, totals.inexact, it.num_quarantined,
         )  # fmt: skip
         for faults in it.faults:
             times = faults.pauses_ms
             cells = (pauses.median(times), pauses.quantile(times, 0.95), max(times, default=0.0))
             pauses.add(it.num_chats, faults.name, faults.count, len(times), *cells)
-    tallies = [it.tally for it in outcomes]
-    times = [pause for it in outcomes for faults in it.faults for pause in faults.pauses_ms]
+    all_totals = [it.totals for it in results]
+    times = [pause for it in results for faults in it.faults for pause in faults.pauses_ms]
     run.figures |= {
-        "stops": sum(faults.count for it in outcomes for faults in it.faults),
-        "chats": sum(tally.chats for tally in tallies),
-        "failed": sum(len(tally.errors) for tally in tallies),
-        "lost": sum(tally.lost for tally in tallies),
-        "doubled": sum(tally.doubled for tally in tallies),
-        "inexact": sum(tally.inexact for tally in tallies),
-        "put_away": sum(it.num_put_away for it in outcomes),
+        "stops": sum(faults.count for it in results for faults in it.faults),
+        "chats": sum(totals.chats for totals in all_totals),
+        "failed": sum(len(totals.errors) for totals in all_totals),
+        "lost": sum(totals.lost for totals in all_totals),
+        "doubled": sum(totals.doubled for totals in all_totals),
+        "inexact": sum(totals.inexact for totals in all_totals),
+        "put_away": sum(it.num_quarantined for it in results),
         "pause_ms_p50": round(quantile(times, 0.5), 1) if times else 0.0,
     }

@@ -1,8 +1,9 @@
-"""Every bench: the record it makes, how it is run, what its figures depend on, how long it takes.
+"""The table of all benchmarks: the record each makes, how it is run, what its figures depend on,
+how long it takes. A new benchmark is one file that uses `bench.harness`, and one row here.
 
-A record is stale when a file under its bench's `sources` has changed since it was made. By default
-these are all services and the bench's own folder; a bench that measures less of the project names
-less, so that a change elsewhere leaves its record fresh.
+A record is stale when a file under its benchmark's `sources` has changed since it was made. By
+default these are all services and the benchmark's own file or folder; one that measures less of the
+project names less, so that a change elsewhere leaves its record fresh.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from dataclasses import dataclass
 
 SERVICES = ("outrider", "services", "protos")
 PROMPTS = "bench/data/held_out"
-PEERS = ("bench/contenders", "bench/peers")
-WORKLOAD = ("bench/workload", PROMPTS)
-DRAWN_FROM = ("calls", "decisions", "tick")
-"""Records that the scale study draws its times from."""
+SYSTEMS = ("bench/systems", "bench/peers")
+"""Ours and others, as they are started and asked."""
+COMPOSED_PROMPTS = (
+    *("bench/harness/prompts.py", PROMPTS),
+    *(f"bench/data/composed_{kind}.json" for kind in ("chat", "code", "document")),
+)
+"""Prompts that no run asks twice (bench.harness.prompts.PromptSupply)."""
+SCALE_INPUTS = ("calls", "decisions", "tick")
+"""Records that the fleet simulation draws its durations from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """How one record is made."""
+    """One benchmark: how one record is made."""
 
     record: str
     """`bench/results/RECORD.json`."""
@@ -28,12 +34,12 @@ class Bench:
     sources: tuple[str, ...] = SERVICES
     """Files and folders that its figures depend on, beside its own folder."""
     minutes: float = 5.0
-    """Of a whole run on two cores, until a record says how long it took."""
+    """Of a full run on two cores; used until a record says how long it took."""
     core_minutes: float = 0.0
-    """Of its part of `make bench-core`, if it has one."""
+    """Of its smaller run in `make bench-core`; 0 where it takes no part."""
     core_flags: tuple[str, ...] = ("--core",)
     peers: tuple[str, ...] = ()
-    """What it compares with, where that is to be installed (bench.harness.installing)."""
+    """What it compares with, where that is to be installed (bench.harness.series)."""
 
     @property
     def all_sources(self) -> tuple[str, ...]:
@@ -48,7 +54,8 @@ class Bench:
 
 
 def bench_of(record: str) -> Bench:
-    """The bench that makes this record; one that is not listed is called after its record."""
+    """The benchmark that makes this record; one that is not in the table is called after its
+    record."""
     return _BY_RECORD.get(record) or Bench(record, f"bench.{record}")
 
 
@@ -62,19 +69,19 @@ _ALL = (
         sources=("outrider/engines", "outrider/fidelity", "outrider/models", "bench/engine.py"),
     ),
     Bench(
-        "tuning", "bench.contenders.tuning", sources=("outrider/engines", *PEERS),
+        "tuning", "bench.tuning", sources=("outrider/engines", *SYSTEMS),
         minutes=8.0, core_minutes=3.0, peers=("llamacpp",),
     ),
     Bench(
-        "inference", "bench.inference", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=150.0,
-        core_minutes=13.0, peers=("llamacpp",),
+        "inference", "bench.inference", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
+        minutes=150.0, core_minutes=13.0, peers=("llamacpp",),
     ),
     Bench(
-        "arrivals", "bench.arrivals", sources=(*SERVICES, *PEERS, *WORKLOAD), minutes=40.0,
-        peers=("llamacpp",),
+        "arrivals", "bench.arrivals", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
+        minutes=40.0, peers=("llamacpp",),
     ),
     Bench(
-        "priorities", "bench.arrivals.priorities", sources=(*SERVICES, *PEERS, *WORKLOAD),
+        "priorities", "bench.arrivals.priorities", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
         minutes=20.0,
     ),
     Bench(
@@ -83,22 +90,26 @@ _ALL = (
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench(
-        "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1", "bench/tls"),
+        "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1"),
         minutes=1.5,
     ),
-    Bench("wan", "bench.wan", sources=(*SERVICES, PROMPTS), minutes=45.0, core_minutes=12.0),
     Bench(
-        "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/data/tuning"), minutes=20.0
+        "wan", "bench.wan", sources=(*SERVICES, "bench/relay", PROMPTS), minutes=45.0,
+        core_minutes=12.0,
+    ),
+    Bench(
+        "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/relay", "bench/data/tuning"),
+        minutes=20.0,
     ),
     Bench("policy", "bench.policy"),
     Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
-    Bench("tick", "bench.tick", sources=(*SERVICES, *WORKLOAD), minutes=4.0),
+    Bench("tick", "bench.tick", sources=(*SERVICES, *COMPOSED_PROMPTS), minutes=4.0),
     Bench(
         "engine", "bench.engine", sources=("outrider/engines", "outrider/models"), minutes=5.0
     ),
     Bench(
         "instances", "bench.instances",
-        sources=(*SERVICES, *PEERS, *WORKLOAD, "bench/inference"), minutes=15.0,
+        sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS, "bench/inference.py"), minutes=15.0,
     ),
     Bench(
         "calls", "bench.scale.calls", sources=("outrider/engines", "outrider/models"), minutes=3.0
@@ -106,7 +117,7 @@ _ALL = (
     Bench("decisions", "bench.scale.decisions", minutes=15.0),
     Bench(
         "scale", "bench.scale", minutes=300.0, core_minutes=10.0,
-        sources=(*SERVICES, *(f"bench/results/{name}.json" for name in DRAWN_FROM)),
+        sources=(*SERVICES, *(f"bench/results/{name}.json" for name in SCALE_INPUTS)),
     ),
     Bench("router", "bench.router", minutes=6.0),
     Bench(
@@ -114,7 +125,7 @@ _ALL = (
         minutes=30.0, peers=("smg", "dynamo"),
     ),
     Bench(
-        "faults", "bench.faults", sources=(*SERVICES, "bench/wan/relay"), minutes=40.0,
+        "faults", "bench.faults", sources=(*SERVICES, "bench/relay"), minutes=40.0,
         core_minutes=4.0,
     ),
     Bench("hostile", "bench.hostile", minutes=25.0),
@@ -142,9 +153,16 @@ _BY_RECORD = {bench.record: bench for bench in _ALL}
 CORE = tuple(
     _BY_RECORD[name]
     for name in (
-        *("exactness", "fidelity", "tuning", "inference", "wan", "prefix", "faults", "scale"),
+        "exactness",
+        "fidelity",
+        "tuning",
+        "inference",
+        "wan",
+        "prefix",
+        "faults",
+        "scale",
         "tokenizer",
     )
 )
-"""The parts of `make bench-core`, in their order."""
+"""What `make bench-core` runs, in this order."""
 MAX_CORE_MINUTES = 60.0

@@ -38,7 +38,7 @@ class LocalMesh:
         return f"{self.state.host}:{self.state.service(name)['port']}"
 
     def tls(self, name: str) -> Tls:
-        """As that process of the mesh: who calls what another one answers."""
+        """The certificates of that process of the mesh, to call others in its name."""
         return Tls.open(of_process(self.state_dir, name))
 
     def services(self, role: str) -> list[dict[str, Any]]:

@@ -1,15 +1,14 @@
 """Regenerates the tables of `README.md` and `docs/figures.md` from `bench/results/*.json`.
 
-A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands
-between is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone.
-`--check` changes nothing; it fails if a page is out of date, or shows a record that is stale:
-made from other sources than those that are there now (`bench.harness.benches` says which count).
+A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands between
+is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone. `--check`
+changes nothing; it fails if a page or chart is out of date, or shows a record that is stale: made
+from other sources than those that are there now (`bench.harness.benches` says which count).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,34 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.benches import bench_of
-from bench.harness.record import RESULTS
-from bench.harness.sources import ROOT, Commit, digest
+from bench.harness.charts import FOLDER as CHARTS
+from bench.harness.charts import outdated
+from bench.harness.provenance import ROOT, Commit
+from bench.harness.record import RESULTS, is_stale, load
 from bench.harness.tables import Table
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
+_MAX_OPEN_ROWS = 60
+"""Rows of a table above which it is shown folded up."""
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
 
 
 def shown(pages: Sequence[str]) -> list[str]:
     """Names of the benches whose tables the pages show, each once, in order."""
     return list(dict.fromkeys(block[2] for page in pages for block in _BLOCK.finditer(page)))
-
-
-def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
-    """The record of this name, if there is one."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def is_stale(record: Mapping[str, Any], root: Path = ROOT) -> bool:
-    """Whether the sources that its figures depend on are others now, or it does not say which
-    they were."""
-    sources = record.get("sources")
-    paths = bench_of(record["name"]).all_sources
-    return sources is None or digest(paths, root) != sources["digest"]
 
 
 def regenerated(text: str, results: Path, root: Path = ROOT) -> str:
@@ -61,10 +47,13 @@ def rewrite(results: Path = RESULTS, pages: Sequence[Path] = PAGES) -> None:
 
 
 def complaints(
-    results: Path = RESULTS, pages: Sequence[Path] = PAGES, root: Path = ROOT
+    results: Path = RESULTS,
+    pages: Sequence[Path] = PAGES,
+    root: Path = ROOT,
+    charts: Path = CHARTS,
 ) -> list[str]:
     """What `--check` finds wrong, one line each: stale records with the command that renews them,
-    and pages that are not what the records say."""
+    and pages and charts that are not what the records say."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     found = []
     for name in shown(list(texts.values())):
@@ -77,6 +66,10 @@ def complaints(
     for page, text in texts.items():
         if regenerated(text, results, root) != text:
             found.append(f"{page.name}: out of date; `python -m bench.harness.readme` rewrites it")
+    found += [
+        f"{name}.svg: not drawn from the record; `python -m bench.harness.charts` draws it"
+        for name in outdated(results, charts)
+    ]
     return found
 
 
@@ -89,7 +82,7 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
     for row in record["tables"] if number is None else [record["tables"][int(number) - 1]]:
         rows = [tuple(cells) for cells in row["rows"]]
         table = Table(row["title"], tuple(row["columns"]), rows, row.get("notes", []))
-        parts.append(f"**{table.title}**\n\n{table.markdown()}\n")
+        parts.append(_shown(table))
     where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
     if "loop_us" in machine:
         where += f", loop {machine['loop_us']:.0f} us"
@@ -97,6 +90,14 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
     made = f"{machine['date']}, {where}, {_made_at(record)}{stale}"
     parts.append(f"<sub>`{record['command']}`, {made}</sub>\n")
     return "\n".join(parts)
+
+
+def _shown(table: Table) -> str:
+    """The table with its title; a long one is folded up until its title is clicked."""
+    if len(table.rows) <= _MAX_OPEN_ROWS:
+        return f"**{table.title}**\n\n{table.markdown()}\n"
+    summary = f"<summary><b>{table.title}</b> ({len(table.rows)} rows)</summary>"
+    return f"<details>{summary}\n\n{table.markdown()}\n\n</details>\n"
 
 
 def _made_at(record: Mapping[str, Any]) -> str:
@@ -110,7 +111,7 @@ def main() -> int:
         rewrite()
         return 0
     found = complaints()
-    print("\n".join(found) or "every record shown is fresh, and the pages show them")
+    print("\n".join(found) or "every record shown is fresh, and pages and charts show them")
     return int(bool(found))
 
 

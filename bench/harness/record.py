@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.harness.benches import bench_of
-from bench.harness.machine import Facts, machine_facts
+from bench.harness.provenance import ROOT, Commit, Facts, commit, digest, machine_facts
 from bench.harness.samples import packed
-from bench.harness.sources import ROOT, Commit, commit, digest
 from bench.harness.tables import Table
 
 RESULTS = ROOT / "bench" / "results"
@@ -78,9 +77,9 @@ class Run:
             raise ValueError(f"samples {name!r} are recorded already")
         self._samples[name] = packed(values, unit)
 
-    def setting(self, contender: str, **values: object) -> None:
+    def setting(self, system: str, **values: object) -> None:
         """Keep how somebody measured was set up: versions, threads, chunk sizes, flags."""
-        self._settings.setdefault(contender, {}).update(values)
+        self._settings.setdefault(system, {}).update(values)
 
     def finish(self, results: Path = RESULTS) -> None:
         """Print everything, and record a run that is not quick."""
@@ -108,6 +107,23 @@ class Run:
             "tables": [asdict(table) for table in self.tables],
             "figures": self.figures,
         }
+
+
+def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
+    """The record of this name, if there is one."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def is_stale(record: Mapping[str, Any], root: Path = ROOT) -> bool:
+    """Whether the sources that its figures depend on are others now, or it does not say which
+    they were."""
+    sources = record.get("sources")
+    paths = bench_of(record["name"]).all_sources
+    return sources is None or digest(paths, root) != sources["digest"]
 
 
 def _as_json(record: dict[str, Any]) -> str:

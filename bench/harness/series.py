@@ -1,21 +1,69 @@
-"""Many benches one after the other: resumable, with the time they take said before and during."""
+"""Runs many benchmarks one after the other: resumable, with the time they take said before and
+during, after the other systems that are missing have been installed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from bench.harness import installing
 from bench.harness.benches import Bench
-from bench.harness.readme import is_stale, load
-from bench.harness.record import RESULTS
-from bench.harness.sources import ROOT
+from bench.harness.provenance import ROOT
+from bench.harness.record import RESULTS, is_stale, load
+from bench.peers import dynamo, llamacpp, smg
 
 _TELL_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One peer that is not installed with Outrider itself."""
+
+    name: str
+    minutes: float
+    """What installing it took on two cores."""
+    installed: Callable[[], bool]
+    install: Callable[[], None]
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            "llamacpp", 20.0, llamacpp.installed,
+            partial(llamacpp.install, len(os.sched_getaffinity(0))),
+        ),
+        Peer("smg", 1.0, smg.installed, smg.install),
+        Peer("dynamo", 3.0, dynamo.installed, dynamo.install),
+    )
+}  # fmt: skip
+"""By the names that `bench.harness.benches` has for them. The OpenVINO pipeline comes with
+Outrider's own engine."""
+
+
+def install(names: Iterable[str], peers: dict[str, Peer] = PEERS) -> list[str]:
+    """Install those that are missing; returns the names of those that could not be."""
+    failed = []
+    for name in names:
+        peer = peers[name]
+        if peer.installed():
+            continue
+        print(f"installing {name}: about {peer.minutes:.0f} min", file=sys.stderr, flush=True)
+        began_at = time.monotonic()
+        try:
+            peer.install()
+        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"{name} could not be installed: {error}", file=sys.stderr, flush=True)
+            failed.append(name)
+            continue
+        minutes = (time.monotonic() - began_at) / 60
+        print(f"installed {name} in {minutes:.1f} min", file=sys.stderr, flush=True)
+    return failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +76,7 @@ class Size:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a series."""
+    """Which benchmarks were skipped, failed or could not be installed, and the time they took."""
 
     skipped: list[str] = field(default_factory=list)
     """Recorded already, from the same sources."""
@@ -69,7 +117,8 @@ class Series:
         root: Path = ROOT,
     ) -> None:
         """`fresh` runs again what is recorded already."""
-        self._size, self._root = size, root
+        self._size = size
+        self._root = root
         again = fresh or size.quick
         self.left = [b for b in benches if again or not is_fresh(b, size, results, root)]
         self.result = Result(skipped=[b.record for b in benches if b not in self.left])
@@ -80,7 +129,7 @@ class Series:
         """Expected, of the parts that have not run."""
         return sum(self._minutes[bench.record] for bench in self.left)
 
-    def run(self, install: Callable[[Sequence[str]], list[str]] = installing.install) -> Result:
+    def run(self, install: Callable[[Sequence[str]], list[str]] = install) -> Result:
         """All that is left, one after the other. What fails does not stop the others."""
         if self.result.skipped:
             _say(f"recorded already from these sources: {', '.join(self.result.skipped)}")

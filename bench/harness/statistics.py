@@ -1,4 +1,4 @@
-"""Order statistics, means of ratios, and how sure they are.
+"""Order statistics, means of ratios, and their 95 % intervals.
 
 Intervals take samples as independent. Those of one run on one machine are not wholly so: an
 interval says what the sample's size alone leaves open.
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 MIN_BEYOND = 5
-"""A quantile is printed if so many samples are expected beyond it: 100 samples for p95, 500 for
-p99. With fewer it is the luck of one or two samples."""
+"""A quantile is printed if at least this many samples are expected beyond it, which takes 100
+samples for p95 and 500 for p99. With fewer it is the luck of one or two samples."""
 MIN_FOR_INTERVAL = 6
-"""Below, not even lowest to highest holds the median with 95 % (1 - 2 * 0.5**5 is 94 %)."""
+"""With fewer samples not even lowest to highest contains the median with 95 % (5 samples: 1 - 2 *
+0.5**5 = 94 %)."""
 _EXACT_UP_TO = 1000
 _NORMAL_975 = 1.96
 _STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14)
-"""Two-sided 95 % quantiles, by degrees of freedom from 1 on (Student, 1908)..."""
-_NORMAL = 2.0
-"""...and what more come to, rounded up."""
+"""Two-sided 95 % quantiles by degrees of freedom, from 1 on (Student, 1908)."""
+_STUDENT_T_MANY = 2.0
+"""The same for more degrees of freedom than that, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def mean_ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
     everything, for one ratio alone. Raises statistics.StatisticsError for none."""
     logs = [math.log(ratio) for ratio in ratios]
     mean, free = fmean(logs), len(logs) - 1
-    factor = _STUDENT_T[free - 1] if free <= len(_STUDENT_T) else _NORMAL
+    factor = _STUDENT_T[free - 1] if free <= len(_STUDENT_T) else _STUDENT_T_MANY
     error = factor * stdev(logs) / math.sqrt(len(logs)) if free else math.inf
     return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 

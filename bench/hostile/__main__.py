@@ -1,5 +1,6 @@
-"""Attacks a mesh of real processes, one way after the other, while somebody chats, and says what
-each did: to memory, to event loops, to the bystander, to what others said.
+"""Attacks a mesh of real processes in one way after the other while a bystander chats, and says
+what each did to memory, event loops and the bystander, and whether it learnt anything of others'
+chats.
 
 The attacker is a process of the lowest priority, so that what the bystander loses is what the
 attack costs the services, not what it takes of the cores by itself. Every attack is compared with
@@ -14,99 +15,107 @@ import contextlib
 import json
 from collections.abc import Sequence
 
-from bench.harness.figures import Figure, Run, parser, quantile, start
+from bench.harness import Figure, Run, parser, quantile, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.hostile.bystander import bystanding
 from bench.hostile.catalog import ATTACKS, Attack, attack_of
-from bench.hostile.measuring import Outcome, measure
+from bench.hostile.measuring import AttackResult, measure
 from bench.hostile.target import target_of
 
 SETTINGS = (
-    *("edge.idle_timeout_s=3", "edge.resume_window_s=3"),
-    *("inference.kv_bytes=268435456", "inference.prepare_first=true"),
+    "edge.idle_timeout_s=3",
+    "edge.resume_window_s=3",
+    "inference.kv_bytes=268435456",
+    "inference.prepare_first=true",
 )
-"""What vanished clients leave is given up sooner than by default, so that a run need not wait for
-it. The KV pool is so small that it can be filled before the first attack (FILL_TOKENS), and models
-are compiled before that: either's memory, touched for the first time, would look like an attack's.
-Nothing else is changed."""
+"""Connections and chats of clients that vanished are given up sooner than by default, so that a run
+need not wait for it. The KV pool is so small that it can be filled before the first attack
+(FILL_TOKENS), and models are compiled before that: either's memory, touched for the first time,
+would look like an attack's. Nothing else is changed."""
 FILL_TOKENS = 13_000
-"""Prompts before the first attack. The pool of SETTINGS has room for 11,650 tokens of SmolLM2-135M:
-23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). With the fake engine
-there is nothing to fill, and they do no harm."""
+"""Prompt tokens before the first attack. The pool of SETTINGS has room for 11,650 tokens of
+SmolLM2-135M: 23,040 bytes each (30 layers, 3 heads of 64 values for keys and values, bf16). The
+fake engine has no pool to fill, and no room for such prompts."""
 WARM_UP_S = 20.0
 
 
-async def attacked(mesh: LocalMesh, attacks: Sequence[Attack], seconds: float) -> list[Outcome]:
-    """All of them, one after the other, on one mesh."""
-    target, outcomes = target_of(mesh), []
+async def attacked(
+    mesh: LocalMesh, attacks: Sequence[Attack], seconds: float, fill_tokens: int
+) -> list[AttackResult]:
+    """Make all attacks, one after the other, on one mesh, after prompts of `fill_tokens` in all."""
+    target, results = target_of(mesh), []
     async with bystanding(target) as bystander:
-        await bystander.warm_up(WARM_UP_S, FILL_TOKENS)
+        await bystander.warm_up(WARM_UP_S, fill_tokens)
         for attack in attacks:
-            outcome = await measure(mesh, target, attack, bystander, seconds)
-            outcomes.append(outcome)
-            print(line(outcome), flush=True)
-    return outcomes
+            result = await measure(mesh, target, attack, bystander, seconds)
+            results.append(result)
+            print(line(result), flush=True)
+    return results
 
 
-def line(outcome: Outcome) -> str:
-    """What came of one attack, for who watches."""
-    said = "; ".join(outcome.misses) or "nothing broken"
+def line(result: AttackResult) -> str:
+    """One attack's result in a line, printed while the run goes on."""
+    said = "; ".join(result.misses) or "nothing broken"
     return (
-        f"{outcome.attack.name}: grew {max(outcome.growth_mb.values()):.0f} MB, loop held "
-        f"{max(outcome.held_ms_max.values()):.0f} ms, late {max(outcome.lag_ms_max.values()):.0f} "
-        f"(calm {outcome.calm_lag_ms_max:.0f}), "
-        f"bystander's p99 x {outcome.p99_ratio:.2f}; {said}; {json.dumps(outcome.done)}"
+        f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop held "
+        f"{max(result.held_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
+        f"(calm {result.calm_lag_ms_max:.0f}), "
+        f"bystander's p99 x {result.p99_ratio:.2f}; {said}; {json.dumps(result.done)}"
     )
 
 
-def report(run: Run, outcomes: Sequence[Outcome]) -> None:
+def report(run: Run, results: Sequence[AttackResult]) -> None:
     """Table and figures."""
     table = run.table(
-        "A mesh under attack", "attack", "process grew most, MB", "loop held at most, ms",
-        "late at most, ms", "late in calm, ms", "bystander p99, calm, ms", "attacked, ms", "ratio",
-        "left behind", "strangers' words", "broken",
+        "A mesh under attack, by attack: memory, event loops, and what a chatting bystander waits "
+        "for",
+        "attack", "memory growth, max MB", "loop blocked, max ms", "loop lag, max ms",
+        "loop lag before, max ms", "bystander's p99 before, ms", "during, ms", "ratio",
+        "resources left", "disclosures", "broken promises",
     )  # fmt: skip
-    for outcome in outcomes:
-        name = outcome.attack.name
-        p99s = [quantile(waits.gaps_ms, 0.99) for waits in (outcome.calm, outcome.attacked)]
+    for result in results:
+        name = result.attack.name
+        p99s = [quantile(waits.gaps_ms, 0.99) for waits in (result.calm, result.attacked)]
         table.add(
-            name.replace("_", " "), round(max(outcome.growth_mb.values()), 1),
-            round(max(outcome.held_ms_max.values()), 1),
-            round(max(outcome.lag_ms_max.values()), 1), round(outcome.calm_lag_ms_max, 1),
-            *(round(p99, 1) for p99 in p99s), round(outcome.p99_ratio, 2),
-            sum(outcome.leaks.values()), outcome.strangers_words, len(outcome.misses),
+            name.replace("_", " "), round(max(result.growth_mb.values()), 1),
+            round(max(result.held_ms_max.values()), 1),
+            round(max(result.lag_ms_max.values()), 1), round(result.calm_lag_ms_max, 1),
+            *(round(p99, 1) for p99 in p99s), round(result.p99_ratio, 2),
+            sum(result.leaks.values()), result.strangers_words, len(result.misses),
         )  # fmt: skip
-        run.samples(f"{name}, calm", outcome.calm.gaps_ms, unit="ms")
-        run.samples(f"{name}, attacked", outcome.attacked.gaps_ms, unit="ms")
+        run.samples(f"{name}, calm", result.calm.gaps_ms, unit="ms")
+        run.samples(f"{name}, attacked", result.attacked.gaps_ms, unit="ms")
     table.note(
-        "Late at most: the longest that an event loop of the mesh was kept from its next turn, "
-        "waiting for a core included, which its processes, the bystander and the attacker share; "
-        "held: as far as the loop's thread computed meanwhile. Ratio: of the bystander's waits for "
-        "acceptance, first word and every next word."
+        "Memory growth: of the process that grew most. Loop lag: the longest that an event loop "
+        "of the mesh was late, waiting for a core included, which its processes, the bystander "
+        "and the attacker share; loop blocked: the longest that a loop's own thread computed at "
+        "a stretch. Bystander: his waits for acceptance, first word and every next word. "
+        "Resources: tasks, files, sessions and connections. Disclosures: times that another's "
+        "text, drafts or counts were told."
     )
     run.figures |= {
-        "by_attack": {outcome.attack.name: _figures(outcome) for outcome in outcomes},
-        "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in outcomes), 1),
-        "loop_held_ms_max": round(max(max(o.held_ms_max.values()) for o in outcomes), 1),
-        "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in outcomes), 1),
-        "bystander_p99_ratio": round(max(o.p99_ratio for o in outcomes), 3),
-        "leaks": sum(sum(o.leaks.values()) for o in outcomes),
-        "strangers_words": sum(o.strangers_words for o in outcomes),
-        "broken": [f"{o.attack.name}: {miss}" for o in outcomes for miss in o.misses],
+        "by_attack": {result.attack.name: _figures(result) for result in results},
+        "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in results), 1),
+        "loop_held_ms_max": round(max(max(o.held_ms_max.values()) for o in results), 1),
+        "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in results), 1),
+        "bystander_p99_ratio": round(max(o.p99_ratio for o in results), 3),
+        "leaks": sum(sum(o.leaks.values()) for o in results),
+        "strangers_words": sum(o.strangers_words for o in results),
+        "broken": [f"{o.attack.name}: {miss}" for o in results for miss in o.misses],
     }
 
 
-def _figures(outcome: Outcome) -> dict[str, Figure]:
+def _figures(result: AttackResult) -> dict[str, Figure]:
     return {
-        "rss_growth_mb": round(max(outcome.growth_mb.values()), 1),
-        "bystander_p99_ratio": round(outcome.p99_ratio, 3),
-        "loop_held_ms_max": round(max(outcome.held_ms_max.values()), 1),
-        "loop_lag_ms_max": round(max(outcome.lag_ms_max.values()), 1),
-        "calm_loop_lag_ms_max": round(outcome.calm_lag_ms_max, 1),
-        "leaks": dict(outcome.leaks),
-        "strangers_words": outcome.strangers_words,
-        "broken": outcome.misses,
-        "done": dict(outcome.done),
+        "rss_growth_mb": round(max(result.growth_mb.values()), 1),
+        "bystander_p99_ratio": round(result.p99_ratio, 3),
+        "loop_held_ms_max": round(max(result.held_ms_max.values()), 1),
+        "loop_lag_ms_max": round(max(result.lag_ms_max.values()), 1),
+        "calm_loop_lag_ms_max": round(result.calm_lag_ms_max, 1),
+        "leaks": dict(result.leaks),
+        "strangers_words": result.strangers_words,
+        "broken": result.misses,
+        "done": dict(result.done),
     }
 
 
@@ -127,9 +136,10 @@ def main() -> int:
     seconds = arguments.seconds or (3.0 if run.quick else 4.0)
     engine = arguments.engine or ("fake" if run.quick else "openvino")
     run.setting("mesh", engine=engine, seconds=seconds, settings=SETTINGS)
+    fill_tokens = FILL_TOKENS if engine == "openvino" else 0
     with local_mesh(engine=engine, regions="us-east", settings=SETTINGS) as mesh:
-        outcomes = asyncio.run(attacked(mesh, chosen(arguments), seconds))
-    report(run, outcomes)
+        results = asyncio.run(attacked(mesh, chosen(arguments), seconds, fill_tokens))
+    report(run, results)
     run.finish()
     return int(bool(run.figures["broken"]))
 

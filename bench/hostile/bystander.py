@@ -1,4 +1,4 @@
-"""Somebody who chats all the while: what an attack costs others."""
+"""A client that chats all the while: it shows what an attack costs others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROMPT_WORDS = 3000
 
 @dataclass(slots=True)
 class Waits:
-    """What somebody waited for, ms: each chat's acceptance and its first word, and every next
+    """Waits of the bystander, ms: for each chat's acceptance, its first word, and every next
     word."""
 
     gaps_ms: list[float] = field(default_factory=list)
@@ -34,7 +34,10 @@ class Waits:
     def clear(self) -> Waits:
         """What was noted so far; it begins anew."""
         noted = Waits(self.gaps_ms, self.num_chats, self.errors, self.inexact)
-        self.gaps_ms, self.errors, self.num_chats, self.inexact = [], [], 0, 0
+        self.gaps_ms = []
+        self.errors = []
+        self.num_chats = 0
+        self.inexact = 0
         return noted
 
 

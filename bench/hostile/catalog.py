@@ -1,20 +1,30 @@
-"""Every attack by name: who can make it, and what it does."""
+"""Every attack by name, family and function."""
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from bench.hostile import chats, inside, packets, words
-from bench.hostile.target import Findings, Target
+from bench.hostile import chats, inside, quic_attacks, words
+from bench.hostile.quic_client import SOURCE, Address, QuicAttackResult
+from bench.hostile.target import Findings, Target, certificate_of
 
+Once = Callable[[Address, Path | None], Awaitable[QuicAttackResult]]
+_REFUSED: Final = (ConnectionError, TimeoutError, OSError)
+_SOURCE: Final = "127.0.9.9"
+"""An address other than the bystander's: limits per address then hit the attacker alone."""
+_LOOPBACK: Final = tuple(f"127.0.{block}.{host}" for block in range(4) for host in range(1, 250))
+"""A thousand addresses of this machine, for attacks from many."""
 Run: TypeAlias = Callable[[Target, float, Findings], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One of them. `run` takes the target, for how many seconds it should go on, and where to note
+    """One attack. `run` takes the target, for how many seconds it should go on, and where to note
     what was found."""
 
     name: str
@@ -25,7 +35,7 @@ class Attack:
 
     @property
     def what(self) -> str:
-        """A sentence."""
+        """What it does, in a sentence."""
         return " ".join((self.run.__doc__ or "").split())
 
 
@@ -33,8 +43,59 @@ def _family(family: str, *runs: Run) -> list[Attack]:
     return [Attack(run.__name__, family, run) for run in runs]
 
 
+def repeated(once: Once, **settings: Any) -> Run:
+    """An attack that goes on for as long as it should."""
+
+    @functools.wraps(once)
+    async def run(target: Target, seconds: float, findings: Findings) -> None:
+        end = time.monotonic() + seconds
+        SOURCE.set(_SOURCE)
+        while time.monotonic() < end:
+            try:
+                outcome = await once((target.host, target.port), certificate_of(target), **settings)
+            except _REFUSED as error:
+                findings.count(f"refused: {type(error).__name__}")
+                continue
+            findings.count("sent", outcome.num_sent)
+            findings.count("connected", outcome.num_connected)
+            for reason, times in outcome.closed.items():
+                findings.count(f"closed: {reason}", times)
+
+    return run
+
+
+_QUIC_ATTACKS: Final = (
+    repeated(quic_attacks.doubling_offsets),
+    repeated(quic_attacks.one_byte_fragments),
+    repeated(quic_attacks.one_byte_frames),
+    repeated(quic_attacks.partial_frames),
+    repeated(quic_attacks.spoofed_initials, sources=_LOOPBACK),
+    repeated(quic_attacks.half_open_handshakes, sources=_LOOPBACK),
+    repeated(quic_attacks.crypto_fragments),
+    repeated(quic_attacks.ping_flood),
+    repeated(quic_attacks.many_pings),
+    repeated(quic_attacks.path_challenges),
+    repeated(quic_attacks.connection_ids),
+    repeated(quic_attacks.retired_connection_ids),
+    repeated(quic_attacks.acknowledgements),
+    repeated(quic_attacks.packet_number_gaps),
+    repeated(quic_attacks.empty_stream_frames),
+    repeated(quic_attacks.rapid_resets),
+    repeated(quic_attacks.stopped_streams),
+    repeated(quic_attacks.malformed_frames),
+    repeated(quic_attacks.mutated_packets),
+    repeated(quic_attacks.idle_connections),
+    repeated(quic_attacks.slow_readers),
+    repeated(quic_attacks.vanishing_clients),
+    repeated(quic_attacks.many_chats),
+    repeated(quic_attacks.typed_text),
+    repeated(quic_attacks.early_data_flood),
+    repeated(quic_attacks.replayed_early_data),
+    repeated(quic_attacks.clocks_off_by_days),
+)
+
 ATTACKS = (
-    *_family("quic", *packets.ATTACKS),
+    *_family("quic", *_QUIC_ATTACKS),
     *_family(
         "chats",
         chats.malformed_streams,

@@ -9,13 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.contenders.processes import child
 from bench.harness.local_mesh import LocalMesh
+from bench.harness.processes import child
 from bench.harness.statistics import quantile
 from bench.hostile.bystander import Bystander, Waits
 from bench.hostile.catalog import Attack
 from bench.hostile.target import Findings, Target
-from bench.hostile.watch import Watch, calm_down, left_over, read
+from bench.hostile.watch import MeshWatch, calm_down, left_over, read
 
 MAX_GROWTH_MB = 64.0
 MAX_HELD_MS = 50.0
@@ -23,20 +23,22 @@ MAX_P99_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one attack."""
+class AttackResult:
+    """What one attack did."""
 
     attack: Attack
     calm: Waits
     attacked: Waits
     growth_mb: Mapping[str, float]
-    """By process: the most that it held during the attack beyond what it held before."""
+    """By process: highest memory during the attack minus memory before it."""
     calm_lag_ms_max: float
-    """Event loops, in calm and attacked: late at most, and held at most by computing."""
+    """Longest event loop lag of any process in the calm before."""
     lag_ms_max: Mapping[str, float]
+    """By process: longest event loop lag during the attack."""
     held_ms_max: Mapping[str, float]
+    """By process: longest time that the loop's own thread computed at a stretch."""
     leaks: Mapping[str, int]
-    """What was held seconds after it, by process and kind."""
+    """What was still held seconds after it, by process and kind."""
     strangers_words: int
     broken: list[str]
     done: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Outcome:
 
     @property
     def misses(self) -> list[str]:
-        """What is not as promised, a sentence each."""
+        """Every promise that did not hold, a sentence each."""
         found = list(self.broken)
         found += [
             f"{name} grew by {mb:.0f} MB" for name, mb in self.growth_mb.items()
@@ -73,17 +75,17 @@ class Outcome:
 
 async def measure(
     mesh: LocalMesh, target: Target, attack: Attack, bystander: Bystander, seconds: float
-) -> Outcome:
+) -> AttackResult:
     """The same time in calm and under attack."""
     await calm_down(mesh)
     bystander.waits.clear()
     before = await read(mesh)
-    calm_watch = Watch(mesh, before)
+    calm_watch = MeshWatch(mesh, before)
     async with _watching(calm_watch):
         await asyncio.sleep(seconds)
     calm = bystander.waits.clear()
     before = await read(mesh)
-    watch = Watch(mesh, before)
+    watch = MeshWatch(mesh, before)
     async with _watching(watch):
         findings = await _attacked(target, attack, seconds)
         attacked = bystander.waits.clear()
@@ -93,7 +95,7 @@ async def measure(
     finally:
         bystander.go_on()
     findings.broken += [f"{name} ended" for name in sorted(watch.lost)]
-    return Outcome(
+    return AttackResult(
         attack, calm, attacked, watch.growth_mb, max(calm_watch.lag_ms_max.values()),
         watch.lag_ms_max, watch.held_ms_max, leaks, findings.strangers_words, findings.broken,
         findings.done,
@@ -103,9 +105,10 @@ async def measure(
 async def misses_of(
     mesh: LocalMesh, target: Target, attacks: Sequence[Attack], seconds: float
 ) -> list[str]:
-    """What is not as promised after all of these, without a bystander and his times."""
+    """Every promise that did not hold after all of these attacks; without a bystander, so without
+    latencies."""
     before = await read(mesh)
-    watch, found = Watch(mesh, before), list[str]()
+    watch, found = MeshWatch(mesh, before), list[str]()
     async with _watching(watch):
         for attack in attacks:
             findings = await _attacked(target, attack, seconds)
@@ -123,7 +126,7 @@ async def misses_of(
 
 
 @contextlib.asynccontextmanager
-async def _watching(watch: Watch) -> AsyncIterator[None]:
+async def _watching(watch: MeshWatch) -> AsyncIterator[None]:
     task = asyncio.create_task(watch.go_on())
     try:
         yield

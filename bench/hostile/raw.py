@@ -18,7 +18,7 @@ from outrider.v1 import edge_pb2
 
 
 class RawConnection(QuicConnectionProtocol):
-    """Streams by number: what came of each, and whether it ended."""
+    """Keeps what was received on each stream, and whether the stream ended."""
 
     def __init__(self, *arguments: object, **settings: object) -> None:
         super().__init__(*arguments, **settings)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class RawConnection(QuicConnectionProtocol):
         return [edge_pb2.EdgeFrame.FromString(payload) for payload in payloads]
 
     def vanish(self) -> None:
-        """Close the socket, and tell nobody."""
+        """Close the socket without telling the edge."""
         if self._transport is not None:
             self._transport.close()
 

@@ -60,7 +60,7 @@ class Findings:
     """What an attack saw that it should not have seen, and what it met in numbers."""
 
     strangers_words: int = 0
-    """Times that something of another's text, drafts or counts was told."""
+    """Times that some of another client's text, drafts or token counts were disclosed."""
     broken: list[str] = field(default_factory=list)
     """Promises that did not hold, a sentence each."""
     done: dict[str, int] = field(default_factory=dict)

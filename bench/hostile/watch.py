@@ -1,4 +1,5 @@
-"""What the processes of a mesh hold, and how late their loops are."""
+"""What the processes of a mesh hold (memory, tasks, sessions), and how late their event loops
+are."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from outrider.cli.local.state import running_mesh
 from outrider.telemetry import names
 
 SETTLE_S: Final = 30.0
-"""For what is on its way out: connections of clients that vanished, and chats without them."""
+"""Time to release what is still ending: connections of clients that vanished, and their chats."""
 CALM_LAG_MS: Final = 30.0
 _POLL_S: Final = 0.5
 _HELD: Final = {
@@ -32,7 +33,7 @@ _HELD: Final = {
     "outrider_sessions_queued": "sessions",
     "outrider_sessions_paused": "sessions",
 }
-"""Gauges of what ends with the chats and connections that it belongs to."""
+"""Gauges that have to be back at their earlier values once all attacks' connections have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class Reading:
     pid: int
     rss_mb: float
     lag_ms_max: float
-    """Of its event loop, within the last seconds (names.LOOP_LAG_MAX_MS)..."""
+    """Longest lag of its event loop within the last seconds (names.LOOP_LAG_MAX_MS)."""
     held_ms_max: float
-    """...and as far as the loop's own thread computed meanwhile (names.LOOP_HELD_MAX_MS)."""
+    """Longest time that the loop's own thread computed at a stretch (names.LOOP_HELD_MAX_MS)."""
     held: Mapping[str, int]
     """By kind: tasks, files, sessions, connections."""
 
@@ -92,7 +93,7 @@ def _rss_mb(pid: int) -> float:
     return 0.0
 
 
-class Watch:
+class MeshWatch:
     """Reads all processes every half a second and keeps the largest of what it saw."""
 
     def __init__(self, mesh: LocalMesh, before: Mapping[str, Reading]) -> None:
@@ -114,7 +115,7 @@ class Watch:
     async def look(self) -> dict[str, Reading]:
         """Read once, and note it."""
         readings = await read(self._mesh)
-        # What the gauge tells of the first seconds was before this watch began.
+        # In its first seconds the gauge still covers the time before this watch began.
         is_ours = time.monotonic() - self._began_at > names.LOOP_LAG_MAX_WINDOW_S
         for name, before in self._before.items():
             now = readings.get(name)
@@ -139,8 +140,7 @@ async def calm_down(mesh: LocalMesh) -> None:
 
 
 async def left_over(mesh: LocalMesh, before: Mapping[str, Reading]) -> dict[str, int]:
-    """What processes go on holding more than before, by kind, after what is on its way out got a
-    while."""
+    """What processes still hold beyond `before`, by kind, after SETTLE_S to release it."""
     end = time.monotonic() + SETTLE_S
     while True:
         now, left = await read(mesh), dict[str, int]()

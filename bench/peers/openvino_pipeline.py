@@ -1,6 +1,6 @@
 """A peer in a process of its own: openvino_genai's ContinuousBatchingPipeline.
 
-Reads one JSON job per line, as `bench.contenders.work.to_json` writes it, and answers each with
+Reads one JSON job per line, as `bench.systems.base.to_json` writes it, and answers each with
 one line: the seconds it took and every reply's ids, the time it was asked and the times its tokens
 came. Its first line says how it is set up. The pipeline keeps its own defaults except for the
 number of threads, the tokens of a step (its default is 256, long prompts split among steps), the

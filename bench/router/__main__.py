@@ -6,10 +6,10 @@ import argparse
 import asyncio
 from statistics import fmean
 
-from bench.harness.figures import Run, median, parser, quantile, start
+from bench.harness import Run, median, parser, quantile, start
 from bench.harness.local_mesh import local_mesh
 from bench.router import decisions, hop, loop_lag
-from bench.router.decisions import Size, Timings
+from bench.router.decisions import DecisionTimings, Size
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -21,10 +21,20 @@ QUICK = (Size(8, 200), Size(64, 2000))
 def decided(run: Run) -> None:
     """Decisions by size."""
     table = run.table(
-        "A decision on a prompt of 1,000 tokens, 960 of them cached somewhere, ms",
-        *("replicas x prefixes", "part", "n", "mean", "p50", "p99"),
+        "Time to place a prompt of 1,000 tokens, 960 of them cached on some replica, ms",
+        "replicas x known prefixes",
+        "part",
+        "n",
+        "mean",
+        "p50",
+        "p99",
     )
-    memory = run.table("Prefix index", "replicas x prefixes", "blocks", "bytes per block")
+    memory = run.table(
+        "Memory of the router's prefix index",
+        "replicas x known prefixes",
+        "blocks",
+        "bytes per block",
+    )
     means: dict[str, float] = {}
     p99s: dict[str, float] = {}
     for size in QUICK if run.quick else SIZES:
@@ -39,7 +49,7 @@ def decided(run: Run) -> None:
     run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
 
 
-def _parts(timings: Timings) -> dict[str, list[float]]:
+def _parts(timings: DecisionTimings) -> dict[str, list[float]]:
     return {
         "decision, prompt not seen before": timings.decide,
         "decision, prompt seen lately": timings.again,
@@ -51,8 +61,12 @@ def _parts(timings: Timings) -> dict[str, list[float]]:
 def hopped(run: Run) -> None:
     """A router between client and replica."""
     table = run.table(
-        "A router's hop on the loopback, fake engine, ms to the first token",
-        *("way", "n", "p50", "p95", "p99"),
+        "Time to first token with and without a router in between, ms: loopback, fake engine",
+        "way",
+        "n",
+        "p50",
+        "p95",
+        "p99",
     )
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     with local_mesh(engine="fake", regions="us-east") as mesh:
@@ -66,7 +80,7 @@ def hopped(run: Run) -> None:
         run.samples(f"hop, {way}", times, unit="ms")
     run.figures["hop_ms_p50"] = round(median(added), 3)
     run.figures["relay_us_per_token"] = round(median(per_token_us), 1)
-    costs = run.table("Relaying", "n", "router's processor time per token, us")
+    costs = run.table("CPU time of a router to relay a token, us", "n", "CPU time per token")
     costs.add(len(per_token_us), costs.median(per_token_us))
     run.samples("relaying a token", per_token_us, unit="us")
 
@@ -74,8 +88,12 @@ def hopped(run: Run) -> None:
 def lagged(run: Run) -> None:
     """Long prompts and the event loop."""
     table = run.table(
-        "How late a router's event loop is, prompts of 100,000 tokens arriving, ms",
-        *("prompts per second", "n", "p50", "p99", "most"),
+        "Event loop lag of a router while prompts of 100,000 tokens arrive, ms",
+        "prompts per second",
+        "n",
+        "p50",
+        "p99",
+        "max",
     )
     per_s, count = 5.0, 20 if run.quick else 100
     late, answered = asyncio.run(loop_lag.measure(per_s, count))

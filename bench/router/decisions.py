@@ -42,7 +42,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class DecisionTimings:
     """Milliseconds, decision by decision."""
 
     decide: list[float]
@@ -78,7 +78,7 @@ class FleetTable:
         self.changed.add(name)
 
 
-def measure(size: Size, rounds: int) -> Timings:
+def measure(size: Size, rounds: int) -> DecisionTimings:
     """Decide `rounds` times, with load reports in between."""
     rng = Random(1)
     fleet = FleetTable(size.replicas, rng)
@@ -88,7 +88,7 @@ def measure(size: Size, rounds: int) -> Timings:
     before = _resident_bytes()
     prompts = _fill(index, placement, size, rng, rounds)
     per_block = (_resident_bytes() - before) / index.num_blocks
-    timings = Timings([], [], [], [], index.num_blocks, per_block)
+    timings = DecisionTimings([], [], [], [], index.num_blocks, per_block)
     for number, ids in enumerate(prompts):
         now = 100.0 + number * 0.01
         fleet.report(f"r{rng.randrange(size.replicas)}", rng, now)
@@ -101,7 +101,12 @@ def measure(size: Size, rounds: int) -> Timings:
 
 
 def _decide(
-    timings: Timings, index: PrefixIndex, placement: Placement, ids: bytes, number: int, now: float
+    timings: DecisionTimings,
+    index: PrefixIndex,
+    placement: Placement,
+    ids: bytes,
+    number: int,
+    now: float,
 ) -> None:
     request = PlacementRequest(_MODEL.name, _MODEL.vocabulary_digest, len(ids) // 4)
     first = time.perf_counter()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import bench.scale
-from bench.harness.figures import TOO_FEW, Cell, Run, interval, parser, start
+from bench.harness import TOO_FEW, Cell, Run, interval, parser, start
 from bench.harness.statistics import num_needed
 from bench.scale.demand import GROUPS_PER_REPLICA
 from bench.scale.study import (
@@ -25,7 +25,7 @@ from bench.scale.study import (
     REPORT_S,
     WARM_S,
     Case,
-    Row,
+    CaseResult,
     Search,
     Task,
     capacity,
@@ -52,7 +52,7 @@ _CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
 FLOORS = ("outrider", "outrider, behind admission", "least loaded", "round robin")
 
-Rows = Mapping[Task, Sequence[Row]]
+Rows = Mapping[Task, Sequence[CaseResult]]
 
 
 def main() -> int:
@@ -88,7 +88,9 @@ class Plan:
         self, sizes: Sequence[int], seeds: Sequence[int], day_s: float, middle: int
     ) -> None:
         """`middle`: replicas of the fleet that causes and floors are shown with."""
-        self.sizes, self.seeds, self.middle = sizes, seeds, middle
+        self.sizes = sizes
+        self.seeds = seeds
+        self.middle = middle
         lone = Case(1, _FIRST_RATES[SAME_DAY], day_s, failures=False, decisions_take_time=False)
         by_name: dict[str | int, Case] = {
             FLAT: replace(lone, diurnal=False, num_apart=NUM_ALONE),
@@ -122,17 +124,22 @@ class Plan:
 def report(run: Run, plan: Plan, rows: Rows) -> None:
     """Adds the tables and figures."""
     _efficiency(run, plan, rows)
-    tried = run.table("All loads that were tried", "fleet", "seed", "requests/s each", *_COLUMNS)
+    tried = run.table(
+        "All loads tried in that search", "fleet", "seed", "requests/s per replica", *_COLUMNS
+    )
     for name, searches in plan.searches.items():
         for search in searches:
             for row in sorted(rows[search], key=lambda row: row.case.rate):
                 tried.add(_fleet(name), search.case.seed, row.case.rate, *_cells([row]))
-    title = f"What limits {plan.middle} replicas at {_CAUSES_RATE:g} requests/s each"
-    causes = run.table(title, "one cause less", *_COLUMNS)
+    title = (
+        f"What limits {plan.middle} simulated replicas at {_CAUSES_RATE:g} requests/s each: the "
+        "same days with one cause taken away"
+    )
+    causes = run.table(title, "taken away", *_COLUMNS)
     for cause, cases in plan.causes.items():
         causes.add(cause, *_cells([rows[case][0] for case in cases]))
-    title = f"{plan.middle} replicas, our router and floors"
-    floors = run.table(title, "router", "requests/s each", *_COLUMNS)
+    title = f"{plan.middle} simulated replicas: our router and plain load balancers"
+    floors = run.table(title, "router", "requests/s per replica", *_COLUMNS)
     for (router, rate), cases in plan.floors.items():
         floors.add(router, rate, *_cells([rows[case][0] for case in cases]))
     ours = [row for found in rows.values() for row in found if row.case.router == "outrider"]
@@ -162,10 +169,18 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     }
     best = [max(pair) for pair in zip(found[FLAT], found[SAME_DAY], strict=True)]
     table = run.table(
-        f"Highest load at which {MET_SHARE:.0%} get their first token within "
-        f"{OBJECTIVE_MS / 1e3:g} s: mean (lowest to highest) of {len(plan.seeds)} seeds",
-        *("fleet", "regions", "requests/s each", "of linear", "aim", "of as many alone"),
-        *("reports every, ms", "deciding, mean ms", "p99"),
+        f"Simulated fleets: highest load at which {MET_SHARE:.0%} of requests get their first "
+        f"token within {OBJECTIVE_MS / 1e3:g} s; mean (lowest to highest) of {len(plan.seeds)} "
+        "seeds",
+        "fleet",
+        "regions",
+        "requests/s per replica",
+        "share of linear",
+        "aim",
+        "share of lone replicas, same day",
+        "reports every, ms",
+        "placing, mean ms",
+        "p99",
     )
     efficiency: dict[str, float] = {}
     ranges: dict[str, list[float]] = {}
@@ -185,8 +200,12 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
             same_day[str(name)] = round(fmean(over_same), 3)
             cells = _deciding(name, [row for one in plan.searches[name] for row in rows[one]])
         table.add(
-            *(_fleet(name), NUM_REGIONS[name] if isinstance(name, int) else 1, _spread(rates)),
-            *(_spread(linear), AIMS[name] if isinstance(name, int) else "-", _spread(over_same)),
+            _fleet(name),
+            NUM_REGIONS[name] if isinstance(name, int) else 1,
+            _spread(rates),
+            _spread(linear),
+            AIMS[name] if isinstance(name, int) else "-",
+            _spread(over_same),
             *cells,
         )
     run.figures |= {
@@ -198,12 +217,12 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
     }
 
 
-def _nearest(rows: Sequence[Row]) -> Row:
+def _nearest(rows: Sequence[CaseResult]) -> CaseResult:
     """The run that came nearest to the load that its fleet just bears."""
     return min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
 
 
-def _deciding(size: int, rows: Sequence[Row]) -> tuple[Cell, ...]:
+def _deciding(size: int, rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
     mean_ms, p99_ms = _nearest(rows).decision_ms
     return 1e3 * REPORT_S.get(size, 0.05), mean_ms, p99_ms
 
@@ -218,22 +237,28 @@ def _fleet(name: str | int) -> str:
 
 
 _COLUMNS = (
-    *("within 1 s", "TTFT p50, ms", "p90", "p99", "hit rate", "away", "deciding, mean ms"),
-    *("requests", "deaths", "moved", "failed"),
+    *("first token within 1 s", "TTFT p50, ms", "p90", "p99", "prefix hit rate"),
+    *("placed in another region", "placing, mean ms"),
+    *("requests", "replica deaths", "sessions moved", "failed"),
 )
 
 
-def _cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
+def _cells(rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
     """Of one case with several seeds: means and ranges of shares and times, sums of counts."""
     p50, p90, p99 = (list(ms) for ms in zip(*(row.ttft_ms for row in rows), strict=True))
     enough = min(row.num_requests for row in rows) >= num_needed(0.99)
     return (
-        *(_spread([row.met_share for row in rows]), _spread(p50), _spread(p90)),
+        _spread([row.met_share for row in rows]),
+        _spread(p50),
+        _spread(p90),
         _spread(p99) if enough else TOO_FEW,
-        *(_spread([row.hit_rate for row in rows]), _spread([row.away_share for row in rows])),
+        _spread([row.hit_rate for row in rows]),
+        _spread([row.away_share for row in rows]),
         _spread([row.decision_ms[0] for row in rows]),
-        *(sum(row.num_requests for row in rows), sum(row.num_deaths for row in rows)),
-        *(sum(row.num_moves for row in rows), sum(row.num_failed for row in rows)),
+        sum(row.num_requests for row in rows),
+        sum(row.num_deaths for row in rows),
+        sum(row.num_moves for row in rows),
+        sum(row.num_failed for row in rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: what is due next, and nothing in between."""
+"""Virtual time: jumps from one scheduled call to the next."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.figures import RESULTS, median, parser, quantile, start
+from bench.harness import RESULTS, median, parser, quantile, start
 from bench.scale.demand import Ask
-from bench.scale.routing.base import Report, Router, Site
+from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
 
 SHARES = tuple(number / 100 for number in range(1, 100, 2))
@@ -51,7 +51,7 @@ def recorded(num_replicas: int, results: Path = RESULTS) -> RouterTimes:
 
 
 @dataclass(slots=True)
-class Timings:
+class TimingLog:
     """Milliseconds of CPU time, from all routers of a fleet."""
 
     after_s: float
@@ -64,8 +64,9 @@ class Timings:
 class TimedRouter:
     """A router that is timed while it works. Implements routing.base.Router."""
 
-    def __init__(self, router: Router, timings: Timings) -> None:
-        self._router, self._timings = router, timings
+    def __init__(self, router: Router, timings: TimingLog) -> None:
+        self._router = router
+        self._timings = timings
 
     def connect(self, site: Site, now: float) -> None:
         self._router.connect(site, now)
@@ -105,8 +106,14 @@ def main() -> int:
     run.command = run.command.replace("bench.decisions", "bench.scale.decisions")
     most = 10 if run.quick else arguments.max_replicas
     table = run.table(
-        "CPU time of a router's thread, ms",
-        *("replicas", "regions", "decisions", "p50", "p99", "mean", "one report, mean"),
+        "CPU time of a router's thread to place one request, and to read one replica's report, ms",
+        "replicas",
+        "regions",
+        "requests placed",
+        "p50",
+        "p99",
+        "mean",
+        "report, mean",
     )
     decision_ms: dict[str, list[float]] = {}
     report_ms: dict[str, float] = {}
@@ -117,7 +124,10 @@ def main() -> int:
         decision_ms[str(size)] = [round(quantile(found.decisions, share), 4) for share in SHARES]
         report_ms[str(size)] = round(sum(found.reports) / len(found.reports), 4)
         table.add(
-            *(size, regions, len(found.decisions), median(found.decisions)),
+            size,
+            regions,
+            len(found.decisions),
+            median(found.decisions),
             table.quantile(found.decisions, 0.99),
             sum(found.decisions) / len(found.decisions),
             report_ms[str(size)],

@@ -1,4 +1,5 @@
-"""Who asks what, where and when: groups of prompts with shared beginnings, by day and night.
+"""The requests of a day by region and time: groups of prompts with shared beginnings, by day and
+night.
 
 A group is a tenant's system prompt or document: most of its users are in one region, and each of
 them asks something of their own behind it. Groups are as many per replica at every size of fleet,
@@ -99,11 +100,14 @@ class Demand:
     ) -> None:
         """`classes`: the priorities that asks have, each as often as it stands there."""
         self._regions = regions
-        self._rate, self._seconds, self._warm_s = rate, seconds, warm_s
+        self._rate = rate
+        self._seconds = seconds
+        self._warm_s = warm_s
         self._random = random.Random(seed)
         self._classes = classes
         self._class = random.Random(seed)
-        """Drawn apart, so that runs with one class and with several are alike else."""
+        """A generator of its own, so that runs with one class and with several get the same
+        prompts."""
         self._shape = shape or Shape()
         self._diurnal = diurnal
         self._groups = [self._group(number % len(regions)) for number in range(num_groups)]

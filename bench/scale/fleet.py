@@ -12,8 +12,8 @@ from bench.scale.clock import Clock
 from bench.scale.decisions import RouterTimes
 from bench.scale.demand import Ask
 from bench.scale.regions import Region, rtt_ms
-from bench.scale.replicas.base import Hooks, Replica
-from bench.scale.routing.base import Report, Router, Site
+from bench.scale.replicas import Hooks, Replica
+from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
 
 MakeReplica: TypeAlias = Callable[[Clock, Hooks, int], Replica]
@@ -24,14 +24,14 @@ MakeRouter: TypeAlias = Callable[[Region, Sequence[Region], int], Router]
 _SETTLE_S = 1.0
 """Until the first request, while routers reach their replicas."""
 _PATIENCE_S = 30.0
-"""For so long a client comes again when it is told to."""
+"""Time for which a refused client tries again."""
 _MAX_PLACES = 8
 """Replicas that a request is given to, one after the other, before it counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What is around routers and replicas."""
+class FleetSetup:
+    """The fleet around routers and replicas."""
 
     regions: Sequence[Region]
     num_replicas: int
@@ -40,7 +40,7 @@ class Setting:
     mtbf_s: float = 0.0
     """Mean time until a replica dies; 0: none does."""
     repair_s: float = 10.0
-    """Until another one stands in its place, with an empty cache."""
+    """Time until a dead replica is replaced, by one with an empty cache."""
     drain_s: float = 120.0
     """Time after the last request came in which all have to end."""
     router_times: RouterTimes | None = None
@@ -49,13 +49,13 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of it."""
+class FleetResult:
+    """What happened in a run."""
 
     asks: list[Ask] = field(default_factory=list)
     num_deaths: int = 0
     num_refusals: int = 0
-    """Times that a client was told to come again later."""
+    """Times that a client was refused with a delay to retry after."""
     num_moves: int = 0
     """Sessions that went on at another replica."""
     decision_ms: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class _RouterThread:
-    """What a router does, it does one after the other."""
+    """The one thread of a router: decisions and reports take their time one after the other."""
 
     def __init__(self, times: RouterTimes | None, seed: int) -> None:
         self._times = times
@@ -85,10 +85,11 @@ class _RouterThread:
 
 
 class _Slot:
-    """A replica's place in the fleet, whichever process stands in it."""
+    """A replica's place in the fleet; replacements of a dead one take the same place."""
 
     def __init__(self, name: str, region: int) -> None:
-        self.name, self.region = name, region
+        self.name = name
+        self.region = region
         self.replica: Replica | None = None
         self.life = 0
         self.asks: dict[int, tuple[Ask, int]] = {}
@@ -99,7 +100,7 @@ class Fleet:
     """One run."""
 
     def __init__(
-        self, setting: Setting, make_replica: MakeReplica, make_router: MakeRouter
+        self, setting: FleetSetup, make_replica: MakeReplica, make_router: MakeRouter
     ) -> None:
         self._setting = setting
         self._make_replica = make_replica
@@ -123,10 +124,12 @@ class Fleet:
         ]
         self._at: dict[int, str] = {}
         """Requests by number: the replica that has them."""
-        self.outcome = Outcome()
+        self.outcome = FleetResult()
 
-    def run(self, asks: Iterator[Ask], progress: Callable[[float], None] | None = None) -> Outcome:
-        """Serve them; `progress` hears of the time, once a second."""
+    def run(
+        self, asks: Iterator[Ask], progress: Callable[[float], None] | None = None
+    ) -> FleetResult:
+        """Serve all requests; `progress` is called with the virtual time once a second."""
         self._asks = asks
         for slot in self._slots.values():
             self._start(slot)
@@ -199,7 +202,7 @@ class Fleet:
         self._clock.at(at + self._one_way_s(ask, slot), self._reach, ask, slot, slot.life)
 
     def _refuse(self, ask: Ask, error: OutriderError) -> None:
-        """The client comes again when it was told to, while it has patience."""
+        """The client tries again after the delay it was given, for at most _PATIENCE_S."""
         delay_s = (error.retry_delay_ms or 0) / 1e3
         if not delay_s or self._clock.now + delay_s > ask.at + _PATIENCE_S:
             ask.error = error.reason

@@ -33,7 +33,7 @@ class Region:
 
     @property
     def config(self) -> RegionConfig:
-        """As a router is told of it."""
+        """Its entry in a router's configuration."""
         return RegionConfig(self.name, self.latitude, self.longitude)
 
 

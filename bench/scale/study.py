@@ -1,8 +1,8 @@
 """The runs of a study: one day for lone replicas and for fleets of every size, seed by seed.
 
-A day is the same for all: as long, and with the same peak. How much a fleet bears is searched for:
-its load rises or falls by steps until one of two neighbouring loads meets the objective and the
-other one misses it; what is borne lies between them.
+Every day has the same length and the same peak. The highest load that a fleet serves is searched
+for: load rises or falls by steps until one of two neighbouring loads meets the objective and the
+other one misses it; the highest load is interpolated between them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeAlias
 
-from bench.harness.figures import RESULTS, quantile
+from bench.harness import RESULTS, quantile
 from bench.scale import calls, decisions
-from bench.scale.decisions import RouterTimes, TimedRouter, Timings
+from bench.scale.decisions import RouterTimes, TimedRouter, TimingLog
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
-from bench.scale.fleet import Fleet, MakeRouter, Outcome, Setting
+from bench.scale.fleet import Fleet, FleetResult, FleetSetup, MakeRouter
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas.full import FullReplica
-from bench.scale.routing.base import Router
-from bench.scale.routing.floors import LeastLoaded, RoundRobin
-from bench.scale.routing.mesh import MeshRouter
+from bench.scale.replicas import FullReplica
+from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 from outrider.session_types import Priority
 from services.router.admission.policy import AdmissionPolicy
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""
 MET_SHARE = 0.95
-"""A fleet serves a load while so many of its requests meet the objective."""
+"""A fleet serves a load if at least this share of its requests meets the objective."""
 WARM_S = 12.0
-"""In which each group is asked once: about as busy as the day itself."""
+"""Seconds before the day in which each group is asked once: about as busy as the day itself."""
 DAY_S = 24.0
 """Length of the day that is measured, for lone replicas and for fleets alike. Short, for a thousand
 replicas' sake: the evening's peak is some eight seconds, in which no long queue can gather."""
@@ -60,20 +58,20 @@ class Case:
     failures: bool = True
     diurnal: bool = True
     classes: tuple[int, ...] = (Priority.MEDIUM,)
-    """Of priority, each as often as it stands there."""
+    """Priorities of the requests; one that is listed twice comes twice as often."""
     report_s: float = 0.0
     """0: as REPORT_S says."""
     decisions_take_time: bool = True
     """Whether a router's decisions and reports take as long as was measured, or no time."""
     num_apart: int = 1
-    """So many of these fleets, each with demand and deaths of its own, their requests counted
+    """Number of such fleets, each with demand and deaths of its own, whose requests are counted
     together. Lone replicas are run so: one alone has too few requests to tell 95 % from 94 %."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Runs of one fleet at different loads: where does it cease to meet the objective?"""
+    """Runs of one fleet at different loads, to find the highest at which it meets the objective."""
 
     case: Case
     """At the load that is tried first."""
@@ -82,18 +80,18 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What became of a case. Of the measured day's requests alone, but for deaths, moves and
-    decisions."""
+class CaseResult:
+    """The result of a case: over the measured day's requests alone, but for deaths, moves and
+    decisions, which include the warm-up."""
 
     case: Case
     num_requests: int
     num_failed: int
-    """Without a whole reply at the end."""
+    """Requests without a whole reply at the end."""
     met_share: float
     """Of the requests: whole, and their first token within the objective."""
     met_by_class: tuple[float, float, float]
-    """The same of LOW, MEDIUM and HIGH ones, each by its own objective; 1.0 for none."""
+    """The same for LOW, MEDIUM and HIGH requests, each by its own objective; 1.0 for none."""
     ttft_ms: tuple[float, float, float]
     """p50, p90, p99."""
     hit_rate: float
@@ -108,7 +106,7 @@ class Row:
     """Of every request that got its whole reply."""
 
 
-def run_case(case: Case) -> Row:
+def run_case(case: Case) -> CaseResult:
     """Run it. The same case gives the same row."""
     return _row(case, [_outcome(part, _ROUTERS[case.router]) for part in _apart(case)])
 
@@ -124,7 +122,7 @@ def _apart(case: Case) -> list[Case]:
 _SEEDS_APART = 1000
 
 
-def _outcome(case: Case, make_router: MakeRouter) -> Outcome:
+def _outcome(case: Case, make_router: MakeRouter) -> FleetResult:
     times = calls.recorded()
     fleet = Fleet(
         _setting(case),
@@ -135,11 +133,11 @@ def _outcome(case: Case, make_router: MakeRouter) -> Outcome:
         return fleet.run(_demand(case).asks())
 
 
-def time_routers(num_replicas: int) -> Timings:
+def time_routers(num_replicas: int) -> TimingLog:
     """How long routers of a fleet of this size take, in a short day of it."""
     day_s = max(_TIMED_S, _TIMED_DECISIONS / (_TIMED_RATE * num_replicas))
     case = Case(num_replicas, _TIMED_RATE, day_s, failures=False, decisions_take_time=False)
-    timings = Timings(after_s=WARM_S)
+    timings = TimingLog(after_s=WARM_S)
 
     def make_router(own: Region, regions: Sequence[Region], seed: int) -> Router:
         return TimedRouter(MeshRouter(own, regions, seed), timings)
@@ -149,13 +147,15 @@ def time_routers(num_replicas: int) -> Timings:
 
 
 _TIMED_RATE = 7.0
-"""About the load that fleets bear."""
+"""Requests a second of a replica: about the load that fleets serve."""
 _TIMED_S = 3.0
 _TIMED_DECISIONS = 700
-"""At least about so many: enough for a p99."""
+"""Decisions that are timed at least, about: enough for a p99."""
 
 
-def run_search(search: Search, run: Callable[[Case], Row] = run_case) -> tuple[Row, ...]:
+def run_search(
+    search: Search, run: Callable[[Case], CaseResult] = run_case
+) -> tuple[CaseResult, ...]:
     """All its runs; `capacity` reads the answer from them. A load at which a fleet never meets the
     objective, or always does, is not looked for beyond MOST_TRIES."""
     rows = [run(search.case)]
@@ -180,8 +180,8 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _setting(case: Case) -> Setting:
-    return Setting(
+def _setting(case: Case) -> FleetSetup:
+    return FleetSetup(
         _regions(case),
         case.num_replicas,
         report_s=case.report_s or REPORT_S.get(case.num_replicas, 0.05),
@@ -244,14 +244,14 @@ _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
 }
 
 
-def _row(case: Case, outcomes: Sequence[Outcome]) -> Row:
+def _row(case: Case, outcomes: Sequence[FleetResult]) -> CaseResult:
     num_warm = GROUPS_PER_REPLICA * case.num_replicas
     asks = [ask for outcome in outcomes for ask in outcome.asks if ask.number > num_warm]
     whole = [ask for ask in asks if ask.ended_at]
     met = sum(ask.ttft_ms <= OBJECTIVE_MS for ask in whole)
     ttft_ms = [ask.ttft_ms for ask in whole] or [0.0]
     decided = [ms for outcome in outcomes for ms in outcome.decision_ms]
-    return Row(
+    return CaseResult(
         case,
         num_requests=len(asks),
         num_failed=len(asks) - len(whole),
@@ -286,7 +286,7 @@ def _hit_rate(asks: Sequence[Ask]) -> float:
 Task: TypeAlias = Case | Search
 
 
-def run_task(task: Task) -> tuple[Row, ...]:
+def run_task(task: Task) -> tuple[CaseResult, ...]:
     """One run of a case, or all those of a search."""
     rows = run_search(task) if isinstance(task, Search) else (run_case(task),)
     gc.collect()  # before the next one of this process
@@ -295,14 +295,14 @@ def run_task(task: Task) -> tuple[Row, ...]:
 
 def run_all(
     tasks: Sequence[Task], jobs: int, progress: Callable[[float], None]
-) -> dict[Task, tuple[Row, ...]]:
+) -> dict[Task, tuple[CaseResult, ...]]:
     """Every task once, several at a time in processes of their own, the longest first; `progress`
     hears which share of the work is done, by a rough reckoning."""
-    rows: dict[Task, tuple[Row, ...]] = {}
+    rows: dict[Task, tuple[CaseResult, ...]] = {}
     ordered = sorted(dict.fromkeys(tasks), key=_work, reverse=True)
     whole = sum(map(_work, ordered))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[tuple[Row, ...]], Task] = {
+        futures: dict[Future[tuple[CaseResult, ...]], Task] = {
             pool.submit(run_task, task): task for task in ordered
         }
         for future in as_completed(futures):
@@ -317,7 +317,7 @@ def _work(task: Task) -> float:
     return runs * case.num_replicas * case.num_apart * case.rate * case.seconds
 
 
-def capacity(rows: Sequence[Row]) -> float:
+def capacity(rows: Sequence[CaseResult]) -> float:
     """The highest load, in requests a second of one replica, up to which the objective is met: of
     rows of one fleet at rising loads, interpolated where the share falls below MET_SHARE. 0 if it
     is not met at the lowest."""

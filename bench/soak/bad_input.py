@@ -29,7 +29,8 @@ class BadInput:
     """Spoils what is right."""
 
     def __init__(self, coder: TokenCoder, chance: random.Random) -> None:
-        self._coder, self._chance = coder, chance
+        self._coder = coder
+        self._chance = chance
         self._ways: dict[
             str, tuple[Callable[[inference_pb2.OpenSession], None], type[OutriderError]]
         ] = {

@@ -10,17 +10,19 @@ import asyncio
 import contextlib
 import random
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bench.contenders.replica import replica_process
+from prometheus_client.parser import text_string_to_metric_families
+
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply, opening_frame
 from bench.soak.bad_input import BadInput
-from bench.soak.holdings import Holdings, holdings, left_over
+from bench.systems.replica import replica_process
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
@@ -31,6 +33,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.telemetry import names
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference.reference import generate
 
@@ -63,8 +66,8 @@ class Chat:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of it."""
+class SoakTotals:
+    """Counts of the whole run."""
 
     replies: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
     """By the chat's number; all those of a chat have to be the same."""
@@ -80,7 +83,7 @@ class Tally:
     """Of bad input: what came instead of the error that should have."""
     load: inference_pb2.WatchLoadResponse | None = None
     """When all was over."""
-    left: Holdings | None = None
+    left: HeldResources | None = None
     """Tasks, threads and files that the replica held afterwards and not before."""
 
 
@@ -120,22 +123,22 @@ class Soak:
         self._chats = chats
         self._random = random.Random(seed)
         self._bad_input = BadInput(self._coder, random.Random(seed))
-        self.tally = Tally()
+        self.totals = SoakTotals()
 
-    async def run(self, seconds: float, threads: int) -> Tally:
+    async def run(self, seconds: float, threads: int) -> SoakTotals:
         """Raises what a session ends with, but for what was asked for."""
         async with replica_process({**SETTINGS, "threads": threads}) as (address, metrics_url):
             watch = asyncio.create_task(self._follow(address))
             await self._chat(address, min(_WARM_UP_S, seconds))
             await _idle_load(address)
-            before = await holdings(metrics_url)
+            before = await held_resources(metrics_url)
             await self._chat(address, seconds)
-            self.tally.load = await _idle_load(address)
-            self.tally.left = await left_over(metrics_url, before)
+            self.totals.load = await _idle_load(address)
+            self.totals.left = await left_over(metrics_url, before)
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-        return self.tally
+        return self.totals
 
     async def _chat(self, address: str, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -170,19 +173,19 @@ class Soak:
                 end = await asking
         except TimeoutError:
             end = "starved"
-        self.tally.ends[end] += 1
+        self.totals.ends[end] += 1
 
     async def _cut(self, asking: Coroutine[Any, Any, str], how: str) -> None:
         """Give a session up after a while; one that is done by then has finished."""
         task = asyncio.create_task(asking)
         done, _ = await asyncio.wait([task], timeout=self._random.uniform(0, 2))
         if done:
-            self.tally.ends[task.result()] += 1
+            self.totals.ends[task.result()] += 1
             return
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        self.tally.ends[how] += 1
+        self.totals.ends[how] += 1
 
     async def _ask_badly(self, client: RegionClient, number: int) -> None:
         """With an opening that has to be refused, or with a damaged draft behind a good one."""
@@ -202,12 +205,12 @@ class Soak:
         except OutriderError as error:
             end = error.reason
         if end != expected.reason:
-            self.tally.wrong_errors.append(f"{end} instead of {expected.reason}")
-        self.tally.ends["refused: bad draft" if drafts_badly else "refused: bad opening"] += 1
+            self.totals.wrong_errors.append(f"{end} instead of {expected.reason}")
+        self.totals.ends["refused: bad draft" if drafts_badly else "refused: bad opening"] += 1
 
     async def _ask(self, client: RegionClient, number: int, deadline_ms: int = 0) -> str:
         """How it ended."""
-        chat, known = self._chats[number], self.tally.replies.setdefault(number, [])
+        chat, known = self._chats[number], self.totals.replies.setdefault(number, [])
         priority, seen = self._random.choice(_PRIORITIES), list[int]()
 
         def drafter(reply: Sequence[int]) -> Sequence[int]:
@@ -229,24 +232,24 @@ class Soak:
                 deadline_ms=deadline_ms,
             )
         except asyncio.CancelledError:
-            self.tally.partial.setdefault(number, []).append(tuple(seen))
+            self.totals.partial.setdefault(number, []).append(tuple(seen))
             raise
         except DeadlineError:
             return "deadline, before it began"
         if reply.finish_reason == common_pb2.FINISH_REASON_DEADLINE:
-            self.tally.partial.setdefault(number, []).append(tuple(reply.ids))
+            self.totals.partial.setdefault(number, []).append(tuple(reply.ids))
             return "deadline"
         known.append(tuple(reply.ids))
         self._count(reply, common_pb2.Priority.Name(priority).removeprefix("PRIORITY_"))
         return "finished"
 
     def _count(self, reply: Reply, priority: str) -> None:
-        tally = self.tally
-        tally.prompt_tokens += reply.prompt_tokens
-        tally.cached_tokens += reply.cached_tokens
+        totals = self.totals
+        totals.prompt_tokens += reply.prompt_tokens
+        totals.cached_tokens += reply.cached_tokens
         moments = (reply.opened_at, *reply.commit_times)
         longest = max(after - before for before, after in pairwise(moments))
-        tally.longest_s[priority] = max(longest, tally.longest_s.get(priority, 0.0))
+        totals.longest_s[priority] = max(longest, totals.longest_s.get(priority, 0.0))
 
     async def _follow(self, address: str) -> None:
         """Keep a copy of what is cached; events that do not fit it are a KeyError."""
@@ -260,7 +263,7 @@ class Soak:
                 for chain in response.snapshot.chains:
                     stored.update(chain.block_hashes)
                 for event in response.events:
-                    self.tally.num_kv_events += 1
+                    self.totals.num_kv_events += 1
                     stored.update(event.stored.block_hashes)
                     for block in event.removed.block_hashes:
                         stored.remove(block)
@@ -290,7 +293,9 @@ def num_sessions(load: inference_pb2.WatchLoadResponse) -> int:
     return load.running_sessions + load.queued_sessions + load.paused_sessions
 
 
-def num_wrong(vocabulary: Vocabulary, chats: Sequence[Chat], tally: Tally, threads: int) -> int:
+def num_wrong(
+    vocabulary: Vocabulary, chats: Sequence[Chat], totals: SoakTotals, threads: int
+) -> int:
     """Replies that are not what the engine says alone, one token at a time; blocks."""
     engine = create_engine(EngineConfig(threads=threads, num_blocks=300))
 
@@ -299,12 +304,60 @@ def num_wrong(vocabulary: Vocabulary, chats: Sequence[Chat], tally: Tally, threa
 
     wrong = 0
     try:
-        for number, replies in tally.replies.items():
+        for number, replies in totals.replies.items():
             chat = chats[number]
             expected = generate(engine, chat.prompt, chat.sampling, new_reply).ids
             wrong += sum(reply != expected for reply in replies)
-            begun = tally.partial.get(number, [])
+            begun = totals.partial.get(number, [])
             wrong += sum(reply != expected[: len(reply)] for reply in begun)
     finally:
         engine.close()
     return wrong
+
+
+_SETTLE_S = 20.0
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HeldResources:
+    """Counted by the process itself, the one scrape included."""
+
+    tasks: int
+    threads: int
+    files: int
+
+    def beyond(self, before: HeldResources) -> HeldResources:
+        """What there is more than before."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return HeldResources(*(max(0, now - then) for now, then in pairs))
+
+
+async def held_resources(metrics_url: str) -> HeldResources:
+    """Scrape it once."""
+    text = await asyncio.to_thread(_read, metrics_url)
+    values = {
+        family.name: int(family.samples[0].value)
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("outrider_process")
+    }
+    return HeldResources(
+        values[names.PROCESS_TASKS], values[names.PROCESS_THREADS], values[names.PROCESS_FILES]
+    )
+
+
+async def left_over(metrics_url: str, before: HeldResources) -> HeldResources:
+    """What the process goes on holding more than before; what is on its way out gets a while."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _SETTLE_S
+    while True:
+        left = (await held_resources(metrics_url)).beyond(before)
+        if not any(astuple(left)) or loop.time() > end:
+            return left
+        await asyncio.sleep(_POLL_S)
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text

@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.figures import quantile
+from bench.harness import quantile
 from bench.harness.region_client import RegionClient
 from bench.peers.routing.fleets import Pace, Started, start_replica, start_router
 from bench.peers.routing.replica import DIGEST, coder
@@ -31,10 +31,10 @@ from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
 
 WARM_UP_S = 60.0
-"""The least that the warm-up takes..."""
+"""Shortest warm-up, seconds."""
 WARM_UP_SESSIONS = 5000
-"""...and the sessions that have to be over by then. Each leaves some two full blocks behind: the
-pool has 6,144, the log of changes keeps 8,192 (streaming.block_feed)."""
+"""Sessions that have to have ended before the warm-up is over. Each leaves some two full blocks
+behind: the pool has 6,144, the log of changes keeps 8,192 (streaming.block_feed)."""
 MAX_GROWTH_MB = 1.0
 """MB per 1,000 sessions that a process may grow after the warm-up: 1 KB a session. A session that
 somebody forgets to let go of takes several, with its prompt, its reply and its spans."""
@@ -53,8 +53,8 @@ _SAMPLE_S = 1.0
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of it."""
+class StreamTotals:
+    """Counts of the whole run; times and memory after the warm-up."""
 
     seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
@@ -86,10 +86,11 @@ def growth_mb(rss_mib: Sequence[float], num_over: Sequence[int]) -> float:
 
 
 class Streams:
-    """So many workers, each with one stream after the other."""
+    """`count` workers, each of which opens one stream after the other."""
 
     def __init__(self, count: int, seed: int, pace: Pace = PACE) -> None:
-        self._count, self._pace = count, pace
+        self._count = count
+        self._pace = pace
         self._random = random.Random(seed)
         ids = range(FIRST_ID, FIRST_ID + NUM_IDS)
         self._shared = [tuple(self._random.choices(ids, k=32)) for _ in range(50)]
@@ -97,15 +98,15 @@ class Streams:
         self._num_open = 0
         self._measuring = self._over = False
         self._ended = asyncio.Event()
-        """Some session has."""
-        self.tally = Tally()
+        """Set when a session ends."""
+        self.totals = StreamTotals()
 
     async def run(
         self,
         seconds: float,
         warm_up_s: float = WARM_UP_S,
         warm_up_sessions: int = WARM_UP_SESSIONS,
-    ) -> Tally:
+    ) -> StreamTotals:
         """`seconds`: of what is measured. Raises RuntimeError if a process ends meanwhile."""
         settings = {
             "max_sessions": self._count + 24,
@@ -129,15 +130,15 @@ class Streams:
             begin = time.monotonic()
             await asyncio.sleep(warm_up_s)
             await self._warmed_up(warm_up_sessions, workers)
-            self.tally.warm_up_s = time.monotonic() - begin
+            self.totals.warm_up_s = time.monotonic() - begin
             await self._watch({"router": router, "replica": replica}, seconds)
             self._over = True
             await asyncio.gather(*workers)
-        return self.tally
+        return self.totals
 
     async def _warmed_up(self, num_sessions: int, workers: Sequence[asyncio.Task[None]]) -> None:
-        """So many sessions are over. Raises what a worker ends with."""
-        while self.tally.ends.total() < num_sessions:
+        """Return once `num_sessions` have ended. Raises the error of a worker that failed."""
+        while self.totals.ends.total() < num_sessions:
             self._ended.clear()
             ended = asyncio.create_task(self._ended.wait())
             done, _ = await asyncio.wait((ended, *workers), return_when=asyncio.FIRST_COMPLETED)
@@ -147,14 +148,14 @@ class Streams:
     async def _watch(self, started: dict[str, Started], seconds: float) -> None:
         self._measuring, begin = True, time.monotonic()
         while time.monotonic() < begin + seconds:
-            self.tally.num_open.append(self._num_open)
-            self.tally.num_over.append(self.tally.ends.total())
+            self.totals.num_open.append(self._num_open)
+            self.totals.num_over.append(self.totals.ends.total())
             for name, one in started.items():
                 if one.process.returncode is not None:
                     raise RuntimeError(f"the {name} ended with status {one.process.returncode}")
-                self.tally.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
+                self.totals.rss_mib.setdefault(name, []).append(_rss_mib(one.process.pid))
             await asyncio.sleep(_SAMPLE_S)
-        self.tally.seconds = time.monotonic() - begin
+        self.totals.seconds = time.monotonic() - begin
 
     async def _work(self, client: RegionClient, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
@@ -174,17 +175,17 @@ class Streams:
                 speculation=common_pb2.SPECULATION_OFF,
             )
         except OutriderError as error:
-            self.tally.ends[error.reason] += 1
+            self.totals.ends[error.reason] += 1
             await asyncio.sleep(max(0.1, error.retry_delay_ms / 1e3))
             return
         finally:
             self._num_open -= 1
-        self.tally.ends["finished"] += 1
+        self.totals.ends["finished"] += 1
         self._ended.set()
-        self.tally.wrong += len(reply.ids) != length
+        self.totals.wrong += len(reply.ids) != length
         if self._measuring:
-            self.tally.num_tokens += length
-            self.tally.ttft_ms.append(reply.ttft_ms)
+            self.totals.num_tokens += length
+            self.totals.ttft_ms.append(reply.ttft_ms)
 
 
 def _rss_mib(pid: int) -> float:

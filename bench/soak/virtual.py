@@ -64,8 +64,8 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of it."""
+class VirtualTotals:
+    """Counts of the whole run."""
 
     ends: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
@@ -87,7 +87,7 @@ class VirtualReplica:
         self.scheduler = Scheduler(self.engine.info, LIMITS, new_reply)
         self.scheduler.record_blocks()
         self.ledger = BlockLedger()
-        self.tally = Tally()
+        self.totals = VirtualTotals()
         self.now = 0.0
         self._live: dict[int, Watched] = {}
         self._cancels: list[tuple[float, int]] = []
@@ -98,7 +98,7 @@ class VirtualReplica:
         ]
         self._seen: list[tuple[bytes, tuple[int, ...]]] = []
 
-    def run(self) -> Tally:
+    def run(self) -> VirtualTotals:
         """The whole duration, and on until nothing is left to do."""
         due, number = 0.0, 0
         while due < self._duration_s or self.scheduler.has_work:
@@ -111,7 +111,7 @@ class VirtualReplica:
             if not self._tick():
                 self.now = max(self.now + 0.01, due if not self.scheduler.has_work else self.now)
         self._check_end()
-        return self.tally
+        return self.totals
 
     def _tick(self) -> bool:
         self._take(self.scheduler.expire(self.now))
@@ -121,8 +121,8 @@ class VirtualReplica:
             return False
         rows = batch.run(self.engine, self.scheduler.overlapped_work)
         self.now += self.engine.step_ms / 1e3 if batch.slices else 0.0
-        self.tally.num_ticks += 1
-        self.tally.num_copies += len(batch.copies)
+        self.totals.num_ticks += 1
+        self.totals.num_copies += len(batch.copies)
         self._take(self.scheduler.postprocess(batch, rows, self.now))
         self.scheduler.check_invariants()
         self.ledger.add(self.scheduler.take_block_events())
@@ -136,7 +136,7 @@ class VirtualReplica:
             events = self.scheduler.open(request, self.now)
         except OutriderError as error:
             del self._live[number]
-            self.tally.ends[f"refused: {error.reason}"] += 1
+            self.totals.ends[f"refused: {error.reason}"] += 1
             return
         if self._random.random() < 0.15:
             when = self.now + self._random.expovariate(0.3)
@@ -177,7 +177,7 @@ class VirtualReplica:
                 self._finished(watched, event)
             elif isinstance(event, Failed):
                 del self._live[event.session_id]
-                self.tally.ends[f"failed: {event.error.reason}"] += 1
+                self.totals.ends[f"failed: {event.error.reason}"] += 1
 
     def _committed(self, watched: Watched, event: Committed) -> None:
         chain, base = watched.chains.get(event.epoch, ()), watched.bases.get(event.epoch, 0)
@@ -198,14 +198,14 @@ class VirtualReplica:
         del self._live[event.session_id]
         whole = event.reason in _OVER
         reply, expected = tuple(watched.reply), watched.expected
-        tally = self.tally
-        tally.wrong += reply != (expected if whole else expected[: len(reply)])
-        tally.ends[event.reason.name] += 1
+        totals = self.totals
+        totals.wrong += reply != (expected if whole else expected[: len(reply)])
+        totals.ends[event.reason.name] += 1
         if event.usage.completion_tokens:
-            tally.prompt_tokens += event.usage.prompt_tokens
-            tally.cached_tokens += event.usage.cached_tokens
+            totals.prompt_tokens += event.usage.prompt_tokens
+            totals.cached_tokens += event.usage.cached_tokens
             name = watched.request.priority.name
-            tally.queue_ms.setdefault(name, []).append(event.timings.queue_ms)
+            totals.queue_ms.setdefault(name, []).append(event.timings.queue_ms)
         if whole:
             self._seen.append((watched.request.cache_salt, (*watched.request.prompt, *reply)))
             del self._seen[:-50]

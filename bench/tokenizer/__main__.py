@@ -6,11 +6,8 @@ from __future__ import annotations
 
 import sys
 
-from bench.harness.figures import parser, start
-from bench.tokenizer import latency, replay, shared, ttft
-from bench.tokenizer.bulk import measuring as bulk
-from bench.tokenizer.equality import measuring as equality
-from bench.tokenizer.stalls import front, processes
+from bench.harness import parser, start
+from bench.tokenizer import bulk, caches, equality, latency, loop_lag, process_lag, ttft
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -28,11 +25,11 @@ def main() -> int:
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
     backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
     num_wrong = latency.measure(run, vocabulary)
-    num_wrong += replay.measure(run, vocabulary, backends)
-    shared.measure(run, vocabulary, backends)
-    front.measure(run, vocabulary, backends)
+    num_wrong += caches.measure_hits(run, vocabulary, backends)
+    caches.measure_redis(run, vocabulary, backends)
+    loop_lag.measure(run, vocabulary, backends)
     if not run.core:
-        processes.measure(run, backends[-1].name)
+        process_lag.measure(run, backends[-1].name)
     ttft.measure(run)
     megabytes = CORE_BULK_MB if run.core else BULK_MB
     bulk.measure(run, rounds=1, megabytes=48 if run.quick else megabytes)

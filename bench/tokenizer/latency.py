@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TypeVar
 
-from bench.harness.figures import Run, median
+from bench.harness import Run, median
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
@@ -26,8 +26,12 @@ def measure(run: Run, vocabulary: Vocabulary) -> int:
     reference = Reference(vocabulary)
     fast = [make_backend(name, vocabulary) for name in PACKAGES if installed_version(name)]
     table = run.table(
-        "Microseconds for one text that was not seen before, one thread, medians",
-        *("text", "texts", "tokenizers", *(backend.name for backend in fast), "cached"),
+        "Time to tokenize a text that was not seen before, and one that is cached, us: medians",
+        "text",
+        "texts",
+        "tokenizers",
+        *(backend.name for backend in fast),
+        "cached",
     )
     num_wrong = 0
     for number, (name, num_bytes) in enumerate(SIZES.items()):
@@ -64,7 +68,7 @@ def _cached(vocabulary: Vocabulary, texts: list[str]) -> list[float]:
 
 
 def _timed(encode: Callable[[str], T], texts: list[str]) -> tuple[list[float], list[T]]:
-    """Microseconds of each text, and what came of it."""
+    """Microseconds of each text, and its result."""
     samples, found = [], []
     for text in texts:
         begin = perf_counter_ns()

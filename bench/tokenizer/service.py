@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
-from bench.harness.figures import Run, median, parser, start
-from bench.tokenizer.stalls.probe import client
+from bench.harness import Run, median, parser, start
+from bench.tokenizer.watched_process import client
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
@@ -44,7 +44,7 @@ CEILING_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TextResult:
     """One text through one service."""
 
     seconds: float
@@ -67,8 +67,17 @@ def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocab
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
     size_mb = len(text.encode()) / 1e6
-    title = f"One text of {size_mb:.0f} MB over worker processes"
-    table = run.table(title, *("backend", "workers", "killed", "seconds", "MB/s", "ids", "equal"))
+    title = f"One text of {size_mb:.0f} MB tokenized by the service's worker processes"
+    table = run.table(
+        title,
+        "backend",
+        "workers",
+        "workers killed",
+        "time, s",
+        "MB/s",
+        "ids",
+        "ids are the reference's",
+    )
     seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
     for name, workers, deaths in PLANS:
@@ -138,7 +147,7 @@ def reference(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.encode(text)
 
 
-async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: bool) -> Outcome:
+async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: bool) -> TextResult:
     coder = served.coder
     killed: list[int] = []
     async with _service(served, workers) as stub:
@@ -152,7 +161,7 @@ async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: boo
             killer.cancel()
     found = [coder.decode(wire_tokens.from_proto(b), max_count=1 << 24) for b in blocks]
     ids = [i for block in found for i in block]
-    return Outcome(seconds, ids, len(killed), len(_workers()))
+    return TextResult(seconds, ids, len(killed), len(_workers()))
 
 
 async def _kill_one_a_second(killed: list[int]) -> None:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bench.harness.figures import Run, spread
+from bench.harness import Run, spread
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.client import Client, Committed, connect
 from outrider.models.chat import Message
@@ -32,8 +32,11 @@ _numbers = itertools.count(1)
 def measure(run: Run) -> None:
     """Adds the table and figures."""
     table = run.table(
-        "Time to the first committed token by who tokenizes, and a request to the service, ms",
-        *("way", "median", "p95", "n"),
+        "Time to the first committed token by who tokenizes, and of one request to the service, ms",
+        "way",
+        "median",
+        "p95",
+        "n",
     )
     with local_mesh(engine="fake", regions="us-east") as mesh:
         before = _num_requests(mesh)
@@ -41,7 +44,7 @@ def measure(run: Run) -> None:
         run.figures["service_requests_of_edge_chats"] = _num_requests(mesh) - before
         found = asyncio.run(_alternate(mesh, 60 if run.quick else 300, edge_alone=False))
     for way, samples in found.items():
-        table.add(way, *(table.median(samples), table.quantile(samples, 0.95)), len(samples))
+        table.add(way, table.median(samples), table.quantile(samples, 0.95), len(samples))
         run.samples(f"first token, {way}", samples, unit="ms")
     edge, region, alone = (spread(samples).p50 for samples in found.values())
     run.figures["text_only_added_ttft_ms"] = round(region - edge, 3)

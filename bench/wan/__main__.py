@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from time import monotonic
 
 import bench.wan
-from bench.contenders.reference import reference
-from bench.contenders.work import Request, Work
-from bench.harness.figures import Run, parser, start
-from bench.wan.asking import messages_of
-from bench.wan.machines.bed import RegionEngine, running_bed
+from bench.harness import Run, parser, start
+from bench.systems.base import Request, Work
+from bench.systems.replica import reference
+from bench.wan.analysis import figures_of, model_of
+from bench.wan.chats import messages_of
+from bench.wan.draft_source import drafting
 from bench.wan.measure import Links, Measured, measure
 from bench.wan.plan import CORE, CORE_MINUTES, FULL, FULL_MINUTES, QUICK, Size, seed_of
-from bench.wan.report.figures import figures_of, model_of
-from bench.wan.report.record import keep_samples, keep_settings
-from bench.wan.report.results import Results
-from bench.wan.report.tables import add_tables
+from bench.wan.results import Results
 from bench.wan.samples import Batch
-from bench.wan.waiting.source import drafting
+from bench.wan.tables import add_tables, keep_samples, keep_settings
+from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.config import load
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -91,7 +90,7 @@ async def _measure(
     engine = RegionEngine(threads=arguments.threads, max_fixed_rows=size.max_fixed_rows)
     waits = any(scheme.policy is not None for scheme in size.schemes)
     async with (
-        running_bed(engine, settings, size.schemes) as bed,
+        running_testbed(engine, settings, size.schemes) as bed,
         drafting(_drafter(settings["edge"]) if waits else None, vocabulary) as sources,
     ):
         minutes = arguments.minutes or (CORE_MINUTES if arguments.core else FULL_MINUTES)

@@ -18,16 +18,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from bench.harness.figures import TOO_FEW, Cell, Figure, Run, parser, start
+from bench.harness import TOO_FEW, Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
-from bench.wan.asking import ask_client, messages_of, sampling_of
-from bench.wan.machines.bed import HOST, RegionEngine, running_bed
+from bench.relay.lane import Conditions
+from bench.wan.chats import ask_client, messages_of, sampling_of
+from bench.wan.first_words import how, right_cell, share_right
 from bench.wan.measure import Links
 from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
-from bench.wan.relay.lane import Conditions
-from bench.wan.report.first_words import how, right_cell, share_right
-from bench.wan.report.intervals import mean, ratio, share
+from bench.wan.results import mean, ratio, share
 from bench.wan.samples import Sample, Word
+from bench.wan.testbed import HOST, RegionEngine, running_testbed
 from outrider.client import Client, connect
 from outrider.telemetry.logs import configure_logging
 
@@ -95,7 +95,7 @@ async def ask_all(
     chats: Chats = defaultdict(list)
     async with contextlib.AsyncExitStack() as stack:
         bed = await stack.enter_async_context(
-            running_bed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
+            running_testbed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
         )
         clients = {
             name: await stack.enter_async_context(
@@ -133,7 +133,9 @@ async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None
         for name in names[first:] + names[:first]:
             scheme: Scheme = PLAIN if name == _GATEWAY else OURS
             sample = await ask_client(
-                *(clients[name], messages_of(prompt), sampling),
+                clients[name],
+                messages_of(prompt),
+                sampling,
                 provisional=scheme.provisional,
                 speculation=scheme.speculation,
             )
@@ -178,10 +180,17 @@ def _keep(
 def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
     for temperature in _TEMPERATURES:
         table = run.table(
-            f"Provisional text by setting, tuning prompts, all RTTs together, {how(temperature)}",
-            *("setting", "chats", "first word shown early", "of those: right"),
-            *("taken back of provisional", "shown early of final"),
-            *("first word shown, ms", "first word that stays, ms", "staying over plain"),
+            "Text shown before its commit, by setting of the edge: tuning prompts, all RTTs "
+            f"together, {how(temperature)}",
+            "setting",
+            "chats",
+            "first word shown before its commit",
+            "of those: right",
+            "of provisional characters: taken back",
+            "of committed characters: shown before",
+            "first word shown, ms",
+            "first word that stays, ms",
+            "stays: over plain",
         )
         rows: dict[str, Figure] = {}
         for name in settings:

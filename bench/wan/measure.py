@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeVar
 
-from bench.harness.figures import median
+from bench.harness import median
 from bench.harness.prompts import Prompt
 from bench.harness.region_client import RegionClient
-from bench.wan.asking import Asker, Connections
-from bench.wan.machines.bed import HOST, Bed, Placement
+from bench.relay.lane import Conditions, Traffic
+from bench.wan.chats import Asker, Connections
+from bench.wan.draft_source import Sources
 from bench.wan.meter import Meter
-from bench.wan.plan import PLAIN, Cell, Part, Scheme, Size
-from bench.wan.progress import Progress
-from bench.wan.relay.lane import Conditions, Traffic
+from bench.wan.plan import PLAIN, Cell, CellGroup, Progress, Scheme, Size
 from bench.wan.samples import Batch
-from bench.wan.waiting.source import Sources
+from bench.wan.testbed import HOST, Placement, Testbed
 from outrider.client import Client, connect
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -36,11 +35,11 @@ _HANDSHAKE_S = 10.0
 
 @dataclass(slots=True)
 class Measured:
-    """Everything a run has seen."""
+    """Everything that was measured."""
 
     batches: list[Batch] = field(default_factory=list)
     relay: Traffic = field(default_factory=Traffic)
-    """All that the long links held back, to know what the relay itself adds."""
+    """Traffic of all long links together, to know how much delay the relay itself added."""
     relay_cpu_s: float = 0.0
     drafter: str = ""
     """State of the near edge's: whether a model drafted."""
@@ -52,7 +51,7 @@ class Measured:
     """Which process computed on which cores."""
 
     def take(self, batch: Batch, relay_cpu_s: float) -> None:
-        """A batch is done, after the relay has used so much."""
+        """Add a batch; `relay_cpu_s` is the relay's CPU time so far."""
         self.batches.append(batch)
         self.relay_cpu_s = relay_cpu_s
         for way in (batch.up, batch.down) if batch.cell.rtt_ms else ():
@@ -82,7 +81,7 @@ class Links:
 
 
 async def measure(
-    bed: Bed,
+    bed: Testbed,
     vocabulary: Vocabulary,
     size: Size,
     links: Links,
@@ -108,7 +107,7 @@ async def measure(
 class _Work:
     """One run."""
 
-    bed: Bed
+    bed: Testbed
     vocabulary: Vocabulary
     size: Size
     links: Links
@@ -132,7 +131,10 @@ class _Work:
                 await self.bed.relay.set(link, conditions)
             async with _connections(self.bed, self.size, coder, self.sources) as connections:
                 asker = Asker(
-                    *(connections, self.vocabulary, coder, self.size.max_tokens),
+                    connections,
+                    self.vocabulary,
+                    coder,
+                    self.size.max_tokens,
                     client_rtt_ms=self.links.client_rtt_ms,
                 )
                 await _warm_up(asker, self.size.schemes)
@@ -146,7 +148,7 @@ class _Work:
         self.progress.reply_s = median(times_s)
 
     async def _part(
-        self, asker: Asker, part: Part, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
+        self, asker: Asker, part: CellGroup, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
     ) -> None:
         cell = Cell(rtt_ms, part.sessions, part.temperature)
         if part.sessions > 1:
@@ -169,16 +171,16 @@ class _Work:
         first: int,
     ) -> None:
         bed = self.bed
-        await bed.relay.passage()  # what came before is not this batch's
+        await bed.relay.take_traffic()  # what came before is not this batch's
         self.sources.take_calls_ms()
         link = self.sources.link
         meter = await Meter.start(bed, scheme, link.pid if link else None)
         samples = await asker.ask_all(scheme, cell, prompts, turn, first)
-        passage, spent = await bed.relay.passage(), await meter.stop()
+        traffic, spent = await bed.relay.take_traffic(), await meter.stop()
         calls_ms = tuple(self.sources.take_calls_ms())
-        ways = passage.links[scheme.long_link]
+        ways = traffic.links[scheme.long_link]
         batch = Batch(scheme, cell, turn, first, samples, spent, *ways, calls_ms)
-        self.measured.take(batch, passage.cpu_s)
+        self.measured.take(batch, traffic.cpu_s)
 
     def _say(self, turn: int, done: int, steps: int, rtt_ms: float) -> None:
         left_s = self.progress.left_s(turn, done, self.now_s)
@@ -192,7 +194,7 @@ class _Work:
 
 @contextlib.asynccontextmanager
 async def _connections(
-    bed: Bed, size: Size, coder: TokenCoder, sources: Sources
+    bed: Testbed, size: Size, coder: TokenCoder, sources: Sources
 ) -> AsyncIterator[Connections]:
     """New ones at every RTT: what a connection has learnt of its path holds."""
     asked = {scheme.gateway for scheme in size.schemes}

@@ -1,12 +1,13 @@
-"""What is compared, and how much of it is measured."""
+"""What is compared, how much of it is measured, and how long a round takes (pure)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bench.harness.prompts import Prompt, interleaved, load_prompts
-from bench.wan.waiting.edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
+from bench.wan.waiting_edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
 
 KINDS = ("chat_short", "chat_long", "code", "languages", "structured", "math")
 
@@ -59,10 +60,17 @@ ROUNDS = Scheme(
 )
 STREAM = Scheme("(e) asynchronous chain", None, policy=CHAIN)
 OURS = Scheme("(f) Outrider", "near", provisional=True)
-QUIET = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
+NO_UPLOAD = Scheme("(g) as (f), no draft sent", "quiet", provisional=True)
 SCHEMES = (
-    *(PLAIN, PLAIN_WIDE, REGION_SUFFIX, REGION_SUFFIX_WIDE, REGION_DRAFTER),
-    *(ROUNDS, STREAM, OURS, QUIET),
+    PLAIN,
+    PLAIN_WIDE,
+    REGION_SUFFIX,
+    REGION_SUFFIX_WIDE,
+    REGION_DRAFTER,
+    ROUNDS,
+    STREAM,
+    OURS,
+    NO_UPLOAD,
 )
 
 
@@ -77,8 +85,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What every round asks at some RTTs under otherwise equal conditions."""
+class CellGroup:
+    """What every round asks at several RTTs, otherwise under equal conditions."""
 
     sessions: int
     temperature: float
@@ -101,7 +109,7 @@ class Size:
 
     rounds: int
     """At most: another one begins only if there is time for it."""
-    parts: tuple[Part, ...]
+    parts: tuple[CellGroup, ...]
     max_tokens: int
     """Of a reply."""
     max_fixed_rows: int = 64
@@ -144,22 +152,22 @@ _OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
 _MAIN = (PLAIN, REGION_SUFFIX, OURS)
 """Most of the time goes to those that are hardest to tell apart."""
 _WIDE = (PLAIN_WIDE, REGION_SUFFIX_WIDE)
-_CROWD = (*_MAIN, QUIET)
+_SEVERAL = (*_MAIN, NO_UPLOAD)
 RTTS_MS = (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 FULL = Size(
     rounds=6,
     parts=(
-        Part(1, 0.0, RTTS_MS, _each(6, *_MAIN)),
-        Part(1, 0.0, RTTS_MS, _each(2, *_OTHERS)),
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(4, *_WIDE)),
-        Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
-        Part(1, 0.8, (50.0, 250.0), _each(2, *_OTHERS), rounds=4),
-        Part(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
-        Part(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_CROWD), rounds=5),
-        Part(4, 0.8, (50.0,), _each(4, *_CROWD), rounds=5),
-        Part(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
-        Part(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_CROWD, *_WIDE), rounds=5),
-        Part(16, 0.8, (50.0,), _each(16, *_CROWD), rounds=5),
+        CellGroup(1, 0.0, RTTS_MS, _each(6, *_MAIN)),
+        CellGroup(1, 0.0, RTTS_MS, _each(2, *_OTHERS)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(4, *_WIDE)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(2, *_OTHERS), rounds=4),
+        CellGroup(4, 0.0, (0.0,), _each(4, *_OTHERS), rounds=1),
+        CellGroup(4, 0.0, (0.0, 50.0, 250.0), _each(4, *_SEVERAL), rounds=5),
+        CellGroup(4, 0.8, (50.0,), _each(4, *_SEVERAL), rounds=5),
+        CellGroup(16, 0.0, (0.0,), _each(16, *_OTHERS), rounds=1),
+        CellGroup(16, 0.0, (0.0, 50.0, 250.0), _each(16, *_SEVERAL, *_WIDE), rounds=5),
+        CellGroup(16, 0.8, (50.0,), _each(16, *_SEVERAL), rounds=5),
     ),
     max_tokens=40,
 )
@@ -167,9 +175,9 @@ FULL_MINUTES = 45.0
 CORE = Size(
     rounds=6,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 100.0, 250.0), _each(10, *_MAIN)),
-        Part(1, 0.0, (50.0,), _each(4, *_WIDE)),
-        Part(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
+        CellGroup(1, 0.0, (0.0, 50.0, 100.0, 250.0), _each(10, *_MAIN)),
+        CellGroup(1, 0.0, (50.0,), _each(4, *_WIDE)),
+        CellGroup(1, 0.8, (50.0, 250.0), _each(5, *_MAIN)),
     ),
     max_tokens=32,
     max_fixed_rows=32,
@@ -179,12 +187,80 @@ CORE_MINUTES = 20.0
 QUICK = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
-        Part(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
-        Part(1, 0.0, (50.0,), _each(2, *_WIDE)),
-        Part(1, 0.8, (50.0,), _each(2, *_MAIN)),
-        Part(4, 0.0, (0.0,), _each(4, *_CROWD, REGION_DRAFTER)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(2, *_MAIN)),
+        CellGroup(1, 0.0, (0.0, 50.0, 250.0), _each(1, *_OTHERS)),
+        CellGroup(1, 0.0, (50.0,), _each(2, *_WIDE)),
+        CellGroup(1, 0.8, (50.0,), _each(2, *_MAIN)),
+        CellGroup(4, 0.0, (0.0,), _each(4, *_SEVERAL, REGION_DRAFTER)),
     ),
     max_tokens=24,
     max_fixed_rows=12,
 )
+
+
+REFERENCE_START_S = 20.0
+"""Until the reference makes its first reply."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Of one run; seconds since measuring began."""
+
+    size: Size
+    limit_s: float = math.inf
+    """When the run has to be over, the reference's replies included."""
+    reply_s: float = 0.0
+    """What the reference needs for one."""
+    _took_s: dict[tuple[float, int], float] = field(default_factory=dict)
+
+    def took(self, rtt_ms: float, part: int, seconds: float) -> None:
+        """The part of this number, among all that were to be done at an RTT, took so long."""
+        self._took_s[rtt_ms, part] = seconds
+
+    def round_s(self, turn: int, done: int = 0) -> float:
+        """A round's time, but for the first `done` of its steps, by what they took last."""
+        steps = self.steps(turn)[done:]
+        return sum(self._took_s.get(step, 0.0) for step in steps)
+
+    def steps(self, turn: int) -> list[tuple[float, int]]:
+        """RTT and number of part of all that a round does, in its order."""
+        rtts_ms = self.size.rtts_ms
+        first = turn % len(rtts_ms)
+        return [
+            (rtt_ms, number)
+            for rtt_ms in (*rtts_ms[first:], *rtts_ms[:first])
+            for number, part in enumerate(self.size.parts)
+            if rtt_ms in part.rtts_ms and turn < part.rounds
+        ]
+
+    def num_rounds(self, turn: int, now_s: float) -> int:
+        """How many rounds the run will have, from the beginning of this one on; the first is
+        always made."""
+        end_s = now_s
+        for number in range(turn, self.size.rounds):
+            end_s += self.round_s(number)
+            if number and end_s + self._reference_s(number + 1) > self.limit_s:
+                return number
+        return self.size.rounds
+
+    def left_s(self, turn: int, done: int, now_s: float) -> float:
+        """Time to the end of the run, after so many steps of a round; of what was never done
+        nothing is known."""
+        end_s = now_s + self.round_s(turn, done)
+        num_rounds = max(turn + 1, self.num_rounds(turn + 1, end_s))
+        later_s = sum(self.round_s(number) for number in range(turn + 1, num_rounds))
+        return end_s - now_s + later_s + self._reference_s(num_rounds)
+
+    def _reference_s(self, num_rounds: int) -> float:
+        """For the replies of so many rounds."""
+        temperatures = {part.temperature for part in self.size.parts}
+        count = sum(
+            max((p.num_prompts for p in self._asked(turn, temperature)), default=0)
+            for turn in range(num_rounds)
+            for temperature in temperatures
+        )
+        return len(temperatures) * REFERENCE_START_S + count * self.reply_s
+
+    def _asked(self, turn: int, temperature: float) -> list[CellGroup]:
+        parts = self.size.parts
+        return [p for p in parts if turn < p.rounds and p.temperature == temperature]

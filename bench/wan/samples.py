@@ -1,12 +1,12 @@
-"""What one chat and one batch of chats came to (pure)."""
+"""The measurements of one chat and of one batch of chats (pure)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bench.relay.lane import Traffic
 from bench.wan.plan import Cell, Scheme
-from bench.wan.relay.lane import Traffic
-from bench.wan.waiting.costs import Costs
+from bench.wan.waiting_verifier import Costs
 from outrider.client import Committed, Interrupted, Provisional, Retracted
 from outrider.client.events import Event
 from outrider.client.first_word import FirstWord
@@ -38,7 +38,7 @@ class Sample:
     visible_ms: float
     """To the first text on screen."""
     commits: tuple[tuple[float, int], ...]
-    """When how many tokens were final."""
+    """Time and number of committed tokens after each commit."""
     word: Word | None = None
     """None: the reply has no text."""
     num_chars: int = 0
@@ -46,8 +46,8 @@ class Sample:
     erased_chars: int = 0
     """Shown provisionally, and taken back."""
     ahead: tuple[tuple[float, int], ...] = ()
-    """For how many milliseconds before they were final how many characters stood on screen, of
-    those that were shown provisionally and stayed."""
+    """Characters that were shown provisionally and stayed: (ms on screen before their commit,
+    number of characters)."""
     num_drafts: int = 0
     """Drafts verified."""
     num_accepted: int = 0
@@ -95,7 +95,8 @@ class Reader:
         self._visible_ms: float | None = None
         self._commits: list[tuple[float, int]] = []
         self._standing: list[tuple[float, int]] = []
-        """The provisional text on screen: since when how many characters, first to last."""
+        """The provisional text on screen, first to last: (ms since which it stands there,
+        characters)."""
         self._ahead: list[tuple[float, int]] = []
 
     def take(self, event: Event, at_ms: float) -> None:
@@ -137,7 +138,7 @@ class Reader:
         )
 
     def _keep(self, num_chars: int) -> None:
-        """All but so many of the provisional characters were taken back."""
+        """All but `num_chars` of the provisional characters were taken back."""
         kept: list[tuple[float, int]] = []
         for since_ms, count in self._standing:
             taken = min(count, num_chars)
@@ -147,7 +148,7 @@ class Reader:
         self._standing = kept
 
     def _settle(self, num_chars: int, at_ms: float) -> None:
-        """So many characters became final, the first of them those that stood there before."""
+        """`num_chars` characters became final, first those that stood on screen provisionally."""
         standing: list[tuple[float, int]] = []
         for since_ms, count in self._standing:
             taken = min(count, num_chars)
@@ -163,12 +164,16 @@ def _word(seen: FirstWord) -> Word | None:
     if seen.shown_at is None or seen.staying_at is None or seen.final_at is None:
         return None
     return Word(
-        *(seen.shown_at, seen.staying_at, seen.final_at), seen.shown_early, seen.shown_right
+        shown_ms=seen.shown_at,
+        staying_ms=seen.staying_at,
+        final_ms=seen.final_at,
+        is_early=seen.shown_early,
+        is_right=seen.shown_right,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuSpent:
     """CPU time in seconds, and the waiting verifier's calls."""
 
     region_s: float = 0.0
@@ -192,7 +197,7 @@ class Batch:
     """Number of the first chat's prompt in its round."""
     samples: tuple[Sample, ...]
     """In the order of the prompts."""
-    spent: Spent = field(default_factory=Spent)
+    spent: CpuSpent = field(default_factory=CpuSpent)
     up: Traffic = field(default_factory=Traffic)
     """Over the long link, towards the region."""
     down: Traffic = field(default_factory=Traffic)

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from opentelemetry import context as otel_context
 
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError
+from outrider.rpc.authorization import Call, CallAuthorizer
 from outrider.rpc.errors import abort
-from outrider.rpc.guard import Call, Guard
 from outrider.telemetry import names
 from outrider.telemetry.tracing import TraceParent, extract, span
 from outrider.tls import PLAINTEXT, Tls
@@ -64,7 +64,7 @@ def make_server(
         ("grpc.max_concurrent_streams", max_streams),
     )
     return grpc.aio.server(
-        interceptors=(_Interceptor(Guard(tls)),),
+        interceptors=(_Interceptor(CallAuthorizer(tls)),),
         options=(*_OPTIONS, *limits),
         maximum_concurrent_rpcs=max_calls,
     )
@@ -134,8 +134,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
     needs no reset, which a cancelled or abandoned stream could not do in the right context.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, authorizer: CallAuthorizer) -> None:
+        self._authorizer = authorizer
 
     async def intercept_service(
         self,
@@ -147,8 +147,8 @@ class _Interceptor(grpc.aio.ServerInterceptor):
             return None
         parent = _parent(details)
         if handler.response_streaming:
-            return handler._replace(**_streaming(handler, parent, details.method, self._guard))
-        return handler._replace(**_unary(handler, parent, details.method, self._guard))
+            return handler._replace(**_streaming(handler, parent, details.method, self._authorizer))
+        return handler._replace(**_unary(handler, parent, details.method, self._authorizer))
 
 
 def _parent(details: grpc.HandlerCallDetails) -> TraceParent:
@@ -156,14 +156,16 @@ def _parent(details: grpc.HandlerCallDetails) -> TraceParent:
     return str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))
 
 
-def _unary(handler: Any, parent: TraceParent, method: str, guard: Guard) -> dict[str, Any]:
+def _unary(
+    handler: Any, parent: TraceParent, method: str, authorizer: CallAuthorizer
+) -> dict[str, Any]:
     slot = "stream_unary" if handler.request_streaming else "unary_unary"
     inner = getattr(handler, slot)
     attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method.lstrip("/")}
 
     async def serve(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            with guard.call(method, context) as call:
+            with authorizer.call(method, context) as call:
                 try:
                     with span(method.lstrip("/"), parent=parent, **attributes):
                         return await inner(request, context)
@@ -176,7 +178,9 @@ def _unary(handler: Any, parent: TraceParent, method: str, guard: Guard) -> dict
     return {slot: serve}
 
 
-def _streaming(handler: Any, parent: TraceParent, method: str, guard: Guard) -> dict[str, Any]:
+def _streaming(
+    handler: Any, parent: TraceParent, method: str, authorizer: CallAuthorizer
+) -> dict[str, Any]:
     slot = "stream_stream" if handler.request_streaming else "unary_stream"
     inner = getattr(handler, slot)
 
@@ -185,7 +189,7 @@ def _streaming(handler: Any, parent: TraceParent, method: str, guard: Guard) -> 
     ) -> AsyncIterator[Any]:
         otel_context.attach(extract(parent))
         try:
-            with guard.call(method, context) as call:
+            with authorizer.call(method, context) as call:
                 try:
                     async for message in inner(request, context):
                         yield message
@@ -199,6 +203,6 @@ def _streaming(handler: Any, parent: TraceParent, method: str, guard: Guard) -> 
 
 
 def _raise_reason(call: Call) -> None:
-    """A call that the guard ended says so to its caller."""
+    """A call that the authorizer ended says so to its caller."""
     if call.why is not None:
         raise call.why

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.arrivals import loads, prefill, priorities
-from bench.arrivals.asks import LONG_TOKENS, Asks
-from bench.arrivals.schedule import every, poisson
-from bench.contenders.asking import ask_all
-from bench.contenders.lineup import OURS_SPEC, PEER
-from bench.contenders.work import HIGH, Answer, Outcome, Request, Work, from_json, to_json
-from bench.harness.figures import TOO_FEW, Run
+from bench.arrivals import open_loop, prefill, priorities
+from bench.arrivals.requests import LONG_TOKENS, RequestFactory, every, poisson
+from bench.harness import TOO_FEW, Run
+from bench.systems.base import HIGH, Answer, Request, Work, WorkResult, ask_all, from_json, to_json
+from bench.systems.lineup import OPENVINO, OURS_DRAFTS
 from outrider.models.vocabulary import Vocabulary
 
 
@@ -40,14 +38,14 @@ def test_every_stops_before_the_end() -> None:
 
 
 def test_asks_never_repeat_a_question_but_when_told_to(vocabulary: Vocabulary) -> None:
-    asks = Asks(vocabulary)
-    first, second = asks.chats([0.0, 1.0], 8)
+    factory = RequestFactory(vocabulary)
+    first, second = factory.chats([0.0, 1.0], 8)
     assert first.prompt != second.prompt
-    texts = asks.texts(1)
-    alone, loaded = (asks.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
+    texts = factory.texts(1)
+    alone, loaded = (factory.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
     assert len(alone.prompt) == len(loaded.prompt)
     assert alone.prompt[:16] != loaded.prompt[:16]
-    assert {len(d.prompt) in LONG_TOKENS for d in asks.documents([0.0] * 6, 8)} == {True}
+    assert {len(d.prompt) in LONG_TOKENS for d in factory.documents([0.0] * 6, 8)} == {True}
 
 
 async def test_open_loop_answers_count_from_the_arrival() -> None:
@@ -76,8 +74,8 @@ def chat(*token_s: float) -> Answer:
 
 def test_only_gaps_while_documents_are_read_count() -> None:
     chats = (chat(0.5, 0.9, 1.1, 2.0), chat(0.5, 6.0))
-    assert prefill.chat_gaps(Outcome(6, chats), 0) == pytest.approx([200, 900, 5500])
-    disturbed = Outcome(6, (*chats, Answer((), 1.0, (3.0, 5.0))))
+    assert prefill.chat_gaps(WorkResult(6, chats), 0) == pytest.approx([200, 900, 5500])
+    disturbed = WorkResult(6, (*chats, Answer((), 1.0, (3.0, 5.0))))
     assert prefill.chat_gaps(disturbed, 1) == pytest.approx([200, 900])
 
 
@@ -85,7 +83,7 @@ def test_the_prefill_ratio_is_that_of_the_99th_percentiles() -> None:
     gaps = prefill.Gaps([[10.0] * 250] * 2, [[20.0] * 250, [30.0] * 250], [1000.0])
     assert gaps.ratios() == [2.0, 3.0]
     run = Run("arrivals", quick=True, command="")
-    prefill.report(run, {OURS_SPEC: gaps})
+    prefill.report(run, {OURS_DRAFTS: gaps})
     assert run.figures["itl_p99_ratio_under_prefill"] == 3.0
     assert run.figures["itl_p99_ratio_under_prefill_range"] == [2.0, 3.0]
     (row,) = run.tables[0].rows
@@ -95,7 +93,7 @@ def test_the_prefill_ratio_is_that_of_the_99th_percentiles() -> None:
 
 def test_a_p99_of_few_gaps_is_not_shown_nor_a_ratio_of_it() -> None:
     run = Run("arrivals", quick=True, command="")
-    prefill.report(run, {OURS_SPEC: prefill.Gaps([[10.0] * 499], [[20.0] * 500], [1000.0])})
+    prefill.report(run, {OURS_DRAFTS: prefill.Gaps([[10.0] * 499], [[20.0] * 500], [1000.0])})
     (row,) = run.tables[0].rows
     assert row[3] == row[7] == TOO_FEW
     assert row[6] == 20.0
@@ -112,15 +110,15 @@ def test_priorities_are_judged_by_the_tail_and_the_texts() -> None:
 
 def test_loads_are_compared_at_the_same_rate() -> None:
     slow, quick = (
-        [Outcome(1, (Answer((), 0.0, (at, at + gap, at + 2 * gap)),))]
+        [WorkResult(1, (Answer((), 0.0, (at, at + gap, at + 2 * gap)),))]
         for at, gap in ((0.4, 0.02), (0.2, 0.04))
     )
-    measured = loads.Loads({OURS_SPEC: 5.0, PEER: 4.0})
-    for name, done in ((OURS_SPEC, slow), (PEER, quick)):
-        measured.rates[loads.EQUAL, name] = 3.2
-        measured.outcomes[loads.EQUAL, name] = done
+    measured = open_loop.Loads({OURS_DRAFTS: 5.0, OPENVINO: 4.0})
+    for name, done in ((OURS_DRAFTS, slow), (OPENVINO, quick)):
+        measured.rates[open_loop.EQUAL, name] = 3.2
+        measured.outcomes[open_loop.EQUAL, name] = done
     run = Run("arrivals", quick=True, command="")
-    loads.report(run, measured)
+    open_loop.report(run, measured)
     assert run.figures["equal_rate_ttft_p95_ratio"] == 2.0
     assert run.figures["equal_rate_itl_p99_ratio"] == 0.5
     assert run.tables[0].columns[3:6] == ("n, TTFT", "TTFT p50", "TTFT p95")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.policy.recorded import Chat
-from bench.policy.virtual import CHOICE_MS, VirtualReplica
+from bench.policy import CHOICE_MS, Chat, VirtualReplica
 from outrider.engines.base import EngineInfo
 from outrider.engines.sizing import SizingRule
 

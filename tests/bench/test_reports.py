@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import lossy, overhead, prefix, tick
-from bench.contenders.work import Answer, Outcome
-from bench.draft import __main__ as draft
+from bench import draft, instances, lossy, overhead, prefix, tick
 from bench.faults import __main__ as faults_bench
-from bench.faults.load import REPLICA_KILL, Tally
-from bench.faults.scenarios import Faults
-from bench.harness.figures import TOO_FEW, Run
+from bench.faults.chats import REPLICA_KILL, ChatTotals
+from bench.faults.injection import FaultSeries
+from bench.harness import TOO_FEW, Run
 from bench.harness.region_client import Reply
-from bench.instances import __main__ as instances
 from bench.peers.routing import __main__ as routing
 from bench.peers.routing.workload import Served
+from bench.systems.base import Answer, WorkResult
 
 
 def values(count: int) -> list[float]:
@@ -42,9 +40,12 @@ def of_overhead(run: Run, count: int) -> None:
 
 
 def of_faults(run: Run, count: int) -> None:
-    tally = Tally(chats=9, tokens=90, once_hit=[(ms, ms / 2) for ms in values(count)])
-    faults = [Faults(REPLICA_KILL, 12, count, values(count)), Faults("edge, SIGKILL", 4, 0, [])]
-    faults_bench.report(run, {"openvino": faults_bench.Outcome(tally, faults)})
+    totals = ChatTotals(chats=9, tokens=90, once_hit=[(ms, ms / 2) for ms in values(count)])
+    faults = [
+        FaultSeries(REPLICA_KILL, 12, count, values(count)),
+        FaultSeries("edge, SIGKILL", 4, 0, []),
+    ]
+    faults_bench.report(run, {"openvino": faults_bench.MeshResult(totals, faults)})
 
 
 def of_draft(run: Run, count: int) -> None:
@@ -55,19 +56,19 @@ def of_draft(run: Run, count: int) -> None:
 
 
 def of_tick(run: Run, count: int) -> None:
-    watches = {(kind, on): tick.Watch() for kind in ("whole", "parts") for on in (False, True)}
-    for watch in watches.values():
-        watch.ms |= {part: values(count) for part in tick.PARTS}
-    tick.report(run, watches)
+    timers = {(kind, on): tick.PartTimer() for kind in ("whole", "parts") for on in (False, True)}
+    for timer in timers.values():
+        timer.ms |= {part: values(count) for part in tick.PARTS}
+    tick.report(run, timers)
 
 
 def of_lossy(run: Run, count: int) -> None:
-    outcome = lossy.Outcome(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
+    outcome = lossy.ThresholdResult(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
     lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)], 4)
 
 
 def of_instances(run: Run, count: int) -> None:
-    outcome = Outcome(1.0, (Answer((1, 2), 0.0, (0.25, 0.5)),))
+    outcome = WorkResult(1.0, (Answer((1, 2), 0.0, (0.25, 0.5)),))
     rounds = [{"1 x 2 threads": outcome, "2 x 1 thread": outcome} for _ in range(count)]
     instances.report(run, dict.fromkeys(instances.SESSIONS, rounds))
 
@@ -105,7 +106,7 @@ def test_every_table_of_measured_times_tells_n_and_no_tail_of_few(
     run = Run(name, quick=False, command="")
     REPORTS[name](run, 99)
     assert set(tails(run, 99)) <= {TOO_FEW}
-    measured = [table for table in run.tables if table.title != "Chats under faults"]
+    measured = [table for table in run.tables if not table.title.startswith("Replies of all chats")]
     for table in measured:
         told = [column for column in table.columns if column == "n" or column.startswith("n,")]
         assert told, table.title

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from bench.contenders import tuning
-from bench.contenders.lineup import FAST_SPEC, LLAMA, LLAMA_BEST, NAMES, OURS, PEER, PEER_SPEC
-from bench.contenders.setup import Setup
-from bench.contenders.tuning import Measured, chosen, for_latency, for_throughput, report
-from bench.harness.figures import Run
-from bench.harness.readme import load
+from bench import tuning
+from bench.harness import Run
+from bench.harness.record import load
+from bench.systems.base import Setup
+from bench.systems.lineup import (
+    INEXACT_DRAFTS,
+    LLAMACPP_Q4_0,
+    LLAMACPP_Q4_1,
+    NAMES,
+    OPENVINO,
+    OPENVINO_LOOKUP,
+    OURS,
+)
+from bench.tuning import Measured, chosen, for_latency, for_throughput, report
 
 
 def measured(threads: int, chunk: int, seconds: float, gap_ms: float) -> Measured:
@@ -41,13 +49,13 @@ def test_everybody_gets_what_was_recorded(
     assert chosen("latency") == dict.fromkeys(NAMES, Setup())
     assert "peers are not tuned" in capsys.readouterr().err
     run = Run("tuning", quick=False, command="")
-    report(run, {OURS: [measured(2, 256, 5.0, 30.0)], PEER: DONE})
+    report(run, {OURS: [measured(2, 256, 5.0, 30.0)], OPENVINO: DONE})
     run.finish(tmp_path)
     found = chosen("throughput")
-    assert found[PEER] == found[PEER_SPEC] == Setup(2, 2048)
-    assert found[OURS] == found[FAST_SPEC] == Setup(2, 256)
-    assert found[LLAMA] == found[LLAMA_BEST] == Setup()
-    assert chosen("latency", threads=1)[PEER] == Setup(1, 256)
+    assert found[OPENVINO] == found[OPENVINO_LOOKUP] == Setup(2, 2048)
+    assert found[OURS] == found[INEXACT_DRAFTS] == Setup(2, 256)
+    assert found[LLAMACPP_Q4_1] == found[LLAMACPP_Q4_0] == Setup()
+    assert chosen("latency", threads=1)[OPENVINO] == Setup(1, 256)
     record: dict[str, Any] = json.loads((tmp_path / "tuning.json").read_text())
     assert [row[-1] for row in record["tables"][0]["rows"]] == [
         *("throughput, latency", "", "latency", "", "throughput"),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.faults.load import Job, make_jobs
+from bench.faults.chats import ReferenceChat, make_reference_chats
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Message, ReconnectPolicy, connect
@@ -39,25 +39,27 @@ def is_back(mesh: LocalMesh, name: str) -> bool:
     return bool(row.get("restarts") == 1 and row["is_up"])
 
 
-async def chat(client: Client, job: Job, is_enough: Callable[[], bool]) -> int:
+async def chat(client: Client, reference: ReferenceChat, is_enough: Callable[[], bool]) -> int:
     """Chats, one after the other until it is enough, each exact; how many."""
     count = 0
     while not count or not is_enough():
-        async with client.chat([Message("user", job.prompt)], sampling=job.sampling) as asked:
+        async with client.chat(
+            [Message("user", reference.prompt)], sampling=reference.sampling
+        ) as asked:
             result = await asked.result()
-        assert (result.text, result.ids) == (job.text, job.ids)
+        assert (result.text, result.ids) == (reference.text, reference.ids)
         count += 1
     return count
 
 
 async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
-    job = make_jobs("fake", num_tokens=400)[0]
+    reference = make_reference_chats("fake", num_tokens=400)[0]
     with local_mesh(engine="fake") as mesh:
         host, port = mesh.edge
         before = {row["name"]: row for row in mesh.state.services}
         is_over = False
         async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
-            chatting = asyncio.create_task(chat(client, job, lambda: is_over))
+            chatting = asyncio.create_task(chat(client, reference, lambda: is_over))
             for name, row in before.items():
                 os.kill(row["pid"], signal.SIGKILL)
                 await eventually(partial(is_back, mesh, name), timeout_s=60.0)

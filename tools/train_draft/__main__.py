@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.train_draft.artifact.file import QUANTISATIONS
-from tools.train_draft.prompts.chats import SPLITS
+from tools.train_draft.draft_file import QUANTISATIONS
+from tools.train_draft.prompts import SPLITS
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # Imported here: only `train` needs torch, and nothing else does.
     if arguments.action == "train":
-        from tools.train_draft.student.actions import train
+        from tools.train_draft.training import train
 
         train(arguments)
     elif arguments.action == "generate":
-        from tools.train_draft.corpus.production import produce
+        from tools.train_draft.generation import produce
 
         produce(
             arguments.replies,
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             model=arguments.model,
         )
     else:
-        from tools.train_draft.evaluation import actions
+        from tools.train_draft import evaluation
 
-        getattr(actions, arguments.action.replace("-", "_"))(arguments)
+        getattr(evaluation, arguments.action.replace("-", "_"))(arguments)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

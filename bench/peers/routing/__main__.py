@@ -11,10 +11,10 @@ from functools import partial
 from typing import TypeAlias
 
 import bench.peers.routing
-from bench.harness.figures import Run, parser, quantile, start
+from bench.harness import Run, parser, quantile, start
 from bench.peers import dynamo, smg
 from bench.peers.routing import fleets
-from bench.peers.routing.asking import Client, serve
+from bench.peers.routing.clients import Client, serve
 from bench.peers.routing.fleets import NUM_REPLICAS, Pace
 from bench.peers.routing.workload import NUM_GROUPS, Served, make_asks
 from bench.scale.calls import recorded
@@ -40,12 +40,12 @@ def main() -> int:
     flags = parser("peers.routing", bench.peers.routing.__doc__ or "")
     flags.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second")
     flags.add_argument("--slow", type=float, default=1.0, help="times slower than measured")
-    flags.add_argument("--only", help="contenders whose names begin so")
+    flags.add_argument("--only", help="routers whose names begin so")
     flags.add_argument("--seed", type=int, default=1)
     arguments = flags.parse_args()
     run = start("routing", arguments)
     run.quick |= bool(arguments.only)
-    served = asyncio.run(_compete(_contenders(arguments.only or ""), arguments))
+    served = asyncio.run(_compete(_installed_routers(arguments.only or ""), arguments))
     report(run, served, arguments.slow)
     run.finish()
     return 0
@@ -54,7 +54,7 @@ def main() -> int:
 Results: TypeAlias = dict[tuple[float, str], list[Served]]
 
 
-def _contenders(only: str) -> dict[str, Open]:
+def _installed_routers(only: str) -> dict[str, Open]:
     missing = [peer for peer in (smg, dynamo) if not peer.installed()]
     for peer in missing:
         print(f"left out: {peer.INSTALL}", file=sys.stderr)
@@ -66,16 +66,16 @@ def _contenders(only: str) -> dict[str, Open]:
     }
 
 
-async def _compete(contenders: dict[str, Open], arguments: argparse.Namespace) -> Results:
+async def _compete(routers: dict[str, Open], arguments: argparse.Namespace) -> Results:
     pace = _pace(arguments.slow)
     results = Results()
     rates = arguments.rates[-1:] if arguments.quick else arguments.rates
-    for done, (rate, name) in enumerate((r, n) for r in rates for n in contenders):
+    for done, (rate, name) in enumerate((r, n) for r in rates for n in routers):
         num_groups = 20 if arguments.quick else NUM_GROUPS
         asks = make_asks(rate / arguments.slow, num_groups, arguments.seed)
-        async with contenders[name](pace) as client:
+        async with routers[name](pace) as client:
             results[rate, name] = await serve(client, asks)
-        print(f"{done + 1} of {len(rates) * len(contenders)}: {name}", file=sys.stderr)
+        print(f"{done + 1} of {len(rates) * len(routers)}: {name}", file=sys.stderr)
     return results
 
 
@@ -88,8 +88,11 @@ def _pace(slow: float) -> Pace:
 
 def report(run: Run, results: Results, slow: float) -> None:
     """Times are divided by `slow` again."""
-    columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "hit rate")
-    title = f"{NUM_REPLICAS} replicas, prompts with shared beginnings"
+    columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "prefix hit rate")
+    title = (
+        f"Routers in front of {NUM_REPLICAS} replicas: time to first token and prefix hit rate, "
+        "prompts in groups with a shared prefix"
+    )
     table = run.table(title, *columns, "p50 over ours", "p90 over ours")
     figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
     for (rate, name), served in results.items():

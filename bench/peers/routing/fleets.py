@@ -1,4 +1,4 @@
-"""The processes of each contender, up while a context lasts."""
+"""The processes behind each router under test, started and stopped by context managers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contenders.processes import child, read_json
+from bench.harness.processes import child, read_json
 from bench.peers import dynamo, smg
 from bench.peers.routing import replica
-from bench.peers.routing.asking import Client, Direct, Http, Routed
+from bench.peers.routing.clients import Client, Direct, Http, Routed
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary

@@ -1,11 +1,11 @@
-"""What all routers are asked: groups of prompts with a shared beginning."""
+"""The requests to all routers: groups of prompts with a shared prefix."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from bench.arrivals.schedule import poisson
+from bench.arrivals.requests import poisson
 
 NUM_GROUPS = 150
 GROUP_SIZE = 5
@@ -26,10 +26,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of it. Seconds."""
+    """The result of one request."""
 
     ttft_s: float
-    """Since it was due."""
+    """Seconds from the time it was due to its first token."""
     prompt_tokens: int
     cached_tokens: int
 

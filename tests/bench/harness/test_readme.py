@@ -9,9 +9,9 @@ import pytest
 
 from bench.harness import readme
 from bench.harness.benches import bench_of
-from bench.harness.readme import complaints, is_stale, load, regenerated, shown
-from bench.harness.record import Run
-from bench.harness.sources import digest
+from bench.harness.provenance import digest
+from bench.harness.readme import complaints, regenerated, shown
+from bench.harness.record import Run, is_stale, load
 
 BLOCK = "<!-- bench:demo -->\n<!-- /bench:demo -->"
 
@@ -70,6 +70,18 @@ def test_a_block_may_have_one_table_alone(tmp_path: Path) -> None:
     new = regenerated("<!-- bench:demo:2 -->\n<!-- /bench:demo -->", tmp_path)
     assert "**Second**" in new
     assert "ours" not in new
+
+
+def test_a_long_table_is_folded_up(tmp_path: Path) -> None:
+    run = run_of()
+    long = run.table("Everything", "number")
+    for number in range(100):
+        long.add(number)
+    run.finish(tmp_path)
+    new = regenerated(BLOCK, tmp_path)
+    assert "**Speeds**" in new
+    assert "<details><summary><b>Everything</b> (100 rows)</summary>\n\n| number |" in new
+    assert new.count("</details>") == 1
 
 
 def test_notes_stand_under_their_table(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.provenance import commit
 from bench.harness.record import Run, parser, start
 from bench.harness.samples import MAX_RAW, packed, time_us
-from bench.harness.sources import commit
 
 
 def run_of(*, quick: bool = False, plan: str = "full") -> Run:

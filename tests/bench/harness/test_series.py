@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.benches import CORE, MAX_CORE_MINUTES, Bench, bench_of
-from bench.harness.installing import Peer, install
-from bench.harness.series import Series, Size, is_fresh, minutes
-from bench.harness.sources import digest
+from bench.harness.provenance import digest
+from bench.harness.series import Peer, Series, Size, install, is_fresh, minutes
 
 CORE_SIZE = Size(core=True)
 

@@ -9,15 +9,12 @@ import pytest
 
 from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
-from bench.scale.decisions import RouterTimes, TimedRouter, Timings
+from bench.scale.decisions import RouterTimes, TimedRouter, TimingLog
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand, Shape
-from bench.scale.fleet import Fleet, Outcome, Setting
+from bench.scale.fleet import Fleet, FleetResult, FleetSetup
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas.base import Hooks, Replica
-from bench.scale.replicas.full import FullReplica
-from bench.scale.routing.base import Router
-from bench.scale.routing.floors import LeastLoaded, RoundRobin
-from bench.scale.routing.mesh import MeshRouter
+from bench.scale.replicas import FullReplica, Hooks, Replica
+from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 
 TIMES = CallTimes({rows: [8.0 + 0.8 * rows] * 10 for rows in (2, 256)}, 0.05)
 SHORT = Shape(shared_tokens=96, own_tokens=32, reply_tokens=6)
@@ -43,7 +40,7 @@ def least(own: Region, regions: Sequence[Region], seed: int) -> Router:
     return LeastLoaded(own.name)
 
 
-def demand(setting: Setting, rate: float, seconds: float = 8.0) -> Iterator[Ask]:
+def demand(setting: FleetSetup, rate: float, seconds: float = 8.0) -> Iterator[Ask]:
     num_groups = GROUPS_PER_REPLICA * setting.num_replicas
     how = {"num_groups": num_groups, "seed": setting.seed, "shape": SHORT, "warm_s": 1.0}
     return Demand(setting.regions, rate, seconds, **how).asks()  # type: ignore[arg-type]
@@ -51,7 +48,7 @@ def demand(setting: Setting, rate: float, seconds: float = 8.0) -> Iterator[Ask]
 
 @pytest.mark.parametrize("router", [ours, gated, in_turn, least])
 def test_every_request_ends_though_replicas_die(router: object) -> None:
-    setting = Setting(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0)
+    setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0)
     outcome = Fleet(setting, make_replica, router).run(demand(setting, 40.0))  # type: ignore[arg-type]
     assert outcome.num_deaths > 2
     assert outcome.num_moves > 0
@@ -63,12 +60,12 @@ def test_every_request_ends_though_replicas_die(router: object) -> None:
         assert 0 <= ask.cached_tokens < len(ask.prompt)
 
 
-def seen(outcome: Outcome) -> list[tuple[float, float, int, int]]:
+def seen(outcome: FleetResult) -> list[tuple[float, float, int, int]]:
     return [(ask.first_at, ask.ended_at, ask.num_places, ask.cached_tokens) for ask in outcome.asks]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    setting = Setting(REGIONS[:2], 4, mtbf_s=10.0, repair_s=1.0)
+    setting = FleetSetup(REGIONS[:2], 4, mtbf_s=10.0, repair_s=1.0)
     runs = [Fleet(setting, make_replica, ours).run(demand(setting, 30.0, 5.0)) for _ in range(2)]
     assert seen(runs[0]) == seen(runs[1])
     other = replace(setting, seed=2)
@@ -87,7 +84,7 @@ def test_an_ideal_fleet_is_linear(num_replicas: int) -> None:
     """No network to speak of, no luck: each replica of many gets what the one got alone."""
     times = []
     for size in (1, num_replicas):
-        setting = Setting(REGIONS[:1], size)
+        setting = FleetSetup(REGIONS[:1], size)
         outcome = Fleet(setting, make_replica, in_turn).run(evenly(20 * size, 5.0 * size))
         times.append([round(ask.ttft_ms, 6) for ask in outcome.asks[::size]])
     assert times[1] == times[0]
@@ -96,14 +93,14 @@ def test_an_ideal_fleet_is_linear(num_replicas: int) -> None:
 def test_a_request_for_a_replica_that_just_died_goes_on_elsewhere() -> None:
     """The router learns of a death half a round trip later; what it sent until then is not lost."""
     far = (REGIONS[0], REGIONS[7])
-    setting = Setting(far, 2, mtbf_s=2.0, repair_s=0.5)
+    setting = FleetSetup(far, 2, mtbf_s=2.0, repair_s=0.5)
     outcome = Fleet(setting, make_replica, ours).run(demand(setting, 10.0, 10.0))
     assert outcome.num_deaths > 2
     assert all(ask.ended_at and ask.committed == ask.reply_tokens for ask in outcome.asks)
 
 
 def test_prefixes_are_found_again_by_our_router_alone() -> None:
-    setting = Setting(REGIONS[:1], 6)
+    setting = FleetSetup(REGIONS[:1], 6)
     hits = []
     for router in (ours, in_turn):
         outcome = Fleet(setting, make_replica, router).run(demand(setting, 30.0))
@@ -120,7 +117,7 @@ def alone(number: int, region: int) -> Ask:
 def test_a_decision_delays_the_request_and_those_behind_it_in_the_same_region() -> None:
     """Two requests come to one router in the same moment, a third one to another router."""
     asks = [alone(1, 0), alone(2, 0), alone(3, 1)]
-    setting = Setting(REGIONS[:2], 8, report_s=100.0, router_times=RouterTimes([40.0], 0.0))
+    setting = FleetSetup(REGIONS[:2], 8, report_s=100.0, router_times=RouterTimes([40.0], 0.0))
     slow = Fleet(setting, make_replica, ours).run(iter(asks))
     assert slow.decision_ms == pytest.approx([40.0, 80.0, 40.0])
     asks = [alone(1, 0), alone(2, 0), alone(3, 1)]
@@ -132,7 +129,7 @@ def test_a_decision_delays_the_request_and_those_behind_it_in_the_same_region() 
 
 def test_reports_take_the_routers_time_too() -> None:
     """Eight replicas report ten times a second for 20 ms each: more than half the router's time."""
-    setting = Setting(REGIONS[:1], 8, report_s=0.25, router_times=RouterTimes([1.0], 20.0))
+    setting = FleetSetup(REGIONS[:1], 8, report_s=0.25, router_times=RouterTimes([1.0], 20.0))
     outcome = Fleet(setting, make_replica, ours).run(evenly(60, 20.0))
     assert max(outcome.decision_ms) > 100.0
     assert min(outcome.decision_ms) == pytest.approx(1.0)
@@ -142,7 +139,7 @@ def test_reports_take_the_routers_time_too() -> None:
 @pytest.mark.parametrize("router", [ours, gated])
 def test_no_request_is_lost_while_routers_are_slow_and_replicas_die(router: object) -> None:
     times = RouterTimes([1.0, 5.0, 30.0], 0.2)
-    setting = Setting(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0, router_times=times)
+    setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0, router_times=times)
     outcome = Fleet(setting, make_replica, router).run(demand(setting, 40.0))  # type: ignore[arg-type]
     assert outcome.num_moves > 0
     for ask in outcome.asks:
@@ -150,7 +147,7 @@ def test_no_request_is_lost_while_routers_are_slow_and_replicas_die(router: obje
 
 
 def test_a_timed_router_places_as_the_router_itself_does() -> None:
-    setting, timings = Setting(REGIONS[:2], 4), Timings(after_s=5.0)
+    setting, timings = FleetSetup(REGIONS[:2], 4), TimingLog(after_s=5.0)
 
     def timed(own: Region, regions: Sequence[Region], seed: int) -> Router:
         return TimedRouter(ours(own, regions, seed), timings)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.figures import Run
+from bench.harness import Run
 from bench.scale import decisions, study
 from bench.scale.__main__ import FLAT, LONG_DAY, SAME_DAY, Plan, report
 from bench.scale.calls import SHARES, SIZES, CallTimes, recorded
 from bench.scale.clock import Clock
 from bench.scale.demand import BLOCK_TOKENS, Demand, Shape
 from bench.scale.regions import LOCAL_RTT_MS, REGIONS, rtt_ms
-from bench.scale.study import MET_SHARE, Case, Row, Search, Task, capacity, run_search
+from bench.scale.study import MET_SHARE, Case, CaseResult, Search, Task, capacity, run_search
 from outrider.codec.block_hashes import block_hashes
 
 
@@ -91,16 +91,16 @@ def test_times_of_decisions_are_those_of_a_fleet_at_least_as_large(tmp_path: Pat
     assert decisions.recorded(5000, tmp_path).report_ms == 0.05
 
 
-def row(rate: float, met_share: float) -> Row:
+def row(rate: float, met_share: float) -> CaseResult:
     return row_of(Case(4, rate), met_share)
 
 
-def row_of(case: Case, met_share: float) -> Row:
+def row_of(case: Case, met_share: float) -> CaseResult:
     shares = (met_share,) * 3
-    return Row(case, 100, 0, met_share, shares, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0))
+    return CaseResult(case, 100, 0, met_share, shares, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0))
 
 
-def bears(limit: float) -> Callable[[Case], Row]:
+def bears(limit: float) -> Callable[[Case], CaseResult]:
     """A fleet that just meets the objective at this load, and less of it the more there is."""
     return lambda case: row_of(case, min(1.0, MET_SHARE * limit / case.rate))
 
@@ -147,7 +147,7 @@ def test_lone_replicas_that_are_counted_together_have_days_of_their_own(
 def test_fleets_are_held_against_the_strongest_lone_replica_of_their_seed() -> None:
     made = plan()
     borne = {FLAT: 12.0, SAME_DAY: 8.0, LONG_DAY: 7.0, 10: 6.0, 100: 9.0}
-    rows: dict[Task, tuple[Row, ...]] = {
+    rows: dict[Task, tuple[CaseResult, ...]] = {
         search: run_search(
             replace(search, case=replace(search.case, rate=borne[name] * search.case.seed)),
             bears(borne[name] * search.case.seed),

@@ -40,11 +40,11 @@ def test_a_run_without_sessions_cannot_be_judged() -> None:
 
 async def test_streams_stay_as_many_and_end_whole() -> None:
     streams = Streams(12, 1, Pace(1.0, 0.0))
-    tally = await streams.run(1.0, warm_up_s=0.2, warm_up_sessions=15)
-    assert tally.num_over[0] >= 15
-    assert tally.num_over == sorted(tally.num_over)
-    assert tally.ends["finished"] >= 15
-    assert set(tally.ends) == {"finished"}
-    assert tally.wrong == 0
-    assert set(tally.rss_mib) == {"router", "replica"}
-    assert all(sample > 1 for samples in tally.rss_mib.values() for sample in samples)
+    totals = await streams.run(1.0, warm_up_s=0.2, warm_up_sessions=15)
+    assert totals.num_over[0] >= 15
+    assert totals.num_over == sorted(totals.num_over)
+    assert totals.ends["finished"] >= 15
+    assert set(totals.ends) == {"finished"}
+    assert totals.wrong == 0
+    assert set(totals.rss_mib) == {"router", "replica"}
+    assert all(sample > 1 for samples in totals.rss_mib.values() for sample in samples)

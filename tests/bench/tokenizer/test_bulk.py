@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.tokenizer.bulk import corpus
-from bench.tokenizer.bulk.corpus import Corpus
-from bench.tokenizer.bulk.rival import WAYS, read_documents, run_package
+from bench.tokenizer import corpus
+from bench.tokenizer.corpus import Corpus
+from bench.tokenizer.package_alone import WAYS, read_documents, run_package
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from bench.harness.prompts import load_prompts
 from bench.wan import frontier
-from bench.wan.machines.bed import RegionEngine
 from bench.wan.measure import Links
+from bench.wan.testbed import RegionEngine
 
 
 def test_all_combinations_of_the_values_are_settings() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.region_client import RegionClient, opening_frame
-from bench.wan.relay.lane import Conditions
-from bench.wan.relay.tcp import TcpLink
-from bench.wan.waiting.__main__ import Desk, serving
-from bench.wan.waiting.edge import (
+from bench.relay.lane import Conditions
+from bench.relay.tcp import TcpLink
+from bench.wan.draft_source import Source, SuffixSource
+from bench.wan.waiting_edge import (
     CHAIN,
     STOP_AND_WAIT,
     WaitingChain,
@@ -21,8 +21,8 @@ from bench.wan.waiting.edge import (
     WaitingReply,
     converse,
 )
-from bench.wan.waiting.source import Source, SuffixSource
-from bench.wan.waiting.verifier import Part, Verdict, Verifier
+from bench.wan.waiting_server import VerifierLoop, serving
+from bench.wan.waiting_verifier import ScheduledSession, Verdict, Verifier
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OverloadedError
@@ -54,7 +54,7 @@ class Region:
 
     def call(self) -> list[Verdict]:
         """The next call, if somebody asked."""
-        parts: list[Part] = self.verifier.decide()
+        parts: list[ScheduledSession] = self.verifier.decide()
         rows = self.engine.step([part.round for part in parts]) if parts else []
         return self.verifier.apply(parts, rows)
 
@@ -151,15 +151,15 @@ async def reply(
         return await converse(talk, source, policy, CODER)
 
 
-def desk() -> Desk:
+def verifier_loop() -> VerifierLoop:
     engine = FakeEngine()
-    return Desk(engine, Verifier(engine.info, new_reply), CODER)
+    return VerifierLoop(engine, Verifier(engine.info, new_reply), CODER)
 
 
 @asynccontextmanager
 async def asking(delay_ms: float = 0.0) -> AsyncIterator[RegionClient]:
     """A client of a verifier behind a link with this delay each way."""
-    async with leak_check(), serving(desk()) as (port, _):
+    async with leak_check(), serving(verifier_loop()) as (port, _):
         link = TcpLink(("127.0.0.1", port), seed=1)
         front = await link.start()
         slow = Conditions(delay_ms=delay_ms)

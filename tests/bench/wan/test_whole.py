@@ -7,21 +7,21 @@ import os
 
 import pytest
 
-from bench.wan.machines.bed import RegionEngine, running_bed
-from bench.wan.machines.cpu import tree
+from bench.wan.analysis import figures_of, model_of
+from bench.wan.draft_source import Sources
 from bench.wan.measure import Links, measure
-from bench.wan.plan import ROUNDS, SCHEMES, Part, Size
-from bench.wan.report.figures import figures_of, model_of
-from bench.wan.report.results import Results, Where
+from bench.wan.meter import tree
+from bench.wan.plan import ROUNDS, SCHEMES, CellGroup, Size
+from bench.wan.results import Results, Selection
 from bench.wan.samples import Sample
-from bench.wan.waiting.source import Sources
+from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.models.vocabulary import Vocabulary
 
 SMALL = Size(
     rounds=1,
     parts=(
-        Part(1, 0.0, (0.0, 40.0), dict.fromkeys(SCHEMES, 1)),
-        Part(2, 0.0, (0.0,), dict.fromkeys(SCHEMES, 2)),
+        CellGroup(1, 0.0, (0.0, 40.0), dict.fromkeys(SCHEMES, 1)),
+        CellGroup(2, 0.0, (0.0,), dict.fromkeys(SCHEMES, 2)),
     ),
     max_tokens=6,
 )
@@ -34,7 +34,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
     cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
     try:
         engine, settings = RegionEngine("fake"), {"edge": ["draft_model=none"]}
-        async with running_bed(engine, settings, SMALL.schemes) as bed:
+        async with running_testbed(engine, settings, SMALL.schemes) as bed:
             started = set(tree(os.getpid())) - before
             links = Links(jitter_ms=1.0, client_rtt_ms=10.0)
             measured = await measure(bed, vocabulary, SMALL, links, Sources())
@@ -45,13 +45,13 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
     assert used == cores, "all cores are used, and each process is told"
     assert not started & set(tree(os.getpid())), "a process was left behind"
     results = Results(measured.batches)
-    for where in (Where(0.0, 1), Where(0.0, 2), Where(40.0, 1)):
+    for where in (Selection(0.0, 1), Selection(0.0, 2), Selection(40.0, 1)):
         replies = [[s.ids for s in results.samples(scheme, where)] for scheme in SCHEMES]
         assert all(reply == replies[0] for reply in replies)
     for scheme in SCHEMES:
-        assert all(s.committed_ms >= 50 for s in results.samples(scheme, Where(40.0)))
-        assert all(s.committed_ms >= 10 for s in results.samples(scheme, Where(0.0)))
-    assert all(gap_ms(s) >= 40 for s in results.samples(ROUNDS, Where(40.0)))
+        assert all(s.committed_ms >= 50 for s in results.samples(scheme, Selection(40.0)))
+        assert all(s.committed_ms >= 10 for s in results.samples(scheme, Selection(0.0)))
+    assert all(gap_ms(s) >= 40 for s in results.samples(ROUNDS, Selection(40.0)))
     assert all(batch.up.num_bytes > 0 < batch.down.num_bytes for batch in measured.batches)
     with_words = [s for batch in measured.batches for s in batch.samples if s.num_chars]
     assert with_words and all(s.word is not None for s in with_words)

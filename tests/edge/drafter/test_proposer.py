@@ -11,8 +11,8 @@ from outrider.sampling.gumbel import group_size_of
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from services.edge.drafter.proposer import Proposal, Proposer
-from tools.train_draft.corpus.records import NUM_TOP, Reply
-from tools.train_draft.evaluation.scoring import _choice
+from tools.train_draft.agreement import _choice
+from tools.train_draft.replies import NUM_TOP, Reply
 
 SIZE = 512
 HEAD = np.arange(0, SIZE, 2, dtype=np.int32)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.hostile import quic_attacks as attacks
-from bench.hostile.quic_attacks import Address, Outcome
+from bench.hostile.quic_client import Address, QuicAttackResult
 from outrider.client import Message
 from outrider.errors import InvalidRequestError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
@@ -80,7 +80,7 @@ async def watched(mesh: Running, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     yield most
 
 
-Attack = Callable[[Address, Path], Awaitable[Outcome]]
+Attack = Callable[[Address, Path], Awaitable[QuicAttackResult]]
 ATTACKS: dict[str, tuple[Attack, str | None]] = {
     "doubling offsets": (lambda a, c: attacks.doubling_offsets(a, c), None),
     "one-byte fragments": (

@@ -19,7 +19,8 @@ from aioquic.quic.connection import NetworkAddress, QuicConnection
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
-from bench.hostile.quic_attacks import crypto_frame, initial
+from bench.hostile.quic_attacks import initial
+from bench.hostile.quic_client import crypto_frame
 from services.edge.quic.fair_queue import LoopShare
 from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, Verdict
 from services.edge.quic.server import (

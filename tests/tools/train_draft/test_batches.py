@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.train_draft.corpus.records import Reply
-from tools.train_draft.student.batches import (
+from tools.train_draft.batches import (
     epoch,
     make_batch,
     position_weights,
     rows_of_ids,
 )
-from tools.train_draft.student.schedule import Schedule, loss_weights
+from tools.train_draft.replies import Reply
+from tools.train_draft.schedule import Schedule, loss_weights
 
 
 def reply_of(number: int, num_prompt: int, num_ids: int, vocabulary_size: int = 50) -> Reply:

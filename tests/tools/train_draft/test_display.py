@@ -18,9 +18,9 @@ from services.edge.session.draft_sources import CopyDrafter
 from services.edge.session.events import Commit
 from services.edge.session.reply import ReplyTools
 from tests.edge.session.simulation.circumstances import Words, word
-from tools.train_draft.corpus.records import NUM_TOP, Reply
-from tools.train_draft.evaluation.display import Outcome, outcome_of, policies, report, tables
-from tools.train_draft.evaluation.replay import DisplayReplay, Guessed, GuessRecorder, Speeds
+from tools.train_draft.display import Outcome, outcome_of, policies, report, tables
+from tools.train_draft.replay import DisplayReplay, Guessed, GuessRecorder, Speeds
+from tools.train_draft.replies import NUM_TOP, Reply
 
 OPTIONS = FakeOptions(
     vocabulary_size=64, block_tokens=16, num_blocks=64, max_context_tokens=512, repetition=0.0

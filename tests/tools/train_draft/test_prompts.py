@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.harness.prompts import Folder, load_prompts
-from tools.train_draft.prompts.chats import SPLITS, Split, draw_chat
-from tools.train_draft.prompts.expansion import parse, shipped_grammar
-from tools.train_draft.prompts.surface import roughened
+from tools.train_draft.prompts import SPLITS, Split, draw_chat, parse, roughened, shipped_grammar
 
 
 def test_names_and_ranges_are_replaced() -> None:

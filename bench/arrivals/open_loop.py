@@ -1,0 +1,108 @@
+"""Open-loop load: chats arrive as a Poisson process at a share of each system's capacity, whether
+earlier ones have ended or not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bench.arrivals.requests import RequestFactory, poisson
+from bench.harness import Cell, Run, quantile
+from bench.systems.base import System, Work, WorkResult
+from bench.systems.lineup import OPENVINO, OURS_DRAFTS, rotated
+
+MAX_TOKENS = 48
+CAPACITY_SESSIONS = 16
+EQUAL = f"80 % of the {OPENVINO}'s"
+LATENCY_TAILS = {"TTFT": (0.95,), "ITL": (0.95, 0.99)}
+"""Quantiles that are shown beside the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    num_requests: int
+    """Of each load in each round."""
+    num_capacity: int
+    """Requests to measure the capacity with."""
+    shares: tuple[float, ...]
+    """Of each system's own capacity."""
+
+
+@dataclass(slots=True)
+class Loads:
+    """What was measured. Rates in requests per second."""
+
+    capacity: dict[str, float] = field(default_factory=dict)
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By load and system."""
+    outcomes: dict[tuple[str, str], list[WorkResult]] = field(default_factory=dict)
+
+    def latency(self, load: str, name: str) -> tuple[list[float], list[float]]:
+        """All times to the first token, and all gaps between arrivals, ms."""
+        answers = [a for outcome in self.outcomes[load, name] for a in outcome.answers]
+        return [a.ttft_ms for a in answers], [gap for a in answers for gap in a.gaps_ms()]
+
+
+def capacity_work(factory: RequestFactory, count: int) -> Work:
+    """So many chats, always CAPACITY_SESSIONS of them at once: they tell the capacity."""
+    return Work(factory.chats([0.0] * count, MAX_TOKENS), CAPACITY_SESSIONS)
+
+
+async def measure(systems: Mapping[str, System], factory: RequestFactory, size: Size) -> Loads:
+    """All loads, round by round."""
+    loads = Loads()
+    full = capacity_work(factory, size.num_capacity)
+    for name, system in systems.items():
+        loads.capacity[name] = (await system.run(full)).requests_per_s
+        print(f"{name}: {loads.capacity[name]:.2f} requests/s", file=sys.stderr)
+    for turn in range(size.rounds):
+        for load, rates in _rates(loads.capacity, size.shares).items():
+            texts = factory.texts(size.num_requests)
+            for name in rotated(systems, turn):
+                due_s = poisson(size.num_requests, rates[name], seed=turn)
+                work = Work(factory.requests(texts, due_s, MAX_TOKENS))
+                loads.rates[load, name] = rates[name]
+                done = await systems[name].run(work)
+                loads.outcomes.setdefault((load, name), []).append(done)
+            print(f"round {turn + 1} of {size.rounds}: {load}", file=sys.stderr)
+    return loads
+
+
+def _rates(
+    capacity: Mapping[str, float], shares: tuple[float, ...]
+) -> dict[str, Mapping[str, float]]:
+    """Requests per second by load and system."""
+    rates: dict[str, Mapping[str, float]] = {
+        f"{share:.0%} of its own": {name: share * most for name, most in capacity.items()}
+        for share in shares
+    }
+    return rates | {EQUAL: dict.fromkeys(capacity, 0.8 * capacity[OPENVINO])}
+
+
+def report(run: Run, loads: Loads) -> None:
+    """The table of latencies, and the figures at the equal rate."""
+    columns = []
+    for kind, tail in LATENCY_TAILS.items():
+        columns += [f"n, {kind}", *(f"{kind} p{share:.0%}"[:-1] for share in (0.5, *tail))]
+    title = "Latency of chats that arrive as a Poisson process, ms, by rate of arrival and system"
+    table = run.table(title, "rate: share of capacity", "system", "requests/s", *columns)
+    for (load, name), rate in loads.rates.items():
+        cells: list[Cell] = []
+        for kind, sample in zip(LATENCY_TAILS, loads.latency(load, name), strict=True):
+            tail_cells = (table.quantile(sample, share) for share in LATENCY_TAILS[kind])
+            cells += [len(sample), table.median(sample), *tail_cells]
+            run.samples(f"{kind}, {load}, {name}", sample, unit="ms")
+        table.add(load, name, rate, *cells)
+    run.figures["capacity_requests_per_s"] = {
+        name: round(rate, 2) for name, rate in loads.capacity.items()
+    }
+    ours, theirs = (loads.latency(EQUAL, name) for name in (OURS_DRAFTS, OPENVINO))
+    for key, mine, other, share in (
+        ("equal_rate_ttft_p95_ratio", ours[0], theirs[0], 0.95),
+        ("equal_rate_itl_p99_ratio", ours[1], theirs[1], 0.99),
+    ):
+        run.figures[key] = round(quantile(mine, share) / quantile(other, share), 3)

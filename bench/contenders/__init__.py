@@ -1,1 +1,0 @@
-"""The systems under test: one way to ask each of them the same work, each in its own process."""

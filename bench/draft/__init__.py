@@ -1,1 +1,0 @@
-"""What a draft costs beside its target."""

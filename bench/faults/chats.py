@@ -1,0 +1,168 @@
+"""Chats that run all the time, each checked token by token against the reference."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+
+from bench.faults.fleet import HOST, Fleet
+from outrider.client import Client, Committed, ReconnectPolicy, connect
+from outrider.engines.factory import create_engine
+from outrider.errors import OutriderError
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.chat import Message
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.inference.config import InferenceConfig
+from services.inference.reference import generate
+
+_PROMPTS = (
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short story about a lighthouse keeper and a whale.",
+    "List the planets, with one sentence about each of them.",
+    "What is a good way to learn a new language as an adult?",
+)
+REPLICA_KILL = "replica, SIGKILL"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceChat:
+    """One prompt and the reply that the reference gives to it."""
+
+    prompt: str
+    sampling: SamplingParams
+    text: str
+    ids: tuple[int, ...]
+
+
+def make_reference_chats(engine: str, num_tokens: int) -> list[ReferenceChat]:
+    """Prompts, greedy and sampled, with the reference's replies; blocks for seconds."""
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    config = InferenceConfig(engine=engine, max_fixed_rows=1, threads=2)
+    model = create_engine(config.engine_config(vocabulary.size))
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+
+    references = []
+    try:
+        for number, prompt in enumerate(_PROMPTS):
+            for temperature in (0.0, 0.8):
+                params = SamplingParams(
+                    temperature=temperature,
+                    seed=1000 + number,
+                    max_tokens=num_tokens,
+                    ignore_eos=True,
+                )
+                ids = vocabulary.encode_chat([Message("user", prompt)])
+                said = generate(model, ids, params, new_reply)
+                references.append(ReferenceChat(prompt, params, said.text, tuple(said.ids)))
+    finally:
+        model.close()
+    return references
+
+
+@dataclass(slots=True, eq=False)
+class RunningChat:
+    """One chat under way."""
+
+    began_at: float
+    times: list[float] = field(default_factory=list)
+    """When its commits came: time.monotonic(), seconds."""
+    hits: list[tuple[str, float]] = field(default_factory=list)
+    """Faults that interrupted it: name of the fault, length of the pause in ms."""
+
+    @property
+    def last_at(self) -> float:
+        """When its last commit came; before the first, when it was asked."""
+        return self.times[-1] if self.times else self.began_at
+
+
+@dataclass(slots=True)
+class ChatTotals:
+    """Counts over all chats."""
+
+    chats: int = 0
+    tokens: int = 0
+    lost: int = 0
+    """Tokens that replies are short of the reference's."""
+    doubled: int = 0
+    """Tokens that replies have beyond the reference's."""
+    inexact: int = 0
+    """Replies that differ from the reference's in any token id or character."""
+    errors: list[str] = field(default_factory=list)
+    once_hit: list[tuple[float, float]] = field(default_factory=list)
+    """Of chats that were interrupted once, by the death of their replica: length of the pause, and
+    how long the next replica queued and recomputed prompt and reply so far; ms."""
+
+
+class ChatLoad:
+    """Keeps `num_chats` chats going for as long as the context lasts, and compares every reply with
+    the reference."""
+
+    def __init__(self, fleet: Fleet, references: list[ReferenceChat], num_chats: int) -> None:
+        self._fleet = fleet
+        self._references = references
+        self._num_chats = num_chats
+        self._has_thin_chats = bool(fleet.tokenizers)
+        self._random = random.Random(7)
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.running: set[RunningChat] = set()
+        self.totals = ChatTotals()
+
+    async def __aenter__(self) -> ChatLoad:
+        self._tasks = [asyncio.create_task(self._work(n)) for n in range(self._num_chats)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+    def check(self) -> None:
+        """Raise the exception of a worker that failed."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _work(self, number: int) -> None:
+        edges = [f"quic://{HOST}:{edge.port}" for edge in self._fleet.edges]
+        first, *others = edges[number % len(edges) :] + edges[: number % len(edges)]
+        patient = ReconnectPolicy(give_up_after_s=60)
+        async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
+            while not self._is_over:
+                thin = self._has_thin_chats and self._random.random() < 0.5
+                await self._chat(client, self._random.choice(self._references), thin=thin)
+
+    async def _chat(self, client: Client, reference: ReferenceChat, *, thin: bool) -> None:
+        run = RunningChat(time.monotonic())
+        self.running.add(run)
+        self.totals.chats += 1
+        try:
+            message = Message("user", reference.prompt)
+            asked = client.chat([message], sampling=reference.sampling, thin=thin)
+            async with asked as chat:
+                async for event in chat:
+                    if isinstance(event, Committed):
+                        run.times.append(time.monotonic())
+                result = await chat.result()
+            self._count(reference, result.ids, result.text)
+            if [what for what, _ in run.hits] == [REPLICA_KILL]:
+                replica = result.replica_timings
+                again_ms = replica.queue_ms + replica.prefill_ms
+                self.totals.once_hit.append((run.hits[0][1], again_ms))
+        except OutriderError as error:
+            self.totals.errors.append(f"{error.reason}: {error.message}")
+        finally:
+            self.running.discard(run)
+
+    def _count(self, reference: ReferenceChat, ids: tuple[int, ...], text: str) -> None:
+        totals = self.totals
+        totals.tokens += len(ids)
+        totals.lost += max(0, len(reference.ids) - len(ids))
+        totals.doubled += max(0, len(ids) - len(reference.ids))
+        totals.inexact += ids != reference.ids or text != reference.text

@@ -1,0 +1,261 @@
+"""Draws the charts of the pages, SVG files in `docs/charts/`, from the records alone.
+
+`python -m bench.harness.charts` draws all of them, and so does `python -m bench` at its end. It
+needs matplotlib (`pip install 'outrider[bench]'`). A chart has no date and no random ids: the same
+record gives the same file. Each file names what it was drawn from, so that
+`python -m bench.harness.readme --check` can tell a chart of an older record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.harness.provenance import ROOT
+from bench.harness.record import RESULTS, load
+from bench.harness.statistics import median
+
+FOLDER: Final = ROOT / "docs" / "charts"
+INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
+
+_COLOURS: Final = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
+_SIZE_INCHES: Final = (6.4, 3.8)
+_SOURCE: Final = re.compile(r"drawn from (\w+), digest (\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a chart: points, and around each the ends of its interval."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A quantity against another, one line for each system."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    powers_of_two: bool = False
+    """Whether the x axis is logarithmic to base 2, with a tick at every point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """Single measurements side by side, one strip for each case, with a bar at their median."""
+
+    title: str
+    y_label: str
+    strips: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart: its file, the record it is drawn from, and what it shows of that."""
+
+    name: str
+    """`docs/charts/NAME.svg`."""
+    record: str
+    read: Callable[[Mapping[str, Any]], Lines | Strips]
+    """Raises ValueError for a record that has nothing to show."""
+
+
+def first_word(record: Mapping[str, Any]) -> Lines:
+    """Mean time to the first word that stays on screen, with its 95 % interval, by RTT."""
+    lines = []
+    for name, key in (
+        ("plain streaming", "plain_word_ms"),
+        ("Outrider", "staying_word_ms"),
+    ):
+        rows = sorted((float(rtt_ms), row) for rtt_ms, row in record["figures"][key].items())
+        lines.append(
+            Line(
+                name,
+                x=tuple(rtt_ms for rtt_ms, _ in rows),
+                y=tuple(row["mean"] for _, row in rows),
+                low=tuple(_bound(row, "mean_low") for _, row in rows),
+                high=tuple(_bound(row, "mean_high") for _, row in rows),
+            )
+        )
+    return Lines(
+        "Time to the first word that stays on screen\n(greedy, one chat at a time; means, 95 %)",
+        "round trip to the region, ms",
+        "ms after asking",
+        tuple(lines),
+    )
+
+
+def throughput(record: Mapping[str, Any]) -> Lines:
+    """Median tokens per second of chats, greedy, lowest to highest round, by chats at once."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for name, sample in record["samples"].items():
+        match = re.fullmatch(r"tokens/s, chat, greedy, (\d+) sessions, (.+)", name)
+        if match and sample["n"]:
+            found.setdefault(match[2], {})[int(match[1])] = sample["values"]
+    if not found:
+        raise ValueError("no greedy chats in the record")
+    lines = []
+    for system, by_count in found.items():
+        counts = sorted(by_count)
+        lines.append(
+            Line(
+                system,
+                x=tuple(map(float, counts)),
+                y=tuple(median(by_count[count]) for count in counts),
+                low=tuple(min(by_count[count]) for count in counts),
+                high=tuple(max(by_count[count]) for count in counts),
+            )
+        )
+    return Lines(
+        "Throughput of each system on the same machine and model\n"
+        "(greedy chats; medians, lowest to highest round)",
+        "chats at once",
+        "tokens per second",
+        tuple(lines),
+        powers_of_two=True,
+    )
+
+
+def fault_pauses(record: Mapping[str, Any]) -> Strips:
+    """Pauses of interrupted chats by fault, with the real engine where the record has it."""
+    for engine in ("openvino", "fake"):
+        prefix = f"pause, {engine}, "
+        strips = {
+            name.removeprefix(prefix): tuple(sample["values"])
+            for name, sample in record["samples"].items()
+            if name.startswith(prefix) and sample.get("values")
+        }
+        if strips:
+            named = {f"{fault}\n(n = {len(times)})": times for fault, times in strips.items()}
+            title = f"Pause of chats that a fault interrupted ({engine} engine)"
+            return Strips(title, "ms from last commit before to first after", named)
+    raise ValueError("no pauses in the record")
+
+
+CHARTS: Final = (
+    Chart("first-word", "wan", first_word),
+    Chart("throughput", "inference", throughput),
+    Chart("fault-pauses", "faults", fault_pauses),
+)
+
+
+def draw_all(results: Path = RESULTS, folder: Path = FOLDER) -> None:
+    """Draw every chart whose record is there. Raises ModuleNotFoundError without matplotlib."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chart in CHARTS:
+        record = load(chart.record, results)
+        if record is not None:
+            shown = chart.read(record)
+            _draw(shown, folder / f"{chart.name}.svg", f"drawn from {_source(chart, shown)}")
+
+
+def outdated(results: Path = RESULTS, folder: Path = FOLDER) -> list[str]:
+    """Names of the charts that are missing, or drawn from other figures than those recorded."""
+    names = []
+    for chart in CHARTS:
+        record = load(chart.record, results)
+        if record is None:
+            continue
+        path = folder / f"{chart.name}.svg"
+        found = _SOURCE.search(path.read_text(encoding="utf-8")) if path.exists() else None
+        if found is None or found[0] != f"drawn from {_source(chart, chart.read(record))}":
+            names.append(chart.name)
+    return names
+
+
+def is_installed() -> bool:
+    """Whether charts can be drawn here."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _bound(row: Mapping[str, Any], key: str) -> float:
+    """An end of the mean's interval; the mean itself where there were too few chats for one."""
+    return float(row["mean"] if row[key] is None else row[key])
+
+
+def _source(chart: Chart, shown: Lines | Strips) -> str:
+    """The record, and a digest of what is shown of it."""
+    text = json.dumps(asdict(shown), sort_keys=True)
+    return f"{chart.record}, digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # Text stays text, and element ids come from a fixed salt instead of a random one.
+    with mpl.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        axes.set_title(shown.title, fontsize=11)
+        axes.set_ylabel(shown.y_label)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        if isinstance(shown, Lines):
+            _draw_lines(axes, shown)
+        else:
+            _draw_strips(axes, shown)
+        axes.set_ylim(bottom=0)
+        metadata = {"Date": None, "Creator": None, "Description": source}
+        figure.savefig(path, format="svg", metadata=metadata)
+
+
+def _draw_lines(axes: Any, shown: Lines) -> None:
+    for line, colour in zip(shown.lines, _colours(len(shown.lines)), strict=True):
+        below = [y - low for y, low in zip(line.y, line.low, strict=True)]
+        above = [high - y for y, high in zip(line.y, line.high, strict=True)]
+        axes.errorbar(
+            line.x, line.y, yerr=(below, above), label=line.name, color=colour, marker="o",
+            markersize=4, linewidth=1.8, elinewidth=1.0, capsize=3,
+        )  # fmt: skip
+    axes.set_xlabel(shown.x_label)
+    if shown.powers_of_two:
+        counts = sorted({x for line in shown.lines for x in line.x})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(counts, [f"{count:g}" for count in counts])
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _draw_strips(axes: Any, shown: Strips) -> None:
+    for at, times in enumerate(shown.strips.values()):
+        # Side by side in their order, so that equal times do not hide one another.
+        spread = [at + 0.36 * (index / max(1, len(times) - 1) - 0.5) for index in range(len(times))]
+        axes.scatter(spread, times, s=14, color=_COLOURS[0], alpha=0.6, linewidths=0)
+        axes.hlines(median(times), at - 0.25, at + 0.25, color=_COLOURS[1], linewidth=2.4)
+    axes.set_xticks(range(len(shown.strips)), list(shown.strips))
+    axes.plot([], [], color=_COLOURS[1], linewidth=2.4, label="median")
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _colours(count: int) -> Sequence[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.harness.charts", description=__doc__)
+    parser.parse_args()
+    if not is_installed():
+        print(INSTALL, file=sys.stderr)
+        return 1
+    draw_all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,319 @@
+"""Routers of the simulated fleet: ours, whose registry, prefix index, placement and admission are
+the service's own, and plain load balancers that know nothing of prompts."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from bench.scale.demand import BLOCK_TOKENS, Ask
+from bench.scale.regions import Region
+from outrider.errors import NoReplicaError, OutriderError
+from outrider.session_types import Priority
+from services.inference.kv import events as replicas
+from services.inference.scheduler import types as scheduling
+from services.inference.scheduler.types import OverloadLevel
+from services.router.admission.admission import Admission
+from services.router.admission.fleet_view import LiveFleetView
+from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.session import AdmissionRequest
+from services.router.admission.tenants import TenantPolicy
+from services.router.config import ReplicaConfig
+from services.router.fleet.geography import Geography
+from services.router.fleet.registry import Registry
+from services.router.fleet.replica import ClassLoad, PrefillLimits, ReplicaLoad, ServedModel
+from services.router.placement.placement import Placement
+from services.router.placement.types import Decision, PlacementPolicy, PlacementRequest
+from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
+from services.router.prefix_index.kv_events import (
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvEventFollower,
+    SnapshotPart,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A replica, as configuration has it."""
+
+    name: str
+    region: str
+    rtt_ms: float
+    """To the router, as a probe would measure it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica said, a while ago."""
+
+    name: str
+    load: ReplicaLoad
+    blocks: tuple[KvEvent, ...]
+
+    @classmethod
+    def of(cls, name: str, load: scheduling.Load, blocks: Sequence[replicas.BlockEvent]) -> Report:
+        """As routers read from the wire what a replica's scheduler and pool say."""
+        return cls(
+            name,
+            ReplicaLoad(
+                running_sessions=load.running_sessions,
+                queued_sessions=load.queued_sessions,
+                queued_prompt_tokens=load.queued_prompt_tokens,
+                fixed_ms=load.fixed_ms,
+                row_ms=load.row_ms,
+                max_sessions=load.max_sessions,
+                overload_level=load.overload_level,
+                low=_part(load.low),
+                medium=_part(load.medium),
+                stay_ms=load.stay_ms,
+                queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
+                refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
+            ),
+            tuple(_event(event) for event in blocks),
+        )
+
+
+def _part(load: scheduling.ClassLoad) -> ClassLoad:
+    return ClassLoad(load.sessions, load.queued_prompt_tokens)
+
+
+def _event(event: replicas.BlockEvent) -> KvEvent:
+    if isinstance(event, replicas.Stored):
+        return BlocksStored(event.parent, event.hashes, len(event.hashes) * BLOCK_TOKENS)
+    return BlocksRemoved(event.hashes)
+
+
+class Router(Protocol):
+    """The router of one region. All verbs take the time."""
+
+    def connect(self, site: Site, now: float) -> None:
+        """A replica can be reached, with an empty cache and no sessions."""
+
+    def lose(self, name: str, now: float) -> None:
+        """Its stream broke."""
+
+    def report(self, reports: Sequence[Report], now: float) -> None:
+        """Loads and block events came in."""
+
+    def place(self, ask: Ask, now: float) -> str | None:
+        """The replica that is to have it; None: it waits for `wake`. Raises OutriderError if none
+        can."""
+
+    def wake(self, now: float) -> Iterable[tuple[Ask, str | OutriderError]]:
+        """Those that waited and are to go to a replica now, or nowhere; asked for one by one."""
+
+    def release(self, ask: Ask, now: float) -> None:
+        """It ended, or left its replica."""
+
+
+class _Balancer:
+    """Replicas of the own region that can be reached; others, if there are none."""
+
+    def __init__(self, region: str) -> None:
+        self._region = region
+        self._sites: dict[str, Site] = {}
+        self._near: list[str] = []
+
+    def connect(self, site: Site, now: float) -> None:
+        self._sites[site.name] = site
+        self._choose()
+
+    def lose(self, name: str, now: float) -> None:
+        self._sites.pop(name, None)
+        self._choose()
+
+    def report(self, reports: Sequence[Report], now: float) -> None:
+        """Load reports are ignored."""
+
+    def wake(self, now: float) -> Iterable[tuple[Ask, str | OutriderError]]:
+        """No request waits."""
+        return ()
+
+    def _choose(self) -> None:
+        sites = self._sites.values()
+        near = [site.name for site in sites if site.region == self._region]
+        self._near = near or [site.name for site in sites]
+
+    def _reachable(self) -> list[str]:
+        if not self._near:
+            raise NoReplicaError("every replica is down")
+        return self._near
+
+
+class RoundRobin(_Balancer):
+    """Each in turn."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__(region)
+        self._turns = itertools.count()
+
+    def place(self, ask: Ask, now: float) -> str:
+        names = self._reachable()
+        return names[next(self._turns) % len(names)]
+
+    def release(self, ask: Ask, now: float) -> None:
+        """Nothing is counted."""
+
+
+class LeastLoaded(_Balancer):
+    """The one with the fewest sessions of this router; of several, the one whose turn it is."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__(region)
+        self._counts: dict[str, int] = {}
+        self._on: dict[int, str] = {}
+        self._turns = itertools.count()
+
+    def place(self, ask: Ask, now: float) -> str:
+        names = self._reachable()
+        first = next(self._turns) % len(names)
+        name = min(names[first:] + names[:first], key=lambda name: self._counts.get(name, 0))
+        self._counts[name] = self._counts.get(name, 0) + 1
+        self._on[ask.number] = name
+        return name
+
+    def release(self, ask: Ask, now: float) -> None:
+        name = self._on.pop(ask.number, None)
+        if name is not None:
+            self._counts[name] -= 1
+
+
+MODEL = ServedModel(
+    "virtual",
+    b"virtual",
+    block_tokens=BLOCK_TOKENS,
+    prefill_limits=PrefillLimits(256, 12, 40.0, 1.8, 1.25),  # a replica's defaults
+)
+POLICY = PlacementPolicy()
+_EXPIRE_S = 0.5
+"""What passes with time alone takes seconds; a router looks for it more often."""
+_TIDY_ROWS = 256
+
+
+class MeshRouter:
+    """Implements base.Router."""
+
+    def __init__(
+        self,
+        own: Region,
+        regions: Sequence[Region],
+        seed: int,
+        *,
+        policy: PlacementPolicy = POLICY,
+        gated: bool = False,
+    ) -> None:
+        """`gated`: admission control with its own defaults before placement."""
+        geography = Geography(own.name, [region.config for region in regions], 100.0)
+        self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
+        self._index = PrefixIndex(PrefixIndexLimits())
+        self._placement = Placement(self._registry, self._index, policy, Random(seed))
+        self._followers: dict[str, KvEventFollower] = {}
+        self._connected: dict[str, Site] = {}
+        self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
+        self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
+        self._gated = gated
+        self._asks: dict[int, tuple[Ask, PlacementRequest]] = {}
+        self._on: dict[int, str] = {}
+        """Which replica has a request."""
+        self._expired_at = 0.0
+
+    def connect(self, site: Site, now: float) -> None:
+        registry = self._registry
+        if registry.find(site.name) is None:
+            registry.add(ReplicaConfig(site.name, site.region, "virtual:1"), now)
+        registry.connected(site.name, MODEL, now)
+        registry.probed(site.name, site.rtt_ms, True, now)
+        self._connected[site.name] = site
+        owner = self._placement.owner(site.name)
+        self._followers[site.name] = made = KvEventFollower(self._index, owner, BLOCK_TOKENS)
+        made.apply_snapshot(1, 1, SnapshotPart((), is_first=True, is_last=True))
+        self._survey(now)
+
+    def lose(self, name: str, now: float) -> None:
+        self._connected.pop(name, None)
+        self._registry.lost(name, "its connection was reset", now)
+        self._survey(now)
+
+    def _survey(self, now: float) -> None:
+        if self._gated:
+            self._fleet_view.refresh(self._registry, now)
+
+    def report(self, reports: Sequence[Report], now: float) -> None:
+        for report in reports:
+            if report.name in self._connected:
+                self._registry.report(report.name, report.load, now)
+                known = self._followers[report.name]
+                known.apply(known.log, known.next_sequence, report.blocks)
+        if now - self._expired_at >= _EXPIRE_S:
+            self._expired_at = now
+            self._registry.expire(now)
+            self._registry.take_transitions()
+            self._survey(now)
+            self._admission.expire(now)
+            self._index.sweep(now, _TIDY_ROWS)
+
+    def place(self, ask: Ask, now: float) -> str | None:
+        prompt = self._index.prompt(array("I", ask.prompt).tobytes(), b"")
+        request = PlacementRequest(
+            MODEL.name,
+            MODEL.vocabulary_digest,
+            len(ask.prompt) + ask.committed,
+            exclude=ask.tried,
+            priority=ask.priority,
+            prompt=prompt,
+        )
+        self._asks[ask.number] = (ask, request)
+        try:
+            decision = self._admit(ask, request, now)
+        except OutriderError:
+            del self._asks[ask.number]
+            raise
+        return None if decision is None else self._put(ask.number, decision, now)
+
+    def _admit(self, ask: Ask, request: PlacementRequest, now: float) -> Decision | None:
+        if not self._gated:
+            return self._placement.decide(request, now)
+        arrival = AdmissionRequest(
+            ask.number,
+            request,
+            ask.reply_tokens,
+            priority=Priority(ask.priority),
+            is_resumed=ask.num_places > 0,
+            num_resumed_tokens=ask.committed,
+        )
+        route = self._admission.open(arrival, self._fleet_view, now)
+        return None if route is None else route.decision
+
+    def wake(self, now: float) -> Iterator[tuple[Ask, str | OutriderError]]:
+        for turn in self._admission.dequeue(self._fleet_view, now):
+            ask, _ = self._asks[turn.session_id]
+            if isinstance(turn.outcome, OutriderError):
+                self.release(ask, now)
+                yield ask, turn.outcome
+            else:
+                yield ask, self._put(turn.session_id, turn.outcome.decision, now)
+        for number, error in self._admission.take_refused():
+            ask, _ = self._asks[number]
+            self.release(ask, now)
+            yield ask, error
+
+    def release(self, ask: Ask, now: float) -> None:
+        self._admission.close(ask.number, ask.committed, now)
+        self._placement.release(ask.number)
+        name = self._on.pop(ask.number, None)
+        if name is not None:
+            self._registry.release(name, ask.number)
+        del self._asks[ask.number]
+
+    def _put(self, number: int, decision: Decision, now: float) -> str:
+        _, request = self._asks[number]
+        self._placement.put(number, request, decision, now)
+        self._registry.place(decision.replica, number, now)
+        self._on[number] = decision.replica
+        return decision.replica

@@ -1,1 +1,0 @@
-"""Routers in virtual time: ours, and the floors that it is compared with."""

@@ -1,0 +1,86 @@
+"""The systems under test, by the names that tables show."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+from bench.harness import Run
+from bench.peers import llamacpp
+from bench.systems.base import Setup, System
+from bench.systems.llamacpp import llama_server
+from bench.systems.openvino_pipeline import pipeline
+from bench.systems.replica import replica
+from outrider.engines.openvino.convert import converted
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary
+
+OURS = "outrider, drafts off"
+OURS_DRAFTS = "outrider, drafts on"
+INEXACT = "outrider inexact, drafts off"
+INEXACT_DRAFTS = "outrider inexact, drafts on"
+OPENVINO = "OpenVINO pipeline"
+OPENVINO_LOOKUP = "OpenVINO pipeline, prompt lookup"
+LLAMACPP_Q4_1 = "llama.cpp Q4_1, the same file"
+LLAMACPP_Q4_0 = "llama.cpp Q4_0, its fastest"
+NAMES = (
+    OURS,
+    OURS_DRAFTS,
+    INEXACT,
+    INEXACT_DRAFTS,
+    OPENVINO,
+    OPENVINO_LOOKUP,
+    LLAMACPP_Q4_1,
+    LLAMACPP_Q4_0,
+)
+
+LOOKUP_TOKENS = 4
+
+
+async def start_all(
+    stack: contextlib.AsyncExitStack,
+    vocabulary: Vocabulary,
+    names: Iterable[str],
+    setups: Mapping[str, Setup],
+) -> dict[str, System]:
+    """Those of `names` that are installed, running until the stack closes."""
+    systems: dict[str, System] = {}
+    for name in names:
+        if name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0) and not llamacpp.installed():
+            print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
+            continue
+        systems[name] = await stack.enter_async_context(started(name, vocabulary, setups[name]))
+    return systems
+
+
+def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncContextManager[System]:
+    """One of them. Our own replicas choose their chunks themselves."""
+    if name in (OPENVINO, OPENVINO_LOOKUP):
+        model = converted(DEFAULT_MODEL, ModelStore(default_root())).directory
+        lookup = LOOKUP_TOKENS if name == OPENVINO_LOOKUP else 0
+        return pipeline(model, vocabulary, setup, lookup_tokens=lookup)
+    if name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0):
+        model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
+        return llama_server(model, setup)
+    return replica(
+        vocabulary,
+        threads=setup.threads,
+        speculate=name in (OURS_DRAFTS, INEXACT_DRAFTS),
+        exact=name in (OURS, OURS_DRAFTS),
+    )
+
+
+def record_settings(run: Run, systems: Mapping[str, System]) -> None:
+    """Keep how each of them was set up."""
+    for name, system in systems.items():
+        run.setting(name, **system.settings)
+
+
+def rotated(names: Iterable[str], turn: int) -> list[str]:
+    """Another system begins each round, so that none always runs on a warmer machine."""
+    order = list(names)
+    first = turn % len(order)
+    return order[first:] + order[:first]

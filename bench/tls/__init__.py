@@ -1,1 +1,0 @@
-"""What mutual TLS costs between two services."""

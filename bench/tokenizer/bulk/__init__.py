@@ -1,1 +1,0 @@
-"""Bulk tokenization: `outrider tokenize` with its shards written, beside the packages alone."""

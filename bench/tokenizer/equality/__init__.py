@@ -1,1 +1,0 @@
-"""Equality with the reference on whole books in many languages."""

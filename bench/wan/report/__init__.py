@@ -1,1 +1,0 @@
-"""What the batches come to: figures, predictions and tables."""

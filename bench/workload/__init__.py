@@ -1,1 +1,0 @@
-"""Prompts in any number, none of them twice, and when they arrive."""
