@@ -1,4 +1,4 @@
-"""What the pages name exists: links with their anchors, files, modules and settings."""
+"""Files, modules and settings that the pages name exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ CONFIGS: Mapping[str, type] = {
 }
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[a-z_][a-z0-9_.-]*)+/?")
 """A path from the root; one with a placeholder in capitals is not meant."""
@@ -46,35 +45,6 @@ def name_of(page: Path) -> str:
 def prose(page: Path) -> str:
     """The page without its blocks of code."""
     return FENCE.sub("", page.read_text("utf-8"))
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of headings: lower case, without punctuation, spaces as
-    hyphens; a heading that comes again gets a number."""
-    found: dict[str, int] = {}
-    for heading in re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE):
-        text = LINK.sub(lambda link: link[0][1 : link[0].index("]")], heading)
-        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-        found[slug] = found.get(slug, -1) + 1
-    return found.keys() | {
-        f"{slug}-{n}" for slug, count in found.items() for n in range(1, count + 1)
-    }
-
-
-def broken_links(page: Path) -> Iterator[str]:
-    for link in LINK.findall(prose(page)):
-        path, _, anchor = link.partition("#")
-        if ":" in path:
-            continue  # another site's
-        target = (page.parent / path).resolve() if path else page
-        is_page = target.suffix == ".md" and target.is_file()
-        if not target.exists() or (anchor and is_page and anchor not in anchors(target)):
-            yield link
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert list(broken_links(page)) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
