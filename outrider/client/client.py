@@ -120,7 +120,7 @@ async def connect(
     port: int | None = None,
     *,
     others: Sequence[str] = (),
-    ca: Path | None = None,
+    ca: Path | str | None = None,
     insecure: bool = False,
     server_name: str | None = None,
     timeout_s: float = 5.0,
@@ -134,10 +134,10 @@ async def connect(
     """A client of the edge at `host` (a name, an address, or `quic://host:port`).
 
     `others` are edges to turn to when that one cannot be reached, each `quic://host:port`; none of
-    them has to know of the chats. `ca` is the PEM file to trust, `insecure` trusts any certificate,
-    `server_name` is the name in the certificate if it is not the host; the same for all. Raises
-    UnavailableError saying what to check, ConfigError for an address that is none. Leaving the
-    context ends every chat and does not wait.
+    them has to know of the chats. `ca` is the PEM file to trust (`~` is the home directory),
+    `insecure` trusts any certificate, `server_name` is the name in the certificate if it is not the
+    host; the same for all. Raises UnavailableError saying what to check, ConfigError for an address
+    that is none. Leaving the context ends every chat and does not wait.
 
     A connection that is lost is replaced while `reconnect` allows it, and chats go on where they
     were; None: they fail. `tickets` outlive the client if they are given: with one of an earlier
@@ -233,7 +233,7 @@ class _Question:
 
 
 def _address(
-    host: str, port: int | None, ca: Path | None, insecure: bool, server_name: str | None
+    host: str, port: int | None, ca: Path | str | None, insecure: bool, server_name: str | None
 ) -> EdgeAddress:
     if "://" in host:
         try:
@@ -248,7 +248,8 @@ def _address(
     port = DEFAULT_PORT if port is None else port
     if not 0 < port < 1 << 16:
         raise ConfigError(f"port {port} of {host} is none; an edge has one of 1 to 65535")
-    return EdgeAddress(host, port, ca, insecure, server_name)
+    trusted = None if ca is None else Path(ca).expanduser()
+    return EdgeAddress(host, port, trusted, insecure, server_name)
 
 
 def _message(message: Message | Mapping[str, str]) -> Message:

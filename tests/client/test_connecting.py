@@ -36,6 +36,15 @@ async def test_ways_to_name_an_edge(words: Vocabulary, tmp_path: Path) -> None:
         assert await ask(mesh, "127.0.0.1", **named) == REPLY
 
 
+async def test_the_certificate_to_trust_may_be_named_as_in_a_shell(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh:
+        monkeypatch.setenv("HOME", str(mesh.ca.parent))
+        named = {"port": mesh.ports.main, "ca": f"~/{mesh.ca.name}"}
+        assert await ask(mesh, "127.0.0.1", **named) == REPLY
+
+
 async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat([{"role": "user", "content": "hello"}]) as chat:
