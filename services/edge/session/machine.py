@@ -20,7 +20,7 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session_types import NO_SPECULATION, FinishReason, Timings, Usage
 from services.edge.session.events import (
     Accepted,
     Action,
