@@ -19,7 +19,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import tokens as wire
+from outrider.wire import token_block_from_proto, token_block_to_proto
 
 BLOCK_TOKENS = (1, 4, 16, 128, 1024)
 _CALLS = 20
@@ -50,10 +50,10 @@ def _codecs(vocabulary: Vocabulary) -> list[Form]:
 
     def form(codec: TokenCodec) -> Form:
         def encode(ids: Sequence[int]) -> bytes:
-            return wire.to_proto(coder.encode(ids, codec)).SerializeToString()
+            return token_block_to_proto(coder.encode(ids, codec)).SerializeToString()
 
         def decode(data: bytes) -> Sequence[int]:
-            block = wire.from_proto(common_pb2.TokenBlock.FromString(data))
+            block = token_block_from_proto(common_pb2.TokenBlock.FromString(data))
             return coder.decode(block, max_count=1 << 20)
 
         return Form(codec.name.lower(), encode, decode)

@@ -1,6 +1,6 @@
 """What every tier says of a session: its priority, why it ended, its tokens and times. Pure.
 
-`outrider.wire.sessions` translates them to and from `protos/outrider/v1/common.proto`.
+`outrider.wire` translates them to and from `protos/outrider/v1/common.proto`.
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ An edge, a router and a replica with the fake engine run in this process, on rea
 client chats with them (no tokenizer service: the edge tokenizes). Two stretches are followed:
 opening a chat, from the client's request to the replica's first engine call, and one commit, from
 one engine call to the next (choosing the token, relaying it, showing it, drafting ahead, the next
-batch). Each is seen many times; a function counts if it is entered in more than half of them, which
-leaves out what happens beside: heartbeats, load reports. Only code of `services/` and `outrider/`
-is counted, without the client, the fake engine and what is generated from the protos; a call is a
-call of a Python function, or the resumption of a coroutine.
+batch). Each is seen many times; a function counts if it is entered in more than half of them.
+
+What the mesh does without a chat (heartbeats, load reports, timers) is left out: the same mesh is
+followed for as long while no chat is open, and a function counts only if it is called at least
+every other time more often with a chat than without. The calls of an idle mesh are subtracted.
+
+Only code of `services/` and `outrider/` is counted, without the client, the fake engine and what is
+generated from the protos; a call is a call of a Python function, or the resumption of a coroutine.
 
     python -m tools.trace_chat            tables, a row per module, in the order of first entry
     python -m tools.trace_chat --json     and one line of JSON at the end
@@ -49,9 +53,15 @@ NUM_COMMITS: Final = 60
 """Engine calls of one chat that are followed."""
 _SKIPPED_COMMITS: Final = 10
 """The first of a chat are left out: its drafts have nothing to copy from yet."""
-_ENGINE_CALL_S: Final = 0.02
+_ENGINE_CALL_S: Final = 0.015
 """How long an engine call takes here: a commit is through before the next one comes, and load
-reports (every 50 ms) are seen in fewer than half of the stretches."""
+reports, every 50 ms while the load changes, are in fewer than half of the stretches."""
+NUM_IDLE: Final = 40
+"""Stretches without a chat that are followed, each as long as the median opening or commit."""
+_SETTLE_S: Final = 1.0
+"""Pause between a chat and the first of them: its session is closed everywhere."""
+_LEAST_EXCESS: Final = 0.5
+"""Calls per stretch above those of an idle mesh from which on a function belongs to the chat."""
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _NOT_COUNTED: Final = (
     "outrider/client/",
@@ -77,9 +87,51 @@ class Function:
 
 @dataclass(slots=True)
 class Stretch:
-    """One opening, or one commit: calls by function, in the order of first entry."""
+    """One opening, one commit, or a time without either: calls by function, in the order of first
+    entry."""
 
     calls: Counter[Function] = field(default_factory=Counter)
+    began_at: float = field(default_factory=time.monotonic)
+    ended_at: float = 0.0
+
+    def end(self) -> None:
+        """Calls from here on are not of this stretch."""
+        self.ended_at = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """All openings, or all commits."""
+
+    chat: list[Stretch]
+    idle: list[Stretch]
+    """Times without a chat, each as long as the median of `chat`."""
+
+    def functions(self) -> list[Function]:
+        """Those of the chat, in the order of first entry (see the module's docstring)."""
+        num_entered: Counter[Function] = Counter()
+        places: dict[Function, list[int]] = defaultdict(list)
+        for stretch in self.chat:
+            for place, function in enumerate(stretch.calls):
+                num_entered[function] += 1
+                places[function].append(place)
+        found = [
+            it
+            for it, count in num_entered.items()
+            if count * 2 > len(self.chat)
+            and _mean_calls(self.chat, it) - _mean_calls(self.idle, it) >= _LEAST_EXCESS
+        ]
+        return sorted(found, key=lambda it: median(places[it]))
+
+    def num_calls(self, functions: Iterable[Function]) -> float:
+        """Calls of these functions: the median of the stretches, less the mean of an idle mesh."""
+        wanted = set(functions)
+        calls = median(sum(it.calls[function] for function in wanted) for it in self.chat)
+        return calls - round(sum(_mean_calls(self.idle, function) for function in wanted))
+
+
+def _mean_calls(stretches: list[Stretch], function: Function) -> float:
+    return sum(it.calls[function] for it in stretches) / max(1, len(stretches))
 
 
 class Tracer:
@@ -149,39 +201,18 @@ def _service_of(frame: FrameType) -> str:
 class Trace:
     """What was seen."""
 
-    opens: list[Stretch]
-    commits: list[Stretch]
+    opens: Stretches
+    commits: Stretches
 
     def figures(self) -> dict[str, float]:
         """Medians and counts, for --json."""
-        opened, committed = usual(self.opens), usual(self.commits)
-        return {
-            "modules_per_open": len({it.module for it in opened}),
-            "functions_per_open": len({(it.module, it.name) for it in opened}),
-            "calls_per_open": _num_calls(self.opens, opened),
-            "modules_per_commit": len({it.module for it in committed}),
-            "functions_per_commit": len({(it.module, it.name) for it in committed}),
-            "calls_per_commit": _num_calls(self.commits, committed),
-        }
-
-
-def usual(stretches: list[Stretch]) -> list[Function]:
-    """Functions entered in more than half of them, in the order of first entry."""
-    seen: Counter[Function] = Counter()
-    places: dict[Function, list[int]] = defaultdict(list)
-    for stretch in stretches:
-        for place, function in enumerate(stretch.calls):
-            seen[function] += 1
-            places[function].append(place)
-    found = [it for it, count in seen.items() if count * 2 > len(stretches)]
-    return sorted(found, key=lambda it: median(places[it]))
-
-
-def _num_calls(stretches: list[Stretch], functions: Iterable[Function]) -> float:
-    wanted = set(functions)
-    return median(
-        sum(count for it, count in stretch.calls.items() if it in wanted) for stretch in stretches
-    )
+        found: dict[str, float] = {}
+        for name, stretches in (("open", self.opens), ("commit", self.commits)):
+            functions = stretches.functions()
+            found[f"modules_per_{name}"] = len({it.module for it in functions})
+            found[f"functions_per_{name}"] = len({(it.module, it.name) for it in functions})
+            found[f"calls_per_{name}"] = stretches.num_calls(functions)
+        return found
 
 
 async def trace() -> Trace:
@@ -247,14 +278,34 @@ async def _chatted(tracer: Tracer, port: int, ca: Path) -> Trace:
         prompts = (f"Tell me about the number {number}." for number in range(NUM_OPENS + 1))
         opens = [await _opening(tracer, client, prompt) for prompt in prompts]
         await _committing(tracer, client, commits)
-    # The first chat fills caches and imports; the last commits may have no successor.
-    return Trace(opens[1:], commits[_SKIPPED_COMMITS:-2])
+        # The first chat fills caches and imports; the last commits may have no successor.
+        opens, commits = opens[1:], commits[_SKIPPED_COMMITS:-2]
+        await asyncio.sleep(_SETTLE_S)
+        return Trace(
+            Stretches(opens, await _idling(tracer, opens)),
+            Stretches(commits, await _idling(tracer, commits)),
+        )
+
+
+async def _idling(tracer: Tracer, chat: list[Stretch]) -> list[Stretch]:
+    """Follow the mesh without a chat; the client stays connected."""
+    duration_s = median(it.ended_at - it.began_at for it in chat)
+    idle: list[Stretch] = []
+    for _ in range(NUM_IDLE):
+        idle.append(Stretch())
+        tracer.current = idle[-1]
+        await asyncio.sleep(duration_s)
+        tracer.current = None
+        idle[-1].end()
+    return idle
 
 
 async def _opening(tracer: Tracer, client: Client, prompt: str) -> Stretch:
     stretch = Stretch()
 
     def engine_called() -> None:
+        if tracer.current is not None:
+            stretch.end()
         tracer.current = None
 
     tracer.on_engine_call = engine_called
@@ -267,6 +318,8 @@ async def _opening(tracer: Tracer, client: Client, prompt: str) -> Stretch:
 
 async def _committing(tracer: Tracer, client: Client, commits: list[Stretch]) -> None:
     def engine_called() -> None:
+        if commits:
+            commits[-1].end()
         commits.append(Stretch())
         tracer.current = commits[-1]
 
@@ -280,8 +333,8 @@ async def _committing(tracer: Tracer, client: Client, commits: list[Stretch]) ->
     tracer.current, tracer.on_engine_call = None, lambda: None
 
 
-def _print(title: str, stretches: list[Stretch]) -> None:
-    functions = usual(stretches)
+def _print(title: str, stretches: Stretches) -> None:
+    functions = stretches.functions()
     print(f"\n{title}")
     for service in sorted({it.service for it in functions}, key=_place):
         mine = [it for it in functions if it.service == service]
@@ -289,7 +342,7 @@ def _print(title: str, stretches: list[Stretch]) -> None:
         print(f"\n  {service}: {len(modules)} modules, {len(mine)} functions")
         for module in modules:
             names = [it for it in mine if it.module == module]
-            calls = _num_calls(stretches, names)
+            calls = stretches.num_calls(names)
             print(f"    {module:<52} {len(names):>3} functions {calls:>6.0f} calls")
 
 

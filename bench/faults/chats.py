@@ -112,11 +112,24 @@ class ChatLoad:
         self._random = random.Random(7)
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._num_connected = 0
+        self._all_connected = asyncio.Event()
         self.running: set[RunningChat] = set()
         self.totals = ChatTotals()
 
     async def __aenter__(self) -> ChatLoad:
+        """Returns once every client is connected: faults are for chats, not for handshakes."""
         self._tasks = [asyncio.create_task(self._work(n)) for n in range(self._num_chats)]
+        connecting = asyncio.create_task(self._all_connected.wait())
+        try:
+            await asyncio.wait({connecting, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+        except BaseException:
+            for task in self._tasks:
+                task.cancel()
+            raise
+        finally:
+            connecting.cancel()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -134,6 +147,9 @@ class ChatLoad:
         first, *others = edges[number % len(edges) :] + edges[: number % len(edges)]
         patient = ReconnectPolicy(give_up_after_s=60)
         async with connect(first, others=others, ca=self._fleet.ca, reconnect=patient) as client:
+            self._num_connected += 1
+            if self._num_connected == self._num_chats:
+                self._all_connected.set()
             while not self._is_over:
                 thin = self._has_thin_chats and self._random.random() < 0.5
                 await self._chat(client, self._random.choice(self._references), thin=thin)

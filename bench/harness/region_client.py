@@ -23,9 +23,12 @@ from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import errors as wire_errors
-from outrider.wire import sampling as wire_sampling
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import (
+    error_from_proto,
+    sampling_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 
 Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Reply ids so far -> guesses for the next ones."""
@@ -182,7 +185,7 @@ class Conversation:
         if isinstance(frame, Exception):
             raise frame
         if frame.WhichOneof("kind") == "error":
-            raise wire_errors.from_detail(frame.error)
+            raise error_from_proto(frame.error)
         return frame
 
     def draft(self, draft: inference_pb2.Draft) -> None:
@@ -198,8 +201,8 @@ def opening_frame(
         request_id=uuid.uuid4().hex,
         cache_salt=SALT,
         vocabulary_digest=digest,
-        ids=inference_pb2.PromptDelta(tail=wire_tokens.to_proto(coder.encode(prompt))),
-        sampling=wire_sampling.to_proto(sampling),
+        ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
+        sampling=sampling_to_proto(sampling),
         codecs=[int(codec) for codec in coder.supported],  # type: ignore[misc]
     )
 
@@ -237,7 +240,7 @@ class _Session:
             start = commit.base - base
             reply.ids.extend(chain[start : start + commit.accepted])
             reply.num_accepted += commit.accepted
-        block = wire_tokens.from_proto(commit.ids)
+        block = token_block_from_proto(commit.ids)
         reply.ids.extend(self._coder.decode(block, max_count=1 << 20))
         assert commit.upto == len(reply.ids)
 
@@ -251,5 +254,5 @@ class _Session:
         self._epoch += 1
         base = len(self.reply.ids)
         self._chains[self._epoch] = (base, ids)
-        block = wire_tokens.to_proto(self._coder.encode(ids))
+        block = token_block_to_proto(self._coder.encode(ids))
         return inference_pb2.Draft(epoch=self._epoch, base=base, ids=block)

@@ -21,7 +21,7 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_channel, make_server
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_to_proto
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
 
@@ -73,7 +73,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        token = wire_tokens.to_proto(_CODER.encode([1]))
+        token = token_block_to_proto(_CODER.encode([1]))
         async for request in request_iterator:
             if request.frame.WhichOneof("kind") != "open":
                 continue
@@ -141,7 +141,7 @@ async def _read(call: Any, count: int) -> int:
 
 def _opening(chooser: random.Random) -> inference_pb2.OpenSession:
     ids = chooser.choices(range(_VOCABULARY), k=PROMPT_TOKENS)
-    block = wire_tokens.to_proto(_CODER.encode(ids, TokenCodec.VARINT))
+    block = token_block_to_proto(_CODER.encode(ids, TokenCodec.VARINT))
     return inference_pb2.OpenSession(
         model="m", vocabulary_digest=DIGEST, ids=inference_pb2.PromptDelta(tail=block)
     )

@@ -18,8 +18,8 @@ from services.inference.kv import events as replicas
 from services.inference.scheduler import types as scheduling
 from services.inference.scheduler.types import OverloadLevel
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
+from services.router.admission.routing import LiveFleetView
 from services.router.admission.session import AdmissionRequest
 from services.router.admission.tenants import TenantPolicy
 from services.router.config import ReplicaConfig

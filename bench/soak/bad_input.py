@@ -17,7 +17,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_to_proto
 
 _TOO_MANY_IDS = 1 << 16
 """More than the context of any model here."""
@@ -66,7 +66,7 @@ class BadInput:
         return inference_pb2.Draft(epoch=1, base=0, ids=block)
 
     def _block(self, ids: list[int]) -> common_pb2.TokenBlock:
-        return wire_tokens.to_proto(self._coder.encode(ids))
+        return token_block_to_proto(self._coder.encode(ids))
 
     def _no_tokens(self, opening: inference_pb2.OpenSession) -> None:
         opening.ids.tail.CopyFrom(self._block([]))

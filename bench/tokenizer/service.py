@@ -30,7 +30,7 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import AUTO, adopt_backend, load_backend
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
@@ -159,7 +159,7 @@ async def _one(served: ServedVocabulary, text: str, workers: int, *, deaths: boo
         seconds = perf_counter() - begun
         if killer is not None:
             killer.cancel()
-    found = [coder.decode(wire_tokens.from_proto(b), max_count=1 << 24) for b in blocks]
+    found = [coder.decode(token_block_from_proto(b), max_count=1 << 24) for b in blocks]
     ids = [i for block in found for i in block]
     return TextResult(seconds, ids, len(killed), len(_workers()))
 

@@ -43,8 +43,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import sampling as sampling_wire
-from outrider.wire import tokens as token_wire
+from outrider.wire import sampling_from_proto, token_block_from_proto, token_block_to_proto
 from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -94,7 +93,7 @@ class VerifierLoop:
 
     def open(self, number: int, frame: inference_pb2.OpenSession) -> None:
         prompt = self._ids(frame.ids.tail, _MAX_PROMPT_TOKENS)
-        ids = self.verifier.open(number, prompt, sampling_wire.from_proto(frame.sampling))
+        ids = self.verifier.open(number, prompt, sampling_from_proto(frame.sampling))
         self.jobs.append(lambda: self.engine.open(number, ids))
         self.wake.set()
 
@@ -113,7 +112,7 @@ class VerifierLoop:
     def _ids(self, block: common_pb2.TokenBlock, max_count: int) -> tuple[int, ...]:
         if not block.count:
             return ()
-        return self.coder.decode(token_wire.from_proto(block), max_count=max_count)
+        return self.coder.decode(token_block_from_proto(block), max_count=max_count)
 
     def _tell(self, verdict: Verdict) -> None:
         outbox, number = self.peers[verdict.session]
@@ -121,7 +120,7 @@ class VerifierLoop:
             epoch=verdict.epoch,
             base=verdict.base,
             accepted=verdict.accepted,
-            ids=token_wire.to_proto(self.coder.encode(verdict.ids)),
+            ids=token_block_to_proto(self.coder.encode(verdict.ids)),
             upto=verdict.upto,
         )
         outbox.put_nowait(inference_pb2.SessionDown(session=number, commit=commit))

@@ -24,9 +24,15 @@ from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, edge_pb2
-from outrider.wire import errors as error_wire
-from outrider.wire import sampling as sampling_wire
-from outrider.wire import sessions as session_wire
+from outrider.wire import (
+    error_from_proto,
+    finish_reason_from_proto,
+    priority_to_proto,
+    sampling_to_proto,
+    speculation_to_proto,
+    timings_from_proto,
+    usage_from_proto,
+)
 
 SpeculationName: TypeAlias = Literal["on", "off", "region_only"]
 PriorityName: TypeAlias = Literal["", "low", "medium", "high"]
@@ -109,11 +115,11 @@ def request_frame(
         chat = edge_pb2.ChatRequest(
             model=options.model,
             messages=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages],
-            sampling=sampling_wire.to_proto(options.sampling),
-            priority=session_wire.priority_to_proto(_PRIORITIES[options.priority]),
+            sampling=sampling_to_proto(options.sampling),
+            priority=priority_to_proto(_PRIORITIES[options.priority]),
             deadline_ms=options.deadline_ms,
             provisional=options.provisional,
-            speculation=session_wire.speculation_to_proto(Speculation(options.speculation)),
+            speculation=speculation_to_proto(Speculation(options.speculation)),
             thin=options.thin,
             idempotency_key=options.idempotency_key,
             residency=options.residency,
@@ -189,7 +195,7 @@ def read(payload: bytes) -> Event:
         case "done":
             return _done(frame.done)
         case "error":
-            raise error_wire.from_detail(frame.error)
+            raise error_from_proto(frame.error)
         case _:
             raise MalformedFrameError("the edge sent a frame that has no place in a chat")
 
@@ -201,7 +207,7 @@ def read_description(payload: bytes) -> EdgeInfo:
     except DecodeError as error:
         raise MalformedFrameError("the edge sent bytes that are no frame") from error
     if frame.HasField("error"):
-        raise error_wire.from_detail(frame.error)
+        raise error_from_proto(frame.error)
     if not frame.HasField("description"):
         raise MalformedFrameError("the edge was asked what it is and sent something else")
     d = frame.description
@@ -217,10 +223,10 @@ def read_description(payload: bytes) -> EdgeInfo:
 
 def _done(done: edge_pb2.ChatDone) -> Done:
     return Done(
-        finish_reason=session_wire.finish_reason_from_proto(done.finish_reason),
-        usage=session_wire.usage_from_proto(done.usage),
-        replica_timings=session_wire.timings_from_proto(done.timings),
-        edge_timings=session_wire.timings_from_proto(done.edge_timings),
+        finish_reason=finish_reason_from_proto(done.finish_reason),
+        usage=usage_from_proto(done.usage),
+        replica_timings=timings_from_proto(done.timings),
+        edge_timings=timings_from_proto(done.edge_timings),
         upto=done.upto,
         region=done.region,
         replica=done.replica,

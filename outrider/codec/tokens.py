@@ -143,18 +143,6 @@ class TokenCoder:
 
     def _check(self, block: Block, max_count: int) -> None:
         self._require(block.codec)
-        self._check_lengths(block, max_count)
-
-    def _check_decoded(self, block: Block, count: int, raw: bytes) -> None:
-        if count != block.count:
-            raise BadTokenBlockError(f"a token block announces {block.count} ids and holds {count}")
-        if zlib.crc32(raw, self._seed) != block.checksum:
-            raise BadTokenBlockError(
-                "a token block fails its checksum; the peers' vocabularies or rank tables differ, "
-                "or bytes were changed"
-            )
-
-    def _check_lengths(self, block: Block, max_count: int) -> None:
         count = block.count
         num_bytes = len(block.payload)
         if not 0 <= count <= max_count:
@@ -165,6 +153,15 @@ class TokenCoder:
         shortest, longest = (2, 2) if u16 else (1, self._max_varint_bytes)
         if not shortest * count <= num_bytes <= longest * count:
             raise BadTokenBlockError(f"a token block of {count} ids cannot have {num_bytes} bytes")
+
+    def _check_decoded(self, block: Block, count: int, raw: bytes) -> None:
+        if count != block.count:
+            raise BadTokenBlockError(f"a token block announces {block.count} ids and holds {count}")
+        if zlib.crc32(raw, self._seed) != block.checksum:
+            raise BadTokenBlockError(
+                "a token block fails its checksum; the peers' vocabularies or rank tables differ, "
+                "or bytes were changed"
+            )
 
     def _pack(self, ids: Sequence[int], raw: bytes, codec: TokenCodec) -> bytes:
         if len(ids) < _LONG_ENCODE and codec != TokenCodec.U16:

@@ -1,4 +1,4 @@
-"""The engine seam: what the scheduler asks of a model, and nothing more.
+"""The engine seam: what the scheduler asks of a model, and what every engine refuses.
 
 An engine computes rows of logits for batches of sequences over a paged KV pool whose blocks the
 caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.py):
@@ -13,17 +13,52 @@ caller hands out. It keeps no policy. The contract (tests/engines/seam/contract.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engines.sizing import NO_SIZING, SizingRule
+from outrider.errors import EngineError
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logits: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SizingRule:
+    """How many rows a call computes.
+
+    Engines with kernels for certain numbers of rows round a call up to one of these. The rows in
+    between cost nothing more, and a scheduler that knows them fills them with drafts. The default
+    does not round.
+    """
+
+    sizes: tuple[int, ...] = ()
+    """Numbers of rows that the engine is prepared for, ascending."""
+    quantum: int = 1
+    """Larger calls are rounded up to a multiple of this."""
+
+    @property
+    def max_prepared(self) -> int:
+        """Most rows of a call that is rounded up to one of `sizes`; 0: there are none."""
+        return self.sizes[-1] if self.sizes else 0
+
+    def padded(self, num_rows: int) -> int:
+        """Rows that a call of `num_rows` computes."""
+        sizes = self.sizes  # no properties and calls: ten predictions are made per engine call
+        if sizes and 0 < num_rows <= sizes[-1]:
+            return sizes[bisect_left(sizes, num_rows)]
+        return -(-num_rows // self.quantum) * self.quantum
+
+    def rounded(self, num_rows: int) -> int:
+        """The next multiple of `quantum`."""
+        return -(-num_rows // self.quantum) * self.quantum
+
+
+NO_SIZING = SizingRule()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +196,80 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release the model; further calls raise EngineError."""
         ...
+
+
+def ladder(max_rows: int) -> tuple[int, ...]:
+    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... up to max_rows."""
+    return tuple(size for size in _steps(max_rows) if size <= max_rows)
+
+
+def _steps(max_rows: int) -> Iterator[int]:
+    size = 1
+    while size <= max_rows:
+        yield size
+        if size >= 8:
+            yield size + size // 2
+        size *= 2
+
+
+# What every engine refuses: one place, so that all engines fail alike.
+
+
+def check_slices(
+    info: EngineInfo, opened: Collection[int], slices: Sequence[SequenceSlice]
+) -> None:
+    """Check a call before anything is written. Raises EngineError."""
+    seen: set[int] = set()
+    for part in slices:
+        if part.sequence not in opened:
+            raise EngineError(f"sequence {part.sequence} is not open; open it before its slices")
+        if part.sequence in seen:
+            raise EngineError(f"sequence {part.sequence} is twice in one call; give it one slice")
+        seen.add(part.sequence)
+        _check_tokens(info, part)
+        _check_blocks(info, part)
+
+
+def check_opening(info: EngineInfo, opened: Collection[int], sequence: int, prompt: Ids) -> None:
+    """Check an announced sequence. Raises EngineError."""
+    if sequence in opened:
+        raise EngineError(f"sequence {sequence} is open already; use a new number")
+    check_ids(info, prompt)
+
+
+def check_ids(info: EngineInfo, ids: Ids) -> None:
+    """Check that every id is in the vocabulary. Raises EngineError."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= info.vocabulary_size):
+        bad = ids[(ids < 0) | (ids >= info.vocabulary_size)][0]
+        raise EngineError(f"id {bad} is outside the vocabulary of {info.vocabulary_size} ids")
+
+
+def check_block_ids(info: EngineInfo, blocks: Sequence[int] | Ids) -> None:
+    """Check that every block is one of the pool's. Raises EngineError."""
+    table = np.asarray(blocks)
+    if table.size and (table.min() < 0 or table.max() >= info.num_blocks):
+        bad = table[(table < 0) | (table >= info.num_blocks)][0]
+        raise EngineError(f"block {bad} is outside the pool of {info.num_blocks} blocks")
+
+
+def _check_tokens(info: EngineInfo, part: SequenceSlice) -> None:
+    count = len(part.tokens)
+    if count < info.min_rows or count < 1:
+        raise EngineError(f"a slice has {count} tokens; give it at least {max(1, info.min_rows)}")
+    if not 0 <= part.num_rows <= count:
+        raise EngineError(f"{part.num_rows} rows asked of {count} tokens; ask for 0..{count}")
+    if part.past < 0 or part.past + count > info.max_context_tokens:
+        raise EngineError(
+            f"tokens at {part.past}..{part.past + count - 1} are outside the context of "
+            f"{info.max_context_tokens} tokens"
+        )
+    check_ids(info, part.tokens)
+
+
+def _check_blocks(info: EngineInfo, part: SequenceSlice) -> None:
+    needed = part.past + len(part.tokens) + info.scratch_tokens
+    if len(part.blocks) * info.block_tokens < needed:
+        raise EngineError(
+            f"{len(part.blocks)} blocks of {info.block_tokens} tokens do not cover {needed} tokens"
+        )
+    check_block_ids(info, part.blocks)

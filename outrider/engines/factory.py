@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from outrider.engines.base import Engine, SequenceSlice
+from outrider.engines.base import NO_SIZING, Engine, SequenceSlice, SizingRule
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
-from outrider.engines.sizing import NO_SIZING, SizingRule
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 

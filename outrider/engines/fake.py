@@ -19,16 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.engines.base import (
+    NO_SIZING,
     EngineInfo,
     Ids,
     Logits,
     LogitsRows,
     OverlappedWork,
     SequenceSlice,
+    SizingRule,
+    check_block_ids,
+    check_opening,
+    check_slices,
     no_work,
 )
-from outrider.engines.sizing import NO_SIZING, SizingRule
-from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import EngineError
 
 Words = npt.NDArray[np.uint64]

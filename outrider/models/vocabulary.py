@@ -216,6 +216,12 @@ class Vocabulary:
             raise InvalidRequestError(f"token id {token_id} is outside the vocabulary")
         return self._all_bytes[token_id]
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes that an id adds to a text; a control token adds none."""
+        if not 0 <= token_id < len(self._text_bytes):
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary")
+        return self._text_bytes[token_id]
+
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token."""
         return token_id in self._special

@@ -3,10 +3,9 @@ and the loop that reconnects."""
 
 from outrider.rpc.channel import make_channel, trace_metadata, until_distrusted
 from outrider.rpc.errors import abort, from_rpc_error, status_code
-from outrider.rpc.health import HealthControl, add_health
 from outrider.rpc.outbox import Outbox
 from outrider.rpc.reconnect import LOSSES, Reconnector, loss_reason, loss_text
-from outrider.rpc.server import bind, incoming, make_server
+from outrider.rpc.server import HealthControl, add_health, bind, incoming, make_server
 
 __all__ = [
     "LOSSES",

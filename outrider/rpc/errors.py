@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from outrider import errors
 from outrider.errors import OutriderError
 from outrider.v1 import common_pb2
-from outrider.wire.errors import MAX_MESSAGE_CHARS, from_detail, to_detail
+from outrider.wire import MAX_MESSAGE_CHARS, error_from_proto, error_to_proto
 
 TRAILER = "outrider-error-bin"
 
@@ -34,7 +34,7 @@ def status_code(error: OutriderError) -> grpc.StatusCode:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
     """End a call with the error's status and its ErrorDetail in the trailer."""
-    detail = to_detail(error)
+    detail = error_to_proto(error)
     await context.abort(
         status_code(error), detail.message, ((TRAILER, detail.SerializeToString()),)
     )
@@ -45,7 +45,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OutriderError:
     for key, value in error.trailing_metadata() or ():
         if key == TRAILER and isinstance(value, bytes):
             try:
-                return from_detail(common_pb2.ErrorDetail.FromString(value))
+                return error_from_proto(common_pb2.ErrorDetail.FromString(value))
             except DecodeError:
                 break
     message = (error.details() or error.code().name)[:MAX_MESSAGE_CHARS]

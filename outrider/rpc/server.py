@@ -1,4 +1,4 @@
-"""Servers: their limits, and the interceptor for certificates, traces and errors."""
+"""Servers: their limits, the interceptor for certificates, traces and errors, and health checks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry import context as otel_context
 
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError
@@ -26,6 +27,10 @@ MAX_STREAMS: Final = 1024
 MAX_CALLS: Final = 4096
 """Calls of all connections together; further ones are refused as RESOURCE_EXHAUSTED."""
 _MAX_METADATA_BYTES: Final = 16 * 1024
+
+SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING: Final[int] = health_pb2.HealthCheckResponse.NOT_SERVING
+UNKNOWN_SERVICE: Final[int] = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 _OPTIONS = (
     # A client that died without closing its connection is noticed within 10 seconds. Its sessions
@@ -206,3 +211,77 @@ def _raise_reason(call: Call) -> None:
     """A call that the authorizer ended says so to its caller."""
     if call.why is not None:
         raise call.why
+
+
+class HealthControl:
+    """Whether a server's services serve, in the gRPC health checking protocol (grpc.health.v1).
+    Starts as not serving."""
+
+    def __init__(self, services: frozenset[str]) -> None:
+        self._services = services
+        self._serving = False
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> bool:
+        """What is being answered."""
+        return self._serving
+
+    def set_serving(self, serving: bool) -> None:
+        """Answer SERVING or NOT_SERVING from now on, to watchers at once."""
+        self._serving = serving
+        self._wake()
+
+    def close(self) -> None:
+        """Not serving, and every Watch stream ends: a stopping server need not wait for them."""
+        self._closed = True
+        self.set_serving(False)
+
+    def status(self, service: str) -> int:
+        """The protocol's answer for one service name; the empty name is the whole server."""
+        if service and service not in self._services:
+            return UNKNOWN_SERVICE
+        return SERVING if self._serving else NOT_SERVING
+
+    async def changes(self, service: str) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """The status now and after each change, until `close`."""
+        last = None
+        while True:
+            changed, closed, status = self._changed, self._closed, self.status(service)
+            if status != last:
+                last = status
+                yield health_pb2.HealthCheckResponse(status=status)
+            if closed:
+                return
+            await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    def __init__(self, control: HealthControl) -> None:
+        self._control = control
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        status = self._control.status(request.service)
+        if status == UNKNOWN_SERVICE:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        async for change in self._control.changes(request.service):
+            yield change
+
+
+def add_health(server: grpc.aio.Server, *service_names: str) -> HealthControl:
+    """Serve grpc.health.v1 for these full service names; not serving until told so."""
+    control = HealthControl(frozenset(service_names))
+    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(control), server)
+    return control

@@ -264,13 +264,10 @@ def reply_tools(
     def new_reply(params: SamplingParams) -> ReplyText:
         return ReplyText(params, stop_ids, vocabulary.detokenizer())
 
-    def token_bytes(token: int) -> bytes:
-        return b"" if vocabulary.is_special(token) else vocabulary.token_bytes(token)
-
     return ReplyTools(
         new_reply=new_reply,
         new_drafter=lambda: CopyDrafter(max_context_tokens),
-        token_bytes=token_bytes,
+        token_bytes=vocabulary.text_bytes,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
         averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,

@@ -151,7 +151,8 @@ class Replica:
         """For the admin port."""
         if self.table.draining:
             return False, "shutting down"
-        return not self.runner.problem, self.runner.problem or f"serving {self.config.replica}"
+        problem = self.runner.problem
+        return not problem, problem or f"serving {self.config.replica}"
 
     async def start(self) -> None:
         """Begin to serve; stop() has to follow."""

@@ -23,7 +23,7 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
+from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
 from services.router.explain import Explainer

@@ -12,7 +12,7 @@ import structlog
 from outrider.cost import NANOS
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
+from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
 from services.router.fleet.registry import Registry
 from services.router.relay.intake import Intake

@@ -23,7 +23,7 @@ from outrider.tokenization.pool.pool import Shortened
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 
 _LONG_IDS: Final = 16_384
@@ -55,7 +55,7 @@ class RequestHandler:
         block = served.coder.encode(self._ids(request, served), codec)
         return tokenizer_pb2.EncodeResponse(
             number=request.number,
-            ids=wire_tokens.to_proto(block),
+            ids=token_block_to_proto(block),
             vocabulary_digest=served.vocabulary.digest,
         )
 
@@ -102,7 +102,7 @@ class RequestHandler:
         served = self.vocabularies.find(request.model, request.vocabulary_digest)
         if not request.HasField("ids"):
             raise InvalidRequestError("There is nothing to decode: send a token block.")
-        block = wire_tokens.from_proto(request.ids)
+        block = token_block_from_proto(request.ids)
         ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
         detokenizer = served.vocabulary.detokenizer(keep_special=request.keep_special)
         text = push_in_steps(detokenizer, ids) + detokenizer.finish()

@@ -20,7 +20,7 @@ from outrider.telemetry.tracing import span
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from outrider.tokenization.pool.pool import Tier
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire.errors import to_detail
+from outrider.wire import error_to_proto
 from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
 from services.tokenizer.requests import RequestHandler, job_class_of
 from services.tokenizer.threads import RequestThreads
@@ -159,13 +159,13 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 return await self._threads.run(work, request, job_class_of(request))
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
-            return response_type(number=request.number, error=to_detail(error))
+            return response_type(number=request.number, error=error_to_proto(error))
         except Exception:
             # A defect fails this request alone. The stack goes to the log, not to the peer.
             labels[names.ERROR_TYPE] = OutriderError.reason
             _log.exception("request_failed", operation=operation)
             failure = OutriderError("The tokenizer failed on this request: see its log.")
-            return response_type(number=request.number, error=to_detail(failure))
+            return response_type(number=request.number, error=error_to_proto(failure))
         finally:
             self._metrics.metrics.counter(REQUESTS).add(1, labels)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.policy import CHOICE_MS, Chat, VirtualReplica
-from outrider.engines.base import EngineInfo
-from outrider.engines.sizing import SizingRule
+from outrider.engines.base import EngineInfo, SizingRule
 
 DURATIONS = {1: 10.0, 4: 11.0, 8: 14.0, 16: 20.0}
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, SizingRule, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeEngine, FakeOptions
-from outrider.engines.sizing import SizingRule
 from outrider.errors import ConfigError, UnknownModelError
 
 

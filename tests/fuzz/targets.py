@@ -23,8 +23,7 @@ from outrider.models.gguf_vocabulary import read_definition
 from outrider.sampling.params import SamplingParams
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
-from outrider.wire import errors as error_wire
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import error_from_proto, token_block_to_proto
 from services.edge.drafter import protocol as drafter_protocol
 from services.edge.drafter.protocol import (
     CloseReply,
@@ -128,7 +127,7 @@ def _region_frame(data: bytes) -> object:
 
 def _error_detail(data: bytes) -> object:
     detail = _parsed(common_pb2.ErrorDetail, data)
-    return isinstance(detail, common_pb2.ErrorDetail) and error_wire.from_detail(detail).reason
+    return isinstance(detail, common_pb2.ErrorDetail) and error_from_proto(detail).reason
 
 
 def _drafter_pipe(data: bytes) -> object:
@@ -174,7 +173,7 @@ def _edge_frames() -> list[bytes]:
 
 
 def _block(ids: tuple[int, ...]) -> common_pb2.TokenBlock:
-    return wire_tokens.to_proto(_CODER.encode(ids))
+    return token_block_to_proto(_CODER.encode(ids))
 
 
 def _session_frames() -> list[inference_pb2.SessionUp]:

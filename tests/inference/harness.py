@@ -19,9 +19,12 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import errors as wire_errors
-from outrider.wire import sampling as wire_sampling
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import (
+    error_from_proto,
+    sampling_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
@@ -129,7 +132,7 @@ class Peer:
     def _draft(self, number: int, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
         first, chain = self._chains.setdefault((number, epoch), (base, []))
         chain[base - first :] = ids
-        block = wire_tokens.to_proto(CODER.encode(ids))
+        block = token_block_to_proto(CODER.encode(ids))
         return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
 
     def _enter(self, frame: inference_pb2.SessionDown) -> None:
@@ -144,7 +147,7 @@ class Peer:
             reply.done = frame.done
             assert frame.done.upto == len(reply.ids)
         else:
-            reply.error = wire_errors.from_detail(frame.error)
+            reply.error = error_from_proto(frame.error)
 
     def _commit(self, number: int, reply: Reply, commit: inference_pb2.Commit) -> None:
         assert reply.opened is not None
@@ -153,7 +156,7 @@ class Peer:
             base, chain = self._chains[number, commit.epoch]
             start = commit.base - base
             reply.ids += chain[start : start + commit.accepted]
-        reply.ids += CODER.decode(wire_tokens.from_proto(commit.ids), max_count=4096)
+        reply.ids += CODER.decode(token_block_from_proto(commit.ids), max_count=4096)
         assert commit.upto == len(reply.ids)
         reply.commits.append(commit)
 
@@ -165,7 +168,7 @@ def opening(
 ) -> inference_pb2.OpenSession:
     """A valid OpenSession, but for what `fields` say."""
     if not isinstance(sampling, common_pb2.Sampling):
-        sampling = wire_sampling.to_proto(sampling or SamplingParams(max_tokens=40))
+        sampling = sampling_to_proto(sampling or SamplingParams(max_tokens=40))
     values: dict[str, Any] = {
         "request_id": f"request-{next(_request_ids)}",
         "cache_salt": SALT,
@@ -174,7 +177,7 @@ def opening(
         "codecs": [common_pb2.TokenCodec.ValueType(TokenCodec.VARINT)],
     }
     if "messages" not in fields:
-        tail = wire_tokens.to_proto(CODER.encode(prompt))
+        tail = token_block_to_proto(CODER.encode(prompt))
         values["ids"] = inference_pb2.PromptDelta(tail=tail)
     return inference_pb2.OpenSession(**(values | fields))
 

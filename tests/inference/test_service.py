@@ -16,7 +16,7 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_to_proto
 from services.inference.app import SERVICE
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.service import GenerateStream
@@ -114,7 +114,7 @@ async def test_a_resumed_session_goes_on_where_it_was() -> None:
     async with running() as it:
         peer = it.peer()
         for number, cut in enumerate((1, 17, 49), start=1):
-            block = wire_tokens.to_proto(CODER.encode(truth[:cut]))
+            block = token_block_to_proto(CODER.encode(truth[:cut]))
             peer.replies[number].ids = list(truth[:cut])
             await peer.open(number, PROMPTS[3], sampling, resume=block)
             assert tuple((await peer.finish(number)).ids) == truth
@@ -267,7 +267,7 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
         peer = it.peer()
         sampling = SamplingParams(max_tokens=40, ignore_eos=True)
         whole = reference(PROMPTS[7], sampling).ids
-        resume = wire_tokens.to_proto(CODER.encode(whole[:30]))
+        resume = token_block_to_proto(CODER.encode(whole[:30]))
         peer.replies[1].ids += whole[:30]
         await peer.open(1, PROMPTS[7], sampling, resume=resume)
         reply = await peer.finish(1)

@@ -35,6 +35,7 @@ def test_the_facts_of_the_default_model(vocabulary: Vocabulary) -> None:
     # <|im_end|> is the metadata's; <|endoftext|> ends whatever it says.
     assert vocabulary.stop_ids == {0, 2}
     assert [i for i in range(vocabulary.size) if vocabulary.is_special(i)] == list(CONTROL_IDS)
+    assert not any(vocabulary.text_bytes(i) for i in CONTROL_IDS)
     assert "<|im_start|>" in vocabulary.chat_template
 
 
@@ -130,6 +131,8 @@ def test_the_tokenizer_json_is_whole(vocabulary: Vocabulary) -> None:
 def test_ids_outside_the_vocabulary_are_refused(vocabulary: Vocabulary, token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
         vocabulary.token_bytes(token_id)
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+        vocabulary.text_bytes(token_id)
     with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
         vocabulary.decode([token_id])
     assert not vocabulary.is_special(token_id)

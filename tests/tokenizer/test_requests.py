@@ -9,7 +9,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto
 from services.tokenizer.requests import RequestHandler
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.edge.integration.region import small_vocabulary
@@ -34,7 +34,7 @@ class Bench:
 
     def ids(self, request: tokenizer_pb2.EncodeRequest) -> list[int]:
         """What the request is answered with."""
-        block = wire_tokens.from_proto(self._answering.encode(request).ids)
+        block = token_block_from_proto(self._answering.encode(request).ids)
         return list(self._served.coder.decode(block, max_count=1000))
 
 

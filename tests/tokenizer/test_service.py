@@ -18,7 +18,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
 
 TEXTS = (
@@ -43,7 +43,7 @@ def coder(vocabulary: Vocabulary) -> TokenCoder:
 
 
 def ids_of(coder: TokenCoder, block: common_pb2.TokenBlock) -> list[int]:
-    return list(coder.decode(wire_tokens.from_proto(block), max_count=1 << 20))
+    return list(coder.decode(token_block_from_proto(block), max_count=1 << 20))
 
 
 def user(content: str) -> tokenizer_pb2.Conversation:
@@ -92,7 +92,7 @@ async def test_decode_gives_the_text_back(
     requests = [
         tokenizer_pb2.DecodeRequest(
             number=n,
-            ids=wire_tokens.to_proto(coder.encode(vocabulary.encode(text))),
+            ids=token_block_to_proto(coder.encode(vocabulary.encode(text))),
             vocabulary_digest=vocabulary.digest,
         )
         for n, text in enumerate(TEXTS)
@@ -104,7 +104,7 @@ async def test_decode_gives_the_text_back(
 async def test_control_tokens_are_shown_on_demand(
     service: TokenizerUnderTest, vocabulary: Vocabulary, coder: TokenCoder
 ) -> None:
-    block = wire_tokens.to_proto(coder.encode(vocabulary.encode_chat([Message("user", "hi")])))
+    block = token_block_to_proto(coder.encode(vocabulary.encode_chat([Message("user", "hi")])))
     answers = await service.decode(
         [
             tokenizer_pb2.DecodeRequest(number=1, ids=block),
@@ -136,11 +136,11 @@ async def test_bad_requests_fail_alone(vocabulary: Vocabulary, coder: TokenCoder
 
 
 async def test_bad_blocks_fail_alone(vocabulary: Vocabulary, coder: TokenCoder) -> None:
-    block = wire_tokens.to_proto(coder.encode([1, 2, 3]))
+    block = token_block_to_proto(coder.encode([1, 2, 3]))
     flipped = common_pb2.TokenBlock()
     flipped.CopyFrom(block)
     flipped.checksum ^= 1
-    long = wire_tokens.to_proto(coder.encode([5] * 101))
+    long = token_block_to_proto(coder.encode([5] * 101))
     bad = {
         1: (tokenizer_pb2.DecodeRequest(number=1, ids=flipped), "BAD_TOKEN_BLOCK"),
         2: (tokenizer_pb2.DecodeRequest(number=2, ids=long), "BAD_TOKEN_BLOCK"),

@@ -10,7 +10,7 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.redis_server import redis_server
@@ -32,7 +32,7 @@ async def encoded(service: TokenizerUnderTest, vocabulary: Vocabulary, salt: byt
     request = tokenizer_pb2.EncodeRequest(number=1, text=TEXT, cache_salt=salt)
     block = (await service.encode([request]))[1].ids
     coder = ServedVocabulary.of(MODEL, vocabulary).coder
-    return list(coder.decode(wire_tokens.from_proto(block), max_count=1 << 20))
+    return list(coder.decode(token_block_from_proto(block), max_count=1 << 20))
 
 
 async def test_what_one_service_was_asked_another_finds_and_redis_may_die(

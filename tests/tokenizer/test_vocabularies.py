@@ -21,7 +21,7 @@ from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.packages import PACKAGES, installed_version
 from outrider.tokenization.backends.selection import adopt_backend
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto
 from services.tokenizer.vocabularies import (
     ServedVocabulary,
     Vocabularies,
@@ -41,7 +41,7 @@ async def service(vocabulary: Vocabulary) -> AsyncIterator[TokenizerUnderTest]:
 
 def ids_of(block: common_pb2.TokenBlock, vocabulary: Vocabulary) -> list[int]:
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
-    return list(coder.decode(wire_tokens.from_proto(block), max_count=1 << 20))
+    return list(coder.decode(token_block_from_proto(block), max_count=1 << 20))
 
 
 async def test_get_vocabulary_is_enough_to_tokenize_alike(

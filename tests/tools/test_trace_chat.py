@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tools.trace_chat import SERVICES, Function, Stretch, Trace, trace, usual
+from tools.trace_chat import SERVICES, Function, Stretch, Stretches, Trace, trace
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "architecture.md"
 _STEP: Final = re.compile(r"^\d+\. \*\*(\w+)\*\*: (Meanwhile, )?(.*?)(?=^\d|^\*\*|\Z)", re.M | re.S)
@@ -69,14 +69,24 @@ def seen() -> Trace:
 
 def test_what_is_in_more_than_half_of_the_stretches_counts_in_the_order_of_entry() -> None:
     stretches = [stretch("a", "b", "b", "c"), stretch("a", "c"), stretch("tick", "a", "c")]
-    assert [it.name for it in usual(stretches)] == ["a", "c"]
-    figures = Trace(stretches, stretches[:1]).figures()
+    opens, commits = Stretches(stretches, []), Stretches(stretches[:1], [])
+    assert [it.name for it in opens.functions()] == ["a", "c"]
+    figures = Trace(opens, commits).figures()
     assert (figures["modules_per_open"], figures["calls_per_open"]) == (2, 2)
     assert (figures["modules_per_commit"], figures["calls_per_commit"]) == (3, 4)
 
 
+def test_what_an_idle_mesh_does_as_often_is_left_out() -> None:
+    chat = [stretch("tick", "a", "clock", "clock"), stretch("tick", "tick", "a", "clock", "clock")]
+    idle = [stretch("tick", "clock"), stretch("tick", "tick", "clock"), stretch("tick", "tick")]
+    seen = Stretches(chat, idle)
+    functions = seen.functions()
+    assert [it.name for it in functions] == ["a", "clock"]
+    assert seen.num_calls(functions) == 3 - 1
+
+
 def test_a_chat_is_followed_through_every_service(seen: Trace) -> None:
-    opened, committed = usual(seen.opens), usual(seen.commits)
+    opened, committed = seen.opens.functions(), seen.commits.functions()
     for functions in (opened, committed):
         assert {it.service for it in functions} >= {"edge", "router", "inference"}
         assert not any("outrider/client/" in it.module for it in functions)
@@ -116,7 +126,7 @@ def test_the_life_of_a_request_names_what_is_entered_in_this_order(
     assert {step.service for step in steps} == set(SERVICES), "a step that was not read?"
     assert all(step.modules for step in steps)
     stretches = seen.opens if heading == "Opening a chat" else seen.commits
-    assert not first_not_entered(steps, usual(stretches)), "not entered, or later than it says"
+    assert not first_not_entered(steps, stretches.functions()), "not entered, or later than it says"
 
 
 def test_every_path_on_the_page_exists() -> None:

@@ -13,6 +13,11 @@ from outrider.engines.base import (
     LogitsRows,
     OverlappedWork,
     SequenceSlice,
+    SizingRule,
+    check_block_ids,
+    check_opening,
+    check_slices,
+    ladder,
     no_work,
 )
 from outrider.engines.config import EngineConfig
@@ -21,8 +26,6 @@ from outrider.engines.openvino.compiling import attention_rows
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
 from outrider.engines.openvino.paging import ATTENTION_ROWS
-from outrider.engines.sizing import SizingRule, ladder
-from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import ConfigError, EngineError
 
 _QUANTUM = 16

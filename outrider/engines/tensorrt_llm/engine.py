@@ -27,6 +27,9 @@ from outrider.engines.base import (
     LogitsRows,
     OverlappedWork,
     SequenceSlice,
+    check_block_ids,
+    check_opening,
+    check_slices,
     no_work,
 )
 from outrider.engines.tensorrt_llm.api import Llm, TokenLogprobs
@@ -38,7 +41,6 @@ from outrider.engines.tensorrt_llm.reports import (
 )
 from outrider.engines.tensorrt_llm.requests import Flight, Request, Ticket
 from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
-from outrider.engines.validation import check_block_ids, check_opening, check_slices
 from outrider.errors import EngineError
 
 log = structlog.get_logger()

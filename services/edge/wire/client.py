@@ -20,9 +20,15 @@ from outrider.errors import (
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
-from outrider.wire import errors as error_wire
-from outrider.wire import sampling as sampling_wire
-from outrider.wire import sessions as session_wire
+from outrider.wire import (
+    error_to_proto,
+    finish_reason_to_proto,
+    priority_from_proto,
+    sampling_from_proto,
+    speculation_from_proto,
+    timings_to_proto,
+    usage_to_proto,
+)
 from services.edge.identity import Credential
 from services.edge.session.events import (
     Accepted,
@@ -155,10 +161,10 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         model=model,
         messages=messages,
         sampling=_sampling(chat.sampling, offer),
-        priority=session_wire.priority_from_proto(chat.priority),
+        priority=priority_from_proto(chat.priority),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
-        speculation=session_wire.speculation_from_proto(chat.speculation),
+        speculation=speculation_from_proto(chat.speculation),
         thin=chat.thin,
         residency=_residency(chat.residency),
         trace=_trace(chat.trace),
@@ -208,7 +214,7 @@ def _request_id(key: str) -> str:
 
 
 def _sampling(wire: common_pb2.Sampling, offer: Offer) -> SamplingParams:
-    params = sampling_wire.from_proto(wire)
+    params = sampling_from_proto(wire)
     for token in (*params.stop_ids, *params.logit_bias):
         if token >= offer.vocabulary_size:
             raise InvalidSamplingError(
@@ -255,15 +261,15 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
         case Done():
             return edge_pb2.EdgeFrame(done=_done(event))
         case Failed(error):
-            return edge_pb2.EdgeFrame(error=error_wire.to_detail(error))
+            return edge_pb2.EdgeFrame(error=error_to_proto(error))
 
 
 def _done(done: Done) -> edge_pb2.ChatDone:
     return edge_pb2.ChatDone(
-        finish_reason=session_wire.finish_reason_to_proto(done.finish_reason),
-        usage=session_wire.usage_to_proto(done.usage),
-        timings=session_wire.timings_to_proto(done.timings),
-        edge_timings=session_wire.timings_to_proto(done.edge_timings),
+        finish_reason=finish_reason_to_proto(done.finish_reason),
+        usage=usage_to_proto(done.usage),
+        timings=timings_to_proto(done.timings),
+        edge_timings=timings_to_proto(done.edge_timings),
         upto=done.upto,
         region=done.region,
         replica=done.replica,

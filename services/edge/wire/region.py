@@ -9,10 +9,17 @@ from outrider.errors import MalformedFrameError
 from outrider.models.chat import Message
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import errors as error_wire
-from outrider.wire import sampling as sampling_wire
-from outrider.wire import sessions as session_wire
-from outrider.wire import tokens as token_wire
+from outrider.wire import (
+    error_from_proto,
+    finish_reason_from_proto,
+    priority_to_proto,
+    sampling_to_proto,
+    speculation_to_proto,
+    timings_from_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+    usage_from_proto,
+)
 from services.edge.identity import UNIDENTIFIED, Identity
 from services.edge.session.events import (
     OpenRegion,
@@ -56,10 +63,10 @@ class RegionWire:
         opening = inference_pb2.OpenSession(
             request_id=request.request_id,
             model=request.model,
-            sampling=sampling_wire.to_proto(request.sampling),
-            priority=session_wire.priority_to_proto(request.priority),
+            sampling=sampling_to_proto(request.sampling),
+            priority=priority_to_proto(request.priority),
             deadline_ms=action.deadline_ms,
-            speculation=session_wire.speculation_to_proto(request.speculation),
+            speculation=speculation_to_proto(request.speculation),
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
@@ -105,11 +112,11 @@ class RegionWire:
             moved = frame.moved
             return RegionMoved(moved.replica, moved.region, moved.epoch)
         if kind == "error":
-            return RegionFailed(error_wire.from_detail(frame.error))
+            return RegionFailed(error_from_proto(frame.error))
         raise MalformedFrameError("the region sent a frame of no known kind")
 
     def _block(self, ids: tuple[int, ...]) -> common_pb2.TokenBlock:
-        return token_wire.to_proto(self._coder.encode(ids, self._codec))
+        return token_block_to_proto(self._coder.encode(ids, self._codec))
 
     def _opened(self, opened: inference_pb2.SessionOpened) -> RegionOpened:
         if int(opened.codec) in self._coder.supported:
@@ -128,7 +135,7 @@ class RegionWire:
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
         ids: tuple[int, ...] = ()
         if commit.HasField("ids"):
-            block = token_wire.from_proto(commit.ids)
+            block = token_block_from_proto(commit.ids)
             ids = self._coder.decode(block, max_count=MAX_COMMIT_TOKENS)
         return RegionCommit(
             epoch=commit.epoch,
@@ -170,8 +177,8 @@ def cancel(reason: str) -> inference_pb2.SessionUp:
 
 def _done(done: inference_pb2.SessionDone) -> RegionDone:
     return RegionDone(
-        finish_reason=session_wire.finish_reason_from_proto(done.finish_reason),
+        finish_reason=finish_reason_from_proto(done.finish_reason),
         upto=done.upto,
-        usage=session_wire.usage_from_proto(done.usage),
-        timings=session_wire.timings_from_proto(done.timings),
+        usage=usage_from_proto(done.usage),
+        timings=timings_from_proto(done.timings),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from outrider.engines.sizing import NO_SIZING, SizingRule
+from outrider.engines.base import NO_SIZING, SizingRule
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL
 
 _FORGETTING = 0.98

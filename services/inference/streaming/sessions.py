@@ -155,6 +155,11 @@ class SessionTable:
         self.draining = False
         self._model = model
         self._metrics = metrics
+        self._running_gauge = metrics.gauge(RUNNING)
+        self._queued_gauge = metrics.gauge(QUEUED)
+        self._paused_gauge = metrics.gauge(PAUSED)
+        self._overload_gauge = metrics.gauge(OVERLOAD_LEVEL)
+        self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}
@@ -351,9 +356,8 @@ class SessionTable:
         if tick.num_scheduled:
             self._metrics.set_batch_utilization(tick.num_scheduled / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)
-        gauges = self._metrics.gauge
-        gauges(RUNNING).set(load.running_sessions)
-        gauges(QUEUED).set(load.queued_sessions)
-        gauges(PAUSED).set(load.paused_sessions)
-        gauges(OVERLOAD_LEVEL).set(load.overload_level)
-        gauges(FREE_BLOCKS).set(load.kv_blocks_free)
+        self._running_gauge.set(load.running_sessions)
+        self._queued_gauge.set(load.queued_sessions)
+        self._paused_gauge.set(load.paused_sessions)
+        self._overload_gauge.set(load.overload_level)
+        self._free_blocks_gauge.set(load.kv_blocks_free)

@@ -19,10 +19,17 @@ from outrider.errors import (
 )
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import errors as wire_errors
-from outrider.wire import sampling as wire_sampling
-from outrider.wire import sessions as wire_sessions
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import (
+    error_to_proto,
+    finish_reason_to_proto,
+    priority_from_proto,
+    sampling_from_proto,
+    speculation_from_proto,
+    timings_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+    usage_to_proto,
+)
 from services.inference.scheduler.types import (
     Committed,
     Drafts,
@@ -97,15 +104,15 @@ def open_request(
     """
     _check_identity(frame, contract)
     codec = negotiate(frame.codecs, contract.coder.supported)
-    priority = wire_sessions.priority_from_proto(frame.priority) or Priority.MEDIUM
-    speculation = wire_sessions.speculation_from_proto(frame.speculation)
+    priority = priority_from_proto(frame.priority) or Priority.MEDIUM
+    speculation = speculation_from_proto(frame.speculation)
     edge_drafts, region_drafts = _SPECULATION[speculation]
     prompt = _prompt(frame, contract)
     drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
     request = OpenRequest(
         session_id=number,
         prompt=prompt,
-        sampling=wire_sampling.from_proto(frame.sampling),
+        sampling=sampling_from_proto(frame.sampling),
         priority=priority,
         deadline=now + frame.deadline_ms / 1e3 if frame.deadline_ms else None,
         resume=_resumed(frame, contract),
@@ -176,7 +183,7 @@ def _ids(block: common_pb2.TokenBlock, contract: Contract, max_count: int) -> tu
     if not block.count and not block.payload:
         return ()
     try:
-        return contract.coder.decode(wire_tokens.from_proto(block), max_count=max_count)
+        return contract.coder.decode(token_block_from_proto(block), max_count=max_count)
     except BadTokenBlockError as error:
         error.metadata["vocabulary_digest"] = contract.vocabulary_digest.hex()
         raise
@@ -213,14 +220,14 @@ def commit_frame(
         epoch=event.epoch,
         base=event.base,
         accepted=event.accepted,
-        ids=wire_tokens.to_proto(contract.coder.encode(event.ids, codec)),
+        ids=token_block_to_proto(contract.coder.encode(event.ids, codec)),
         upto=event.upto,
         lossy=event.lossy,
         pace=pace,
     )
     if sends_accepted_ids and event.accepted:
         accepted = contract.coder.encode(event.accepted_ids, codec)
-        commit.accepted_ids.CopyFrom(wire_tokens.to_proto(accepted))
+        commit.accepted_ids.CopyFrom(token_block_to_proto(accepted))
     return inference_pb2.SessionDown(session=number, commit=commit)
 
 
@@ -238,9 +245,9 @@ def pace_of(event: Committed, load: Load, contract: Contract) -> inference_pb2.P
 def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
     """The end of a session."""
     done = inference_pb2.SessionDone(
-        finish_reason=wire_sessions.finish_reason_to_proto(event.reason),
-        usage=wire_sessions.usage_to_proto(event.usage),
-        timings=wire_sessions.timings_to_proto(event.timings),
+        finish_reason=finish_reason_to_proto(event.reason),
+        usage=usage_to_proto(event.usage),
+        timings=timings_to_proto(event.timings),
         upto=event.upto,
     )
     return inference_pb2.SessionDown(session=number, done=done)
@@ -248,7 +255,7 @@ def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
 
 def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     """The end of a session by an error."""
-    return inference_pb2.SessionDown(session=number, error=wire_errors.to_detail(error))
+    return inference_pb2.SessionDown(session=number, error=error_to_proto(error))
 
 
 def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadResponse:

@@ -14,7 +14,7 @@ from outrider.codec import varint
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from outrider.wire import sessions as session_wire
+from outrider.wire import set_cost
 from services.router.relay.sessions import Session
 
 Up: TypeAlias = router_pb2.RouteRequest
@@ -125,7 +125,7 @@ def complete_done(
 ) -> None:
     """Add to the end of a session what its last replica cannot know: the cost of the whole chat,
     and the times of the whole session where it moved."""
-    session_wire.set_cost(done.usage, cost)
+    set_cost(done.usage, cost)
     if session.num_moves and session.first_token_at is not None:
         done.timings.ttft_ms = (session.first_token_at - session.opened_at) * 1e3
         done.timings.total_ms = (now - session.opened_at) * 1e3

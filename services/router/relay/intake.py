@@ -12,10 +12,9 @@ from typing import Final, TypeAlias
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
 from outrider.session_types import Priority
 from outrider.v1 import common_pb2
-from outrider.wire.sampling import DEFAULT_MAX_TOKENS
+from outrider.wire import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
-from services.router.admission.routing import Route
+from services.router.admission.routing import LiveFleetView, Route
 from services.router.admission.session import AdmissionRequest
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry

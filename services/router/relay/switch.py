@@ -19,7 +19,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import errors as wire_errors
+from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
 from services.router.placement.types import RETRY_DELAY_MS
@@ -46,9 +46,7 @@ _REPLICA_INPUTS: Final = {
     "done": SessionInput.DONE,
     "error": SessionInput.ERROR,
 }
-_REFUSALS: Final = frozenset(
-    {wire_errors.GrpcCode.RESOURCE_EXHAUSTED, wire_errors.GrpcCode.UNAVAILABLE}
-)
+_REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE})
 """A replica that ends a session with one of these did not take it: another one may."""
 
 
@@ -264,7 +262,7 @@ class Switch:
     def _failed(self, session: RelayedSession, response: Down, now: float) -> None:
         """Its replica ended it: another one may have it, or the edge is told."""
         detail = response.frame.error
-        error = wire_errors.from_detail(detail)
+        error = error_from_proto(detail)
         if session.state is SessionState.CLOSING:
             self._advance(session, SessionInput.ERROR, now, down=response, error=error)
         elif isinstance(error, EngineError):
@@ -352,7 +350,7 @@ class Switch:
 
     def _answer(self, edge_stream: int, edge_session_id: int, error: OutriderError) -> None:
         """End a session towards its edge."""
-        detail = wire_errors.to_detail(error)
+        detail = error_to_proto(error)
         frame = inference_pb2.SessionDown(session=edge_session_id, error=detail)
         self._edges[edge_stream].outbox.offer(Down(frame=frame), last=True)
 

@@ -26,7 +26,7 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import span
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire.errors import from_detail
+from outrider.wire import error_from_proto
 from services.router.fleet.registry import Registry
 from services.router.relay.frames import RelayedSession
 from services.router.relay.switch import Switch
@@ -181,7 +181,7 @@ class TokenizerStream:
         if response.WhichOneof("result") == "ids":
             answer.set_result(Tokenized(response.ids, response.vocabulary_digest))
         else:
-            answer.set_exception(from_detail(response.error))
+            answer.set_exception(error_from_proto(response.error))
 
 
 class TokenizerPool:

@@ -19,7 +19,7 @@ from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule, Cutter
 from outrider.tokenization.pool.job_queue import JobClass
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.jobs import DispatcherLimits
 from services.tokenizer.long_texts.processes import WorkerProcesses
@@ -195,7 +195,7 @@ class LongDetokenizer:
         detokenizer = served.vocabulary.detokenizer(keep_special=message.keep_special)
 
         def step(message: tokenizer_pb2.DetokenizeRequest) -> str:
-            block = wire_tokens.from_proto(message.ids)
+            block = token_block_from_proto(message.ids)
             ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
             return push_in_steps(detokenizer, ids)
 

@@ -24,8 +24,7 @@ from outrider.rpc import Outbox, from_rpc_error, make_channel
 from outrider.telemetry.logs import configure_logging
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import tokens as wire_tokens
-from outrider.wire.errors import to_detail
+from outrider.wire import error_to_proto, token_block_to_proto
 from services.tokenizer.vocabularies import ServedVocabulary, received_vocabulary
 
 HEARTBEAT_S: Final = 1.0
@@ -105,14 +104,14 @@ async def _result(
         block = await loop.run_in_executor(pool, _encode, served, part)
         result.ids.CopyFrom(block)
     except OutriderError as error:
-        result.error.CopyFrom(to_detail(error))
+        result.error.CopyFrom(error_to_proto(error))
     except grpc.aio.AioRpcError:
         raise
     except Exception:
         # A defect fails this text alone; the log has the stack, the peer has no use for it.
         _log.exception("part_failed", job=part.job, sequence=part.sequence)
         failure = OutriderError("A tokenizer worker failed on this text: see its log.")
-        result.error.CopyFrom(to_detail(failure))
+        result.error.CopyFrom(error_to_proto(failure))
     return result
 
 
@@ -120,7 +119,7 @@ def _encode(served: ServedVocabulary, part: tokenizer_pb2.WorkResponse) -> commo
     text = part.text
     check_text(text)
     ids = served.encoder.backend.encode(text)
-    return wire_tokens.to_proto(served.coder.encode(ids, TokenCodec(part.codec)))
+    return token_block_to_proto(served.coder.encode(ids, TokenCodec(part.codec)))
 
 
 class _VocabularyCache:

@@ -14,7 +14,7 @@ from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry.metrics import Metrics
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire.errors import from_detail
+from outrider.wire import error_from_proto
 from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId, TextJob
 
 QUEUED: Final = "outrider.tokenizer.parts.queued"
@@ -155,7 +155,7 @@ class WorkerPool:
         if result.WhichOneof("result") == "ids":
             self._dispatcher.finish(name, part, result.ids)
         else:
-            self._dispatcher.fail(name, part, from_detail(result.error))
+            self._dispatcher.fail(name, part, error_from_proto(result.error))
         job = self._jobs.get(part.job)
         if job is not None:
             job.changed.set()

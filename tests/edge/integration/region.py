@@ -17,8 +17,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
-from outrider.wire import errors as error_wire
-from outrider.wire import tokens as token_wire
+from outrider.wire import error_to_proto, token_block_from_proto, token_block_to_proto
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -143,19 +142,19 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     def _open(self, number: int, opening: inference_pb2.OpenSession, outbox: Outbox[Any]) -> None:
         self.opened.append(opening)
         if self.error is not None:
-            detail = error_wire.to_detail(self.error)
+            detail = error_to_proto(self.error)
             self._send(outbox, inference_pb2.SessionDown(session=number, error=detail))
             return
         session = RegionSession(opening, self.reply, TokenCodec(opening.codecs[-1]))
         if opening.resume.count:
-            had = self.coder.decode(token_wire.from_proto(opening.resume), max_count=100_000)
+            had = self.coder.decode(token_block_from_proto(opening.resume), max_count=100_000)
             assert had == self.reply[: len(had)], "the ids of the run before"
             session.committed = session.begin = len(had)
         self.live[number] = session
         session.task = asyncio.create_task(self._run(number, session, outbox))
 
     def _draft(self, session: RegionSession, draft: inference_pb2.Draft) -> None:
-        ids = self.coder.decode(token_wire.from_proto(draft.ids), max_count=1000)
+        ids = self.coder.decode(token_block_from_proto(draft.ids), max_count=1000)
         session.num_frames += 1
         session.echo = draft.echo
         if draft.epoch != session.epoch:
@@ -215,14 +214,14 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             epoch=session.epoch,
             base=base,
             accepted=accepted,
-            ids=token_wire.to_proto(self.coder.encode(ids, session.codec)),
+            ids=token_block_to_proto(self.coder.encode(ids, session.codec)),
             upto=session.committed,
             pace=inference_pb2.Pace(max_lead=16, echo=echo),
         )
 
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:
         if opening.HasField("ids"):
-            block = token_wire.from_proto(opening.ids.tail)
+            block = token_block_from_proto(opening.ids.tail)
             return len(self.coder.decode(block, max_count=100_000))
         return sum(len(message.content) for message in opening.messages.messages)
 

@@ -21,7 +21,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import inference_pb2
-from outrider.wire import sessions as session_wire
+from outrider.wire import set_cost
 from services.edge.upstream.link import RouterLink
 from tests.edge.integration.running import running
 
@@ -61,7 +61,7 @@ async def test_the_client_is_told_what_the_region_says_that_it_costs(
 ) -> None:
     def say(frame: inference_pb2.SessionDown) -> None:
         if frame.HasField("done"):
-            session_wire.set_cost(frame.done.usage, Cost(420_000, "USD"))
+            set_cost(frame.done.usage, Cost(420_000, "USD"))
 
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat(ASK) as chat:

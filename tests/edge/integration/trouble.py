@@ -14,7 +14,7 @@ from outrider.client.link import EdgeAddress, dial
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError, UnavailableError
 from outrider.v1 import edge_pb2
-from outrider.wire.errors import from_detail
+from outrider.wire import error_from_proto
 from tests.edge.integration.running import Running
 
 ASK = [Message("user", "hello")]
@@ -53,7 +53,7 @@ class RawStream:
         await asyncio.wait_for(self.ended.wait(), 30)
         assert self.cut_off is None
         assert self.frames[-1].WhichOneof("kind") == "error"
-        return from_detail(self.frames[-1].error)
+        return error_from_proto(self.frames[-1].error)
 
 
 @asynccontextmanager

@@ -12,8 +12,7 @@ from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedE
 from outrider.session_types import FinishReason, Timings, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import errors as error_wire
-from outrider.wire import tokens as token_wire
+from outrider.wire import error_to_proto, token_block_from_proto, token_block_to_proto
 from services.edge.identity import Identity
 from services.edge.session.events import (
     OpenRegion,
@@ -39,7 +38,7 @@ def fresh() -> RegionWire:
 def test_a_prompt_goes_up_as_a_block_every_peer_reads() -> None:
     frame = fresh().open(OpenRegion(request(), (1, 2, 999), 250), ("tp", "ts"))
     opening = frame.open
-    block = token_wire.from_proto(opening.ids.tail)
+    block = token_block_from_proto(opening.ids.tail)
     assert block.codec == TokenCodec.VARINT
     assert CODER.decode(block, max_count=3) == (1, 2, 999)
     assert (opening.ids.prefix_tokens, opening.vocabulary_digest) == (0, DIGEST)
@@ -52,7 +51,7 @@ def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:
     for prompt in ((1, 2), None):
         asked = replace(request(thin=prompt is None), resume=ResumePoint(upto=2, ids=(7, 999)))
         opening = fresh().open(OpenRegion(asked, prompt, 0), ("", "")).open
-        assert CODER.decode(token_wire.from_proto(opening.resume), max_count=2) == (7, 999)
+        assert CODER.decode(token_block_from_proto(opening.resume), max_count=2) == (7, 999)
     assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("resume")
 
 
@@ -96,7 +95,7 @@ def test_drafts_use_the_codec_the_region_named_if_we_can(named: int, used: Token
 
 
 def test_commits_with_and_without_ids() -> None:
-    block = token_wire.to_proto(CODER.encode((4, 5)))
+    block = token_block_to_proto(CODER.encode((4, 5)))
     commit = inference_pb2.Commit(epoch=1, base=2, accepted=3, ids=block, upto=7)
     commit.pace.max_lead = 9
     commit.lossy.append(5)
@@ -137,7 +136,7 @@ def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
 
 def test_a_commit_of_absurd_length_is_refused() -> None:
     ids = (1,) * (MAX_COMMIT_TOKENS + 1)
-    commit = inference_pb2.Commit(ids=token_wire.to_proto(CODER.encode(ids)), upto=len(ids))
+    commit = inference_pb2.Commit(ids=token_block_to_proto(CODER.encode(ids)), upto=len(ids))
     with pytest.raises(BadTokenBlockError):
         fresh().read(inference_pb2.SessionDown(commit=commit))
 
@@ -162,7 +161,7 @@ def test_done_and_error() -> None:
     done.usage.cost.currency = ""
     with pytest.raises(MalformedFrameError, match="costs"):
         fresh().read(inference_pb2.SessionDown(done=done))
-    detail = error_wire.to_detail(OverloadedError("full", retry_delay_ms=5))
+    detail = error_to_proto(OverloadedError("full", retry_delay_ms=5))
     failed = fresh().read(inference_pb2.SessionDown(error=detail))
     assert isinstance(failed, RegionFailed)
     assert isinstance(failed.error, OverloadedError)

@@ -14,15 +14,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.harness.region_client import RegionClient, opening_frame
-from outrider.engines.base import EngineInfo, LogitsRows, OverlappedWork, SequenceSlice, no_work
-from outrider.engines.sizing import SizingRule
+from outrider.engines.base import (
+    EngineInfo,
+    LogitsRows,
+    OverlappedWork,
+    SequenceSlice,
+    SizingRule,
+    no_work,
+)
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate
@@ -122,14 +128,14 @@ class Edge:
                 self._engine.allow()
                 commit = (await session.receive()).commit
                 reply += truth[len(reply) : len(reply) + commit.accepted]
-                block = wire_tokens.from_proto(commit.ids)
+                block = token_block_from_proto(commit.ids)
                 reply += self._coder.decode(block, max_count=len(truth))
             assert (await session.receive()).WhichOneof("kind") == "done"
         assert reply == list(truth)
         return num_calls
 
     def _draft(self, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
-        block = wire_tokens.to_proto(self._coder.encode(ids))
+        block = token_block_to_proto(self._coder.encode(ids))
         return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
 
 

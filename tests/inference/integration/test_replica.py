@@ -20,8 +20,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import sampling as wire_sampling
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import sampling_to_proto, token_block_from_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
@@ -57,8 +56,8 @@ def _opening(
     return inference_pb2.OpenSession(
         request_id=str(number),
         vocabulary_digest=vocabulary.digest,
-        ids=inference_pb2.PromptDelta(tail=wire_tokens.to_proto(coder.encode(prompt))),
-        sampling=wire_sampling.to_proto(sampling),
+        ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
+        sampling=sampling_to_proto(sampling),
         codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
     )
 
@@ -96,13 +95,13 @@ class Conversation:
 
     async def _commit(self, number: int, commit: inference_pb2.Commit) -> None:
         assert commit.accepted == 0
-        block = wire_tokens.from_proto(commit.ids)
+        block = token_block_from_proto(commit.ids)
         self._ids[number] += self._coder.decode(block, max_count=64)
         if self._garbage is None:
             return
         self._epoch += 1
         guess = [self._garbage.choice(RESERVED) for _ in range(5)]
-        ids = wire_tokens.to_proto(self._coder.encode(guess))
+        ids = token_block_to_proto(self._coder.encode(guess))
         draft = inference_pb2.Draft(epoch=self._epoch, base=commit.upto, ids=ids)
         await self._send(inference_pb2.SessionUp(session=number, draft=draft))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.sizing import SizingRule
+from outrider.engines.base import SizingRule
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 
 CONTEXT_MS = 0.23

@@ -14,7 +14,7 @@ from outrider.rpc import from_rpc_error
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from tests.inference.harness import CODER, GatedEngine, Peer, opening, reference, running
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -25,7 +25,7 @@ def _tail(block: common_pb2.TokenBlock) -> inference_pb2.PromptDelta:
 
 
 def _block(ids: list[int]) -> common_pb2.TokenBlock:
-    return wire_tokens.to_proto(CODER.encode(ids))
+    return token_block_to_proto(CODER.encode(ids))
 
 
 def _spoilt(**changes: Any) -> common_pb2.TokenBlock:
@@ -249,4 +249,4 @@ async def test_sessions_per_stream_and_in_the_queue_are_bounded() -> None:
 
 def test_block_of_an_unknown_codec_survives_the_wire() -> None:
     block = Block(codec=9, count=1, checksum=0, payload=b"\x01")
-    assert wire_tokens.from_proto(wire_tokens.to_proto(block)) == block
+    assert token_block_from_proto(token_block_to_proto(block)) == block

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, SizingRule, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
-from outrider.engines.sizing import SizingRule
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2

@@ -6,7 +6,7 @@ from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.streaming.sessions import ModelThreads
 from tests.inference.harness import CODER, GatedEngine, reference, running
@@ -71,7 +71,7 @@ async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run(
         await first.open(1, [5], LONG, request_id="same")
         await eventually(lambda: len(it.replica.table) == 1)
         begun = reference([5], LONG).ids[:3]
-        resume, *resumed = (wire_tokens.to_proto(CODER.encode([token])) for token in begun)
+        resume, *resumed = (token_block_to_proto(CODER.encode([token])) for token in begun)
         second.replies[1].ids.extend(begun)
         await second.open(1, [5], LONG, request_id="same", resume=resume, resumed=resumed)
         ended = await first.finish(1)
@@ -93,7 +93,7 @@ async def test_accepted_drafts_are_told_to_who_asks() -> None:
         assert asked.num_accepted and unasked.num_accepted
         for commit in asked.commits:
             ids = truth[commit.base : commit.base + commit.accepted]
-            block = wire_tokens.from_proto(commit.accepted_ids)
+            block = token_block_from_proto(commit.accepted_ids)
             assert (CODER.decode(block, max_count=9) if ids else ()) == ids
         assert not any(commit.HasField("accepted_ids") for commit in unasked.commits)
 

@@ -13,7 +13,7 @@ import pytest
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.v1 import inference_pb2, router_pb2
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_to_proto
 from services.router.fleet.replica import ServedModel
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.prompt import TokenIdReader
@@ -141,7 +141,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
     one = CachingReplica("one", snapshot(5, 1))
     two = CachingReplica("two", snapshot(6, 1, stored(0, 40)))
     open_session = opening(1, request_id="r").open
-    block = wire_tokens.to_proto(CODER.encode(IDS, TokenCodec.VARINT))
+    block = token_block_to_proto(CODER.encode(IDS, TokenCodec.VARINT))
     open_session.ids.tail.CopyFrom(block)
     asked = router_pb2.ExplainRequest(what_if=open_session)
     async with running_replicas(one, two), running_router(one, two) as router:

@@ -15,8 +15,7 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import sessions as session_wire
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import cost_of, token_block_from_proto
 from services.router.admission.pricing import Price
 from services.router.upstream.tokenizers import TokenizerPool
 from tests.router.integration.test_app import get
@@ -57,7 +56,7 @@ def chat(number: int, content: str, role: str = "user") -> inference_pb2.Session
 
 def prompt_of(opening: inference_pb2.OpenSession, vocabulary: Vocabulary) -> list[int]:
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
-    return list(coder.decode(wire_tokens.from_proto(opening.ids.tail), max_count=1000))
+    return list(coder.decode(token_block_from_proto(opening.ids.tail), max_count=1000))
 
 
 async def test_messages_reach_the_replica_as_the_templates_ids(
@@ -78,7 +77,7 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         replica.say(commit(sent.session))
         replica.say(done(sent.session))
         assert (await edge.hear("commit")).session == 1
-        told = session_wire.cost_of((await edge.hear("done")).done.usage)
+        told = cost_of((await edge.hear("done")).done.usage)
         assert told == Cost(1000 * (len(expected) + 10), "USD")
         charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
         async with asyncio.timeout(5):

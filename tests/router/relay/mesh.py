@@ -10,11 +10,11 @@ from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import FakeClock
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from outrider.wire.errors import to_detail
+from outrider.wire import error_to_proto
 from services.router.admission.admission import Admission
-from services.router.admission.fleet_view import LiveFleetView
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import PriceTable
+from services.router.admission.routing import LiveFleetView
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.autoscale.policy import AutoscalePolicy
@@ -183,7 +183,7 @@ def done(number: int) -> inference_pb2.SessionDown:
 
 def failed(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     """The end, by an error."""
-    return inference_pb2.SessionDown(session=number, error=to_detail(error))
+    return inference_pb2.SessionDown(session=number, error=error_to_proto(error))
 
 
 def reasons(frames: Frames) -> list[tuple[int, str]]:

@@ -10,8 +10,7 @@ from random import Random
 from outrider.codec.tokens import TokenCoder
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import tokens as wire_tokens
-from outrider.wire.errors import from_detail
+from outrider.wire import error_from_proto, token_block_from_proto, token_block_to_proto
 from services.router.admission.pricing import PriceTable
 from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, failed, opening
@@ -26,11 +25,11 @@ def token(seed: int, number: int) -> int:
 
 
 def block(ids: Sequence[int]) -> common_pb2.TokenBlock:
-    return wire_tokens.to_proto(CODER.encode(ids))
+    return token_block_to_proto(CODER.encode(ids))
 
 
 def ids_of(frame: common_pb2.TokenBlock) -> list[int]:
-    return list(CODER.decode(wire_tokens.from_proto(frame), max_count=4096)) if frame.count else []
+    return list(CODER.decode(token_block_from_proto(frame), max_count=4096)) if frame.count else []
 
 
 @dataclass(slots=True)
@@ -223,5 +222,5 @@ class World:
         elif kind == "done":
             chat.done = frame.done
         elif kind == "error":
-            chat.error = from_detail(frame.error)
+            chat.error = error_from_proto(frame.error)
         assert chat.reply == [token(chat.seed, number) for number in range(len(chat.reply))]

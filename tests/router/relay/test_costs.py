@@ -10,7 +10,7 @@ import pytest
 from outrider.cost import Cost
 from outrider.errors import InvalidRequestError
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import sessions as session_wire
+from outrider.wire import cost_of, set_cost
 from services.router.admission.pricing import Price, PriceTable
 from tests.router.relay.mesh import Mesh, accepted, cancel, commit, done, failed, opening
 
@@ -54,7 +54,7 @@ async def ended(mesh: Mesh, edge: int, number: int) -> Cost | None:
     """The replica ends a session; what its edge is told that it costs."""
     mesh.reply("near", done(number))
     (frame,) = await mesh.at_edge(edge)
-    return session_wire.cost_of(frame.done.usage)
+    return cost_of(frame.done.usage)
 
 
 async def test_the_end_tells_what_is_charged(mesh: Mesh) -> None:
@@ -70,7 +70,7 @@ async def test_without_a_price_nothing_is_told_whatever_a_replica_says() -> None
     mesh = Mesh()
     edge = mesh.edge()
     frame = done(await run(mesh, edge, 7))
-    session_wire.set_cost(frame.done.usage, Cost(1, "USD"))
+    set_cost(frame.done.usage, Cost(1, "USD"))
     mesh.reply("near", frame)
     (told,) = await mesh.at_edge(edge)
     assert not told.done.usage.HasField("cost")

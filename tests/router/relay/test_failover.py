@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.cost import Cost
 from outrider.errors import PoisonousRequestError, ReplicaLostError, UnavailableError
-from outrider.wire import sessions as session_wire
+from outrider.wire import cost_of
 from services.router.admission.pricing import Price, PriceTable
 from services.router.relay.failover import FailoverPolicy, RetryBudget
 from tests.router.relay.scripted import NAMES, World
@@ -61,7 +61,7 @@ async def test_a_chat_that_moved_is_told_what_all_of_it_costs_and_charged_once()
     await finish(world)
     ended = world.chats[1].done
     assert ended is not None
-    assert session_wire.cost_of(ended.usage) == Cost(1000 * (10 + 10 * 40), "USD")
+    assert cost_of(ended.usage) == Cost(1000 * (10 + 10 * 40), "USD")
     assert world.mesh.admission.stats.take().costs_nanos["*", "m"] == 1000 * (10 + 10 * 40)
 
 

@@ -23,7 +23,7 @@ from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import bind, make_server
 from outrider.testing import eventually, free_tcp_port, leak_check
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire.errors import to_detail
+from outrider.wire import error_to_proto
 from services.router.upstream.tokenizers import TokenizerPool, TokenizerStream
 
 Request = tokenizer_pb2.EncodeRequest
@@ -57,7 +57,7 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def _answer(self, request: Request) -> Response:
         if self.error is not None:
-            return Response(number=request.number, error=to_detail(self.error))
+            return Response(number=request.number, error=error_to_proto(self.error))
         ids = common_pb2.TokenBlock(count=len(request.text))
         return Response(number=request.number, ids=ids, vocabulary_digest=b"d")
 

@@ -20,7 +20,7 @@ from outrider.rpc import from_rpc_error, make_channel
 from outrider.testing import eventually, free_tcp_port
 from outrider.tls import Role
 from outrider.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from outrider.wire import tokens as wire_tokens
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from tests.models import corpus
 from tests.tls.issuing import Issuer
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
@@ -50,7 +50,7 @@ def to_count(text: str, piece: int = 50_000) -> Iterator[tokenizer_pb2.CountRequ
 
 
 def ids_of(coder: TokenCoder, block: common_pb2.TokenBlock) -> tuple[int, ...]:
-    return coder.decode(wire_tokens.from_proto(block), max_count=1 << 24)
+    return coder.decode(token_block_from_proto(block), max_count=1 << 24)
 
 
 def children() -> list[int]:
@@ -206,7 +206,7 @@ async def test_ids_of_any_number_to_text(
 
     def blocks() -> Iterator[tokenizer_pb2.DetokenizeRequest]:
         for start in range(0, len(ids), 999):
-            block = wire_tokens.to_proto(coder.encode(ids[start : start + 999]))
+            block = token_block_to_proto(coder.encode(ids[start : start + 999]))
             yield tokenizer_pb2.DetokenizeRequest(ids=block, vocabulary_digest=vocabulary.digest)
 
     async with running_tokenizer(vocabulary) as service:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.sizing import NO_SIZING, SizingRule, ladder
+from outrider.engines.base import NO_SIZING, SizingRule, ladder
 
 RULE = SizingRule(ladder(24), quantum=16)
 

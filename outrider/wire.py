@@ -1,14 +1,29 @@
-"""Priority, speculation, end, token counts, times and cost of a session on the wire."""
+"""The border: what the protos of several services share, as dataclasses and back, validated.
+
+Token blocks, sampling, errors, and of a session its priority, speculation, end, token counts, times
+and cost (`protos/outrider/v1/common.proto`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Final
 
+from outrider.codec.tokens import Block
 from outrider.cost import Cost
-from outrider.errors import InvalidRequestError, MalformedFrameError
+from outrider.errors import InvalidRequestError, MalformedFrameError, OutriderError, by_reason
+from outrider.sampling.params import SamplingParams, check_counts
 from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
 from outrider.v1 import common_pb2
+
+DEFAULT_MAX_TOKENS = 256
+"""Longest reply of a request that names none."""
+MAX_MESSAGE_CHARS = 1024
+"""Longer messages of errors are cut: a trailer has to fit gRPC's 8 KiB of metadata."""
+MAX_METADATA = 16
+MAX_METADATA_CHARS = 128
+MAX_RETRY_DELAY_MS = 600_000
 
 _SPECULATION: Final[Mapping[Speculation, common_pb2.Speculation.ValueType]] = {
     Speculation.ON: common_pb2.SPECULATION_ON,
@@ -28,6 +43,65 @@ _FINISH_REASON: Final[Mapping[FinishReason, common_pb2.FinishReason.ValueType]] 
 _FINISH_REASON_OF: Final[Mapping[int, FinishReason]] = {
     number: reason for reason, number in _FINISH_REASON.items()
 }
+
+
+def token_block_to_proto(block: Block) -> common_pb2.TokenBlock:
+    """The wire form."""
+    return common_pb2.TokenBlock(
+        codec=common_pb2.TokenCodec.ValueType(block.codec),
+        count=block.count,
+        checksum=block.checksum,
+        payload=block.payload,
+    )
+
+
+def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:
+    """The block as it came, unknown codecs included; `TokenCoder.decode` is what checks it."""
+    return Block(block.codec, block.count, block.checksum, block.payload)
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
+    """The wire form."""
+    return common_pb2.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=[common_pb2.LogitBias(id=i, bias=b) for i, b in params.logit_bias.items()],
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        stop=params.stop,
+        stop_ids=params.stop_ids,
+        ignore_eos=params.ignore_eos,
+        acceptance_threshold=params.acceptance_threshold,
+    )
+
+
+def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
+    """An unset optional field means the default of SamplingParams; max_tokens 0 means 256. Raises
+    InvalidSamplingError for values out of range."""
+    check_counts(len(sampling.stop), len(sampling.stop_ids), len(sampling.logit_bias))
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        min_p=sampling.min_p if sampling.HasField("min_p") else 0.0,
+        repetition_penalty=(
+            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
+        ),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias={entry.id: entry.bias for entry in sampling.logit_bias},
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens or DEFAULT_MAX_TOKENS,
+        stop=tuple(sampling.stop),
+        stop_ids=tuple(sampling.stop_ids),
+        ignore_eos=sampling.ignore_eos,
+        acceptance_threshold=sampling.acceptance_threshold,
+    )
 
 
 def priority_to_proto(priority: Priority | None) -> common_pb2.Priority.ValueType:
@@ -134,3 +208,52 @@ def timings_from_proto(timings: common_pb2.Timings) -> Timings:
         ttft_ms=timings.ttft_ms,
         total_ms=timings.total_ms,
     )
+
+
+class GrpcCode(IntEnum):
+    """google.rpc.Code, those that the error tree uses."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+def error_to_proto(error: OutriderError) -> common_pb2.ErrorDetail:
+    """The wire form, in frames and in the `outrider-error-bin` trailer; long messages and metadata
+    are cut."""
+    return common_pb2.ErrorDetail(
+        reason=error.reason,
+        message=error.message[:MAX_MESSAGE_CHARS],
+        grpc_code=GrpcCode[error.grpc_code],
+        retry_delay_ms=min(max(error.retry_delay_ms, 0), MAX_RETRY_DELAY_MS),
+        metadata=_bounded(error.metadata),
+    )
+
+
+def error_from_proto(detail: common_pb2.ErrorDetail) -> OutriderError:
+    """The error a peer reported; an unknown reason gives the root class, reason in metadata."""
+    metadata = _bounded(detail.metadata)
+    cls = by_reason(detail.reason)
+    if cls.reason != detail.reason:
+        metadata["reason"] = detail.reason[:MAX_METADATA_CHARS]
+    return cls(
+        detail.message[:MAX_MESSAGE_CHARS] or "the peer gave no message",
+        retry_delay_ms=min(detail.retry_delay_ms, MAX_RETRY_DELAY_MS),
+        metadata=metadata,
+    )
+
+
+def _bounded(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key[:MAX_METADATA_CHARS]: value[:MAX_METADATA_CHARS]
+        for key, value in list(metadata.items())[:MAX_METADATA]
+    }

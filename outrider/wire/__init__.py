@@ -1,1 +1,0 @@
-"""The border: protobuf messages to dataclasses and back, validated."""

@@ -1,0 +1,204 @@
+"""Values go over the wire as they are: damage included, bounds kept."""
+
+from __future__ import annotations
+
+import math
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider import errors
+from outrider.codec.tokens import Block, TokenCoder
+from outrider.cost import MAX_AMOUNT_NANOS, Cost
+from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import FinishReason, Priority, Speculation
+from outrider.v1 import common_pb2
+from outrider.wire import (
+    MAX_MESSAGE_CHARS,
+    MAX_METADATA,
+    cost_of,
+    error_from_proto,
+    error_to_proto,
+    finish_reason_from_proto,
+    finish_reason_to_proto,
+    priority_from_proto,
+    priority_to_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+    set_cost,
+    speculation_from_proto,
+    speculation_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
+
+
+def test_round_trip_of_a_token_block() -> None:
+    coder = TokenCoder(b"d" * 32, 1000)
+    ids = [1, 2, 3, 999]
+    for codec in coder.supported:
+        wire = token_block_to_proto(coder.encode(ids, codec)).SerializeToString()
+        block = token_block_from_proto(common_pb2.TokenBlock.FromString(wire))
+        assert coder.decode(block, max_count=4) == tuple(ids)
+
+
+def test_unknown_codec_reaches_the_decoder() -> None:
+    block = token_block_from_proto(
+        token_block_to_proto(Block(codec=77, count=1, checksum=0, payload=b"\x01"))
+    )
+    assert block.codec == 77
+    with pytest.raises(BadTokenBlockError):
+        TokenCoder(b"d" * 32, 1000).decode(block, max_count=4)
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        top_k=st.integers(0, 2**31 - 1),
+        top_p=st.floats(0, 1, exclude_min=True),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-99, 99), max_size=4),
+        seed=st.integers(0, 2**64 - 1),
+        max_tokens=st.integers(1, 2**31 - 1),
+        stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
+        stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
+        ignore_eos=st.booleans(),
+        acceptance_threshold=st.floats(0, 1),
+    )
+)
+def test_round_trip_of_sampling(params: SamplingParams) -> None:
+    wire = sampling_to_proto(params).SerializeToString()
+    assert sampling_from_proto(common_pb2.Sampling.FromString(wire)) == params
+
+
+def test_an_empty_message_is_the_defaults() -> None:
+    assert sampling_from_proto(common_pb2.Sampling()) == SamplingParams()
+
+
+def test_explicit_zero_is_not_a_default() -> None:
+    with pytest.raises(InvalidSamplingError, match="top_p"):
+        sampling_from_proto(common_pb2.Sampling(top_p=0.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": math.nan},
+        {"temperature": -0.5},
+        {"temperature": math.inf},
+        {"top_p": 1.5},
+        {"min_p": math.nan},
+        {"repetition_penalty": -1.0},
+        {"presence_penalty": 1e30},
+        {"frequency_penalty": -math.inf},
+        {"top_k": 2**32 - 1},
+        {"max_tokens": 2**32 - 1},
+        {"stop": [""]},
+        {"stop": ["x" * 9999]},
+        {"stop_ids": list(range(99))},
+        {"acceptance_threshold": 2.0},
+        {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
+    ],
+)
+def test_absurd_values_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidSamplingError):
+        sampling_from_proto(common_pb2.Sampling(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        common_pb2.Sampling(stop=["x"] * 17),
+        common_pb2.Sampling(stop_ids=[1] * 17),
+        # As many as the limit allows once they are put together by id.
+        common_pb2.Sampling(logit_bias=[common_pb2.LogitBias(id=1, bias=1.0)] * 1025),
+    ],
+    ids=["stop", "stop_ids", "logit_bias"],
+)
+def test_entries_are_counted_before_they_are_read(sampling: common_pb2.Sampling) -> None:
+    with pytest.raises(InvalidSamplingError, match="at most"):
+        sampling_from_proto(sampling)
+
+
+@given(st.integers(0, MAX_AMOUNT_NANOS))
+def test_round_trip_of_a_cost(amount_nanos: int) -> None:
+    usage = common_pb2.Usage(prompt_tokens=3)
+    set_cost(usage, Cost(amount_nanos, "USD"))
+    arrived = common_pb2.Usage.FromString(usage.SerializeToString())
+    assert cost_of(arrived) == Cost(amount_nanos, "USD"), "nothing is not unknown"
+    assert arrived.prompt_tokens == 3
+
+
+def test_no_cost_takes_the_place_of_what_was_said() -> None:
+    usage = common_pb2.Usage(cost=common_pb2.Cost(amount_nanos=5, currency="USD"))
+    set_cost(usage, None)
+    assert cost_of(usage) is None
+    assert usage == common_pb2.Usage()
+
+
+@pytest.mark.parametrize(("amount", "currency"), [(2**63, "USD"), (1, ""), (1, "\x1b[2J")])
+def test_a_peer_that_makes_it_up_is_refused(amount: int, currency: str) -> None:
+    usage = common_pb2.Usage(cost=common_pb2.Cost(amount_nanos=amount, currency=currency))
+    with pytest.raises(MalformedFrameError, match="costs"):
+        cost_of(usage)
+
+
+def test_each_value_has_its_number_on_the_wire() -> None:
+    for priority in (None, *Priority):
+        assert priority_from_proto(priority_to_proto(priority)) is priority
+    for speculation in Speculation:
+        number = speculation_to_proto(speculation)
+        assert speculation_from_proto(number) is speculation
+        assert common_pb2.Speculation.Name(number) == f"SPECULATION_{speculation.name}"
+
+
+def test_each_end_has_its_number_on_the_wire() -> None:
+    for reason in FinishReason:
+        number = finish_reason_to_proto(reason)
+        assert finish_reason_from_proto(number) is reason
+        assert common_pb2.FinishReason.Name(number) == f"FINISH_REASON_{reason.name}"
+
+
+def _tree(root: type[errors.OutriderError]) -> list[type[errors.OutriderError]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in _tree(child))]
+
+
+@pytest.mark.parametrize("cls", _tree(errors.OutriderError))
+def test_round_trip_of_an_error(cls: type[errors.OutriderError]) -> None:
+    sent = cls("say what to do", retry_delay_ms=250, metadata={"ours": "aa", "theirs": "bb"})
+    detail = error_to_proto(sent)
+    assert detail.grpc_code == grpc.StatusCode[cls.grpc_code].value[0]
+    back = error_from_proto(common_pb2.ErrorDetail.FromString(detail.SerializeToString()))
+    assert type(back) is cls
+    assert (back.message, back.retry_delay_ms, back.metadata) == (
+        sent.message,
+        250,
+        sent.metadata,
+    )
+
+
+def test_unknown_reason_is_kept_in_metadata() -> None:
+    back = error_from_proto(common_pb2.ErrorDetail(reason="FROM_THE_FUTURE", grpc_code=13))
+    assert type(back) is errors.OutriderError
+    assert back.metadata["reason"] == "FROM_THE_FUTURE"
+    assert back.message
+
+
+def test_errors_are_bounded_in_both_directions() -> None:
+    huge = errors.EngineError("x" * 9000, metadata={str(i): "v" * 999 for i in range(99)})
+    detail = error_to_proto(huge)
+    assert len(detail.message) == MAX_MESSAGE_CHARS
+    assert detail.ByteSize() < 8192
+    hostile = common_pb2.ErrorDetail(
+        reason="ENGINE" * 999, message="x" * 9000, metadata={str(i): "v" for i in range(99)}
+    )
+    back = error_from_proto(hostile)
+    assert len(back.message) == MAX_MESSAGE_CHARS
+    assert len(back.metadata) <= MAX_METADATA + 1
