@@ -65,3 +65,34 @@ class Timings:
     ttft_ms: float = 0.0
     """Time to the first token."""
     total_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What the edge's own drafts came to in one chat."""
+
+    shown_tokens: int = 0
+    """Reply tokens whose text was shown before they were final."""
+    erased_tokens: int = 0
+    """Tokens whose text was shown and taken back."""
+    drafted_tokens: int = 0
+    sent_tokens: int = 0
+    """Of those drafted: sent to the region."""
+    checked_tokens: int = 0
+    """Of those drafted: compared with a final token."""
+    right_tokens: int = 0
+    """Of those compared: equal to the final token."""
+    sending_rounds: int = 0
+    """Commits while drafts were sent to the region."""
+    holding_rounds: int = 0
+    """Commits while they were not."""
+    switches: int = 0
+    """How often the edge began or ceased to send drafts."""
+    rtt_ms: float = 0.0
+    """Median round trip between edge and replica; 0: none was measured."""
+    commit_interval_ms: float = 0.0
+    draft_ms: float = 0.0
+    """The edge's time per draft."""
+
+
+NO_SPECULATION = SpeculationStats()

@@ -21,7 +21,6 @@ from outrider.client.events import (
     Provisional,
     Resumed,
     Retracted,
-    SpeculationStats,
 )
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
@@ -29,7 +28,14 @@ from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
+from outrider.session_types import (
+    FinishReason,
+    Priority,
+    Speculation,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 
 __all__ = [
     "Accepted",

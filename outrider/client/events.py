@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session_types import NO_SPECULATION, FinishReason, SpeculationStats, Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +58,6 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationStats:
-    """What the edge's own drafts came to in one chat."""
-
-    shown_tokens: int = 0
-    """Reply tokens whose text was shown before they were final."""
-    erased_tokens: int = 0
-    """Tokens whose text was shown and taken back."""
-    drafted_tokens: int = 0
-    sent_tokens: int = 0
-    """Of those drafted: sent to the region."""
-    checked_tokens: int = 0
-    """Of those drafted: compared with a final token."""
-    right_tokens: int = 0
-    """Of those compared: equal to the final token."""
-    sending_rounds: int = 0
-    """Commits while drafts were sent to the region."""
-    holding_rounds: int = 0
-    """Commits while they were not."""
-    switches: int = 0
-    """How often the edge began or ceased to send drafts."""
-    rtt_ms: float = 0.0
-    """Median round trip between edge and replica; 0: none was measured."""
-    commit_interval_ms: float = 0.0
-    draft_ms: float = 0.0
-    """The edge's time per draft."""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The reply is whole, or was cancelled. Always the last event."""
 
@@ -96,7 +68,7 @@ class Done:
     upto: int
     region: str
     replica: str
-    speculation_stats: SpeculationStats = SpeculationStats()
+    speculation_stats: SpeculationStats = NO_SPECULATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +136,6 @@ class ChatResult:
     """Code points that were shown and then taken back."""
     region: str
     replica: str
-    speculation_stats: SpeculationStats = SpeculationStats()
+    speculation_stats: SpeculationStats = NO_SPECULATION
     lossy: tuple[int, ...] = ()
     """Numbers of tokens that acceptance_threshold let through; always empty without one."""

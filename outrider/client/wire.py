@@ -16,13 +16,12 @@ from outrider.client.events import (
     Event,
     Provisional,
     Retracted,
-    SpeculationStats,
 )
 from outrider.codec.frames import encode_frame
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority, Speculation
+from outrider.session_types import Priority, Speculation, SpeculationStats
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     error_from_proto,

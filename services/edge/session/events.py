@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
+from outrider.session_types import (
+    NO_SPECULATION,
+    FinishReason,
+    Priority,
+    Speculation,
+    SpeculationStats,
+    Timings,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
@@ -340,24 +348,6 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationStats:
-    """What the edge's own drafts came to in one chat; `edge.proto` explains each field."""
-
-    shown_tokens: int = 0
-    erased_tokens: int = 0
-    drafted_tokens: int = 0
-    sent_tokens: int = 0
-    checked_tokens: int = 0
-    right_tokens: int = 0
-    sending_rounds: int = 0
-    holding_rounds: int = 0
-    switches: int = 0
-    rtt_ms: float = 0.0
-    commit_interval_ms: float = 0.0
-    draft_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """To the client, last: the reply is whole, or was cancelled."""
 
@@ -368,7 +358,7 @@ class Done:
     edge_timings: Timings
     region: str
     replica: str
-    speculation_stats: SpeculationStats = SpeculationStats()
+    speculation_stats: SpeculationStats = NO_SPECULATION
 
 
 @dataclass(frozen=True, slots=True)

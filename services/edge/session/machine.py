@@ -47,7 +47,6 @@ from services.edge.session.events import (
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    SpeculationStats,
     Tick,
     Tokenize,
 )
@@ -376,7 +375,7 @@ class ChatSession:
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
             replica=opened.replica if opened else "",
-            speculation_stats=opened.reply.stats() if opened else SpeculationStats(),
+            speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
         )
 
     def _fail(self, error: OutriderError) -> Actions:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Speculation
+from outrider.session_types import Speculation, SpeculationStats
 from services.edge.session.acceptance import Averages
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
 from services.edge.session.draft_chain import DraftChain, DraftLimits, ResolvedCommit
@@ -24,7 +24,6 @@ from services.edge.session.events import (
     RegionCommit,
     RegionOpened,
     SendDraft,
-    SpeculationStats,
     TellDrafter,
 )
 from services.edge.session.upload_control import UploadController, UploadPolicy
