@@ -90,10 +90,10 @@ def test_a_chat_is_followed_through_every_service(seen: Trace) -> None:
     for functions in (opened, committed):
         assert {it.service for it in functions} >= {"edge", "router", "inference"}
         assert not any("outrider/client/" in it.module for it in functions)
-    modules = [it.module for it in opened]
-    doors = ("edge/chat", "router/service", "inference/service")
-    places = [modules.index(f"services/{door}.py") for door in doors]
-    assert places == sorted(places)
+    # What is left of the chat before may pass first, on a machine that is busy.
+    doors = (("edge", "chat"), ("router", "service"), ("inference", "service"))
+    steps = [Step(name, False, (f"services/{name}/{door}.py",)) for name, door in doors]
+    assert not first_not_entered(steps, opened), "not through the services one after the other"
 
 
 def test_steps_are_read_and_compared_in_order() -> None:
