@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
@@ -25,20 +26,33 @@ Ready = Callable[[], tuple[bool, str]]
 _Answer = tuple[HTTPStatus, str, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """Where a service's admin port is: table `[<role>.admin]` of its settings."""
+
+    host: str = "127.0.0.1"
+    """Address of the listener for /metrics, /health and /ready."""
+    port: int = 0
+    """Its TCP port; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"admin.port is {self.port}: use 0 to 65535.")
+
+
 class AdminServer:
     """Serves one service's operators, and watches its event loop for stalls. `ready` says whether
     it serves, and why not; `cause` what may have stalled the loop."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        config: AdminConfig,
         *,
         ready: Ready,
         registry: CollectorRegistry,
         cause: Cause | None = None,
     ) -> None:
-        self._host, self._port = host, port
+        self._config = config
         self._ready = ready
         self._registry = registry
         self._cause = cause
@@ -51,11 +65,12 @@ class AdminServer:
         """Listen and return the bound port. Raises ConfigError when the address is taken."""
         try:
             self._server = await asyncio.start_server(
-                self._serve, self._host, self._port, limit=MAX_HEAD_BYTES
+                self._serve, self._config.host, self._config.port, limit=MAX_HEAD_BYTES
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on admin address {self._host}:{self._port}: {error.strerror}"
+                f"cannot listen on admin address {self._config.host}:{self._config.port}: "
+                f"{error.strerror}"
             ) from error
         self._process = ProcessCollector(asyncio.get_running_loop())
         self._registry.register(self._process)

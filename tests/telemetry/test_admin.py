@@ -22,7 +22,7 @@ class Running:
         self.metrics = Metrics("test")
         self.metrics.record_ttft(5, "m")
         self.server = admin.AdminServer(
-            "127.0.0.1", 0, ready=lambda: self.ready, registry=self.metrics.registry
+            admin.AdminConfig(), ready=lambda: self.ready, registry=self.metrics.registry
         )
         self.port = 0
 
@@ -140,7 +140,9 @@ async def test_connections_are_bounded_and_stalled_ones_time_out(
 
 async def test_a_taken_port_is_a_config_error(running: Running) -> None:
     second = admin.AdminServer(
-        "127.0.0.1", running.port, ready=lambda: (True, ""), registry=running.metrics.registry
+        admin.AdminConfig(port=running.port),
+        ready=lambda: (True, ""),
+        registry=running.metrics.registry,
     )
     with pytest.raises(ConfigError, match="cannot listen on admin address"):
         await second.start()

@@ -16,6 +16,7 @@ from outrider.testing import eventually, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 from tests.edge.integration.region import Region, serving
 
 _POLL_S = 0.05
@@ -98,7 +99,7 @@ async def running(
             routers=(f"127.0.0.1:{region_port}",),
             state_dir=state_dir,
             drain_s=config.pop("drain_s", 0.0),
-            draft_model=config.pop("draft_model", "none"),
+            drafter=config.pop("drafter", DrafterConfig(model=NO_DRAFT_MODEL)),
             **config,
         )
         model = settings.model or "small"
