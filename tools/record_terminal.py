@@ -5,7 +5,7 @@
 runs the commands of the README's quick start on a mesh of its own, in a pseudo-terminal, and keeps
 every byte with its time. What is shown is what was printed, when it was printed, but for two
 things: pauses longer than MAX_PAUSE_S are cut to that, and the commands are typed at an even pace.
-Needs the extra `figures` (pyte, the terminal emulator).
+Needs the extra `bench` (pyte, the terminal emulator).
 """
 
 from __future__ import annotations
