@@ -32,9 +32,7 @@ from services.edge.identity import (
     trust_of,
 )
 from services.edge.quic import memory
-from services.edge.quic.fair_queue import LoopShare
-from services.edge.quic.limits import AddressPrefixes, HandshakeLimits, ListenerLimits
-from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
+from services.edge.quic.limits import ListenerLimits
 from services.edge.resumption.table import ResumeLimits
 from services.edge.session.display import DisplayConfig
 from services.edge.session.draft_chain import DraftLimits
@@ -113,63 +111,12 @@ class EdgeConfig:
     """Names and addresses in the development certificate, besides localhost."""
     log_level: str = "info"
 
-    max_connections: int = 1000
-    max_chats_per_connection: int = 64
-    max_frame_bytes: int = 1 << 20
-    """Largest frame a client may send; prompts come in one frame. Routers have to accept it too."""
-    max_unsent_bytes: int = 256 * 1024
-    """A client that leaves more of a chat unread loses it."""
-    idle_timeout_s: float = 30.0
-    """A connection is closed when nothing came for so long, and when for so long it had no chat and
-    sent nothing but PINGs."""
-    handshake_timeout_s: float = 5.0
-    """A connection whose handshake takes longer is closed."""
-    validate_addresses: bool = False
-    """QUIC Retry for all: clients validate their address first, which takes one more round trip."""
-    retry_from_half_open: int = 64
-    """QUIC Retry for all while so many handshakes are under way."""
-    max_half_open: int = 1024
-    """Handshakes under way beyond which further ones are refused."""
-    max_resident_bytes: int = 0
-    """Memory of the edge's process above which it takes no new connections; 0: four fifths of the
-    machine's, or of its container's."""
-    max_received_bytes: int = 256 << 20
-    """Memory for what clients sent that is not whole or not in order yet."""
-    max_received_bytes_per_address: int = 16 << 20
-    """The same for one address prefix. A connection that needs more is closed."""
-    ipv4_prefix_bits: int = 32
-    """Leading bits of an IPv4 address that make a prefix; limits per address count prefixes."""
-    ipv6_prefix_bits: int = 56
-    """The same for IPv6."""
-    max_connections_per_address: int = 128
-    """Including handshakes under way."""
-    max_chats_per_address: int = 128
-    """Chats under way, whether their client is still there or not."""
-    max_chats_per_client: int = 64
-    """The same of one client or user, from whatever address. Limits of a whole tenant are the
-    router's (docs/guides/admission.md)."""
-    max_streams_per_address: int = 512
-    """Streams open, with a chat or without."""
-    handshakes_per_s: float = 100.0
-    """Handshakes per second from one address prefix on average, five times as many at once."""
-    loop_share_per_address: float = 0.25
-    """Fraction of the event loop's time for datagrams of one address prefix while others are there:
-    some 1,700 datagrams a second on average, 2 s worth at once. Further ones wait, or are dropped
-    when too many do. Raise it where many clients come through one address (a NAT, a load
-    balancer)."""
-    typed_bytes_per_s: float = 64 << 10
-    """Typed text from one address, and by one client, on average, 20 s worth at once. More is not
-    prefilled."""
-    prefill_tokens_per_s: float = 500.0
-    """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
-    once."""
+    quic: ListenerLimits = field(default_factory=ListenerLimits)
+    """What clients may use of the QUIC listener, together and each."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
     """What is kept for clients that may come back."""
-    early_data: bool = True
-    """QUIC 0-RTT for clients that connected before: they learn a round trip sooner what this edge
-    serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
     min_prefill_tokens: int = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: float = 10.0
@@ -206,19 +153,9 @@ class EdgeConfig:
         for router in self.routers:
             parse_target(router, "each of routers")
         _check("port", self.port, 0, 65535)
-        _check("ipv4_prefix_bits", self.ipv4_prefix_bits, 8, 32)
-        _check("ipv6_prefix_bits", self.ipv6_prefix_bits, 16, 128)
-        _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
+        _check("quic.max_frame_bytes", self.quic.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         _check("drafts.max_lead", self.drafts.max_lead, 0, MAX_LEAD)
         _check("drafts.first_tokens", self.drafts.first_tokens, 0, 2**31)
-        _check("max_resident_bytes", self.max_resident_bytes, 0, 2**50)
-        if not 0.0 < self.loop_share_per_address <= 1.0:
-            raise ConfigError(
-                f"loop_share_per_address is {self.loop_share_per_address}: set it above 0, and to "
-                "1 at most"
-            )
-        for name in ("max_received_bytes_per_address", "max_received_bytes"):
-            _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
         for name in ("min_survival", "first_survival"):
@@ -235,51 +172,8 @@ class EdgeConfig:
 
     def listener_limits(self) -> ListenerLimits:
         """The limits of the QUIC side."""
-        return ListenerLimits(
-            max_connections=self.max_connections,
-            max_chats_per_connection=self.max_chats_per_connection,
-            max_frame_bytes=self.max_frame_bytes,
-            max_unsent_bytes=self.max_unsent_bytes,
-            idle_timeout_s=self.idle_timeout_s,
-            handshake_timeout_s=self.handshake_timeout_s,
-            early_data=self.early_data,
-            handshakes=HandshakeLimits(
-                retry_from_half_open=0 if self.validate_addresses else self.retry_from_half_open,
-                max_half_open=self.max_half_open,
-                max_resident_bytes=self.max_resident_bytes or memory.limit_bytes() * 4 // 5,
-            ),
-            quotas=self.address_quotas(),
-            client_quotas=self.client_quotas(),
-            prefixes=AddressPrefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits),
-            loop_share=LoopShare(self.loop_share_per_address),
-            max_received_bytes=self.max_received_bytes,
-            max_received_bytes_per_address=self.max_received_bytes_per_address,
-        )
-
-    def address_quotas(self) -> QuotaLimits:
-        """What the clients of one address prefix may use together."""
-        return QuotaLimits(
-            counts={
-                Count.CONNECTIONS: self.max_connections_per_address,
-                Count.STREAMS: self.max_streams_per_address,
-                Count.CHATS: self.max_chats_per_address,
-            },
-            rates={
-                Rate.HANDSHAKES: _rate(self.handshakes_per_s, _HANDSHAKE_BURST_S),
-                **self._typing_rates(),
-            },
-        )
-
-    def client_quotas(self) -> QuotaLimits:
-        """What one client or user may use, from whatever address."""
-        counts = {Count.CHATS: self.max_chats_per_client}
-        return QuotaLimits(counts=counts, rates=self._typing_rates())
-
-    def _typing_rates(self) -> dict[Rate, RateLimit]:
-        return {
-            Rate.TYPED_BYTES: _rate(self.typed_bytes_per_s, _TYPING_BURST_S),
-            Rate.PREFILL_TOKENS: _rate(self.prefill_tokens_per_s, _TYPING_BURST_S),
-        }
+        most = self.quic.max_resident_bytes or memory.limit_bytes() * 4 // 5
+        return replace(self.quic, max_resident_bytes=most)
 
     def identities(self) -> Identities:
         """Whose chats are. Raises ConfigError."""
@@ -354,28 +248,12 @@ class EdgeConfig:
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 """A thin client's frame goes to the router as one message with a little more in it. A message too
 large for gRPC would end the stream of all chats."""
-_HANDSHAKE_BURST_S = 5.0
-_TYPING_BURST_S = 20.0
-"""By default enough for a whole context and a whole frame."""
 _POSITIVE = (
-    "handshake_timeout_s",
-    "handshakes_per_s",
-    "idle_timeout_s",
-    "max_chats_per_address",
-    "max_chats_per_client",
-    "max_chats_per_connection",
-    "max_connections",
-    "max_connections_per_address",
     "max_context_tokens",
-    "max_half_open",
     "max_queued_frames",
-    "max_streams_per_address",
-    "max_unsent_bytes",
-    "prefill_tokens_per_s",
     "probe_interval_s",
     "probe_timeout_s",
     "suspect_s",
-    "typed_bytes_per_s",
 )
 _NOT_NEGATIVE = (
     "coalesce_ms",
@@ -383,12 +261,7 @@ _NOT_NEGATIVE = (
     "min_prefill_tokens",
     "reopen_s",
     "request_timeout_s",
-    "retry_from_half_open",
 )
-
-
-def _rate(per_s: float, burst_s: float) -> RateLimit:
-    return RateLimit(per_s, per_s * burst_s)
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

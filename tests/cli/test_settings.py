@@ -21,8 +21,10 @@ from services.edge.config import EdgeConfig
 
 
 def test_settings_have_the_types_of_their_service() -> None:
-    assert settings.typed("edge", ["max-connections=7", "display.preset=shy", "anonymous=no"]) == {
-        "max_connections": 7,
+    assert settings.typed(
+        "edge", ["quic.max-connections=7", "display.preset=shy", "anonymous=no"]
+    ) == {
+        "quic": {"max_connections": 7},
         "display": {"preset": "shy"},
         "anonymous": False,
     }
@@ -50,7 +52,9 @@ def test_secrets_are_refused_on_command_lines() -> None:
 
 def test_a_file_gives_what_belongs_on_no_command_line(tmp_path: Path) -> None:
     file = tmp_path / "more.toml"
-    file.write_text('[edge]\ncache_salt_key = "s\\"\\n"\nmax_connections = 3\n', "utf-8")
+    file.write_text(
+        '[edge]\ncache_salt_key = "s\\"\\n"\n[edge.quic]\nmax_connections = 3\n', "utf-8"
+    )
     told = settings.read(file, ROLES)
     spec = ProcessSpec("edge", "edge", {"port": 0})
     tls = TlsConfig(Path("/c"), Path("/k"), Path("/ca"))
@@ -58,7 +62,7 @@ def test_a_file_gives_what_belongs_on_no_command_line(tmp_path: Path) -> None:
     write_private(written, to_toml(completed(spec, told["edge"], tls)))
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     config = load(EdgeConfig, "edge", file=written, environ={})
-    assert (config.cache_salt_key, config.max_connections) == ('s"\n', 3)
+    assert (config.cache_salt_key, config.quic.max_connections) == ('s"\n', 3)
     assert config.tls == tls
     file.write_text("[egde]\n", "utf-8")
     with pytest.raises(ConfigError, match="not egde"):

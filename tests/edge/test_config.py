@@ -14,6 +14,7 @@ from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.identity import Credential
+from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
 from services.edge.session.display import DisplayConfig
 from services.edge.session.upload_control import UploadPolicy, Uploads
@@ -104,7 +105,7 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"routers": ()}, "routers"),
         ({"routers": ("router",)}, "routers must be host:port"),
         # A router refuses larger messages, and with them the stream of every chat.
-        ({"max_frame_bytes": 4 << 20}, "max_frame_bytes"),
+        ({"quic.max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
         ({"display.theta": 0.0}, "theta"),
         ({"display.first_theta": 1.1}, "first_theta"),
@@ -115,12 +116,12 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"routers": ("dns:router",)}, "routers must be host:port"),
         ({"probe_timeout_s": 0.0}, "probe_timeout_s"),
         ({"discovery.grace_s": -1.0}, r"discovery\.grace_s"),
-        ({"max_connections": 0}, "max_connections"),
-        ({"ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
-        ({"max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
-        ({"handshakes_per_s": 0.0}, "handshakes_per_s"),
-        ({"loop_share_per_address": 0.0}, "loop_share_per_address"),
-        ({"loop_share_per_address": 1.5}, "loop_share_per_address"),
+        ({"quic.max_connections": 0}, "max_connections"),
+        ({"quic.ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
+        ({"quic.max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
+        ({"quic.handshakes_per_s": 0.0}, "handshakes_per_s"),
+        ({"quic.loop_share_per_address": 0.0}, "loop_share_per_address"),
+        ({"quic.loop_share_per_address": 1.5}, "loop_share_per_address"),
         ({"tokenization.threads": 0}, r"tokenization\.threads"),
         ({"resumption.window_s": -1.0}, r"resumption\.window_s"),
         ({"drafter.kv_bytes": 0}, r"drafter\.kv_bytes"),
@@ -134,14 +135,19 @@ def test_values_that_cannot_work(values: dict[str, object], field: str) -> None:
 
 
 def test_an_address_has_its_share_and_the_door_its_figures() -> None:
-    limits = EdgeConfig(max_chats_per_address=3, handshakes_per_s=10.0).listener_limits()
+    limits = EdgeConfig(
+        quic=ListenerLimits(max_chats_per_address=3, handshakes_per_s=10.0)
+    ).listener_limits()
     assert limits.quotas.counts[Count.CHATS] == 3
     assert limits.quotas.rates[Rate.HANDSHAKES] == RateLimit(10.0, 50.0)
     # A whole context and a whole frame fit.
     assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
-    assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().max_frame_bytes
+    assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().quic.max_frame_bytes
     assert limits.handshakes.retry_from_half_open == 64
     assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"
-    always = EdgeConfig(validate_addresses=True).listener_limits()
+    always = EdgeConfig(quic=ListenerLimits(validate_addresses=True)).listener_limits()
     assert always.handshakes.retry_from_half_open == 0
-    assert EdgeConfig(max_resident_bytes=5).listener_limits().handshakes.max_resident_bytes == 5
+    assert (
+        EdgeConfig(quic=ListenerLimits(max_resident_bytes=5)).listener_limits().max_resident_bytes
+        == 5
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
+from services.edge.quic.limits import ListenerLimits
 from tests.edge.integration.region import Region, serving
 
 _POLL_S = 0.05
@@ -94,7 +95,11 @@ async def running(
         edge_tls.watched(_POLL_S),
         serving(region, tls=region_tls) as region_port,
     ):
+        limits = {
+            it.name: config.pop(it.name) for it in fields(ListenerLimits) if it.name in config
+        }
         settings = EdgeConfig(
+            quic=ListenerLimits(**limits),
             port=0,
             routers=(f"127.0.0.1:{region_port}",),
             state_dir=state_dir,

@@ -227,9 +227,7 @@ async def test_above_the_watermark_nobody_new_is_let_in(words: Vocabulary, tmp_p
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         listener = mesh.edge.listener
         listener.shared.handshakes._limits = HandshakeLimits(max_resident_bytes=1)
-        listener.shared.limits = replace(
-            listener.shared.limits, handshakes=listener.shared.handshakes._limits
-        )
+        listener.shared.limits = replace(listener.shared.limits, max_resident_bytes=1)
         with pytest.raises(OverloadedError, match="no memory"):
             async with mesh.client():
                 pass
