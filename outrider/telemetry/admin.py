@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider.errors import ConfigError
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
 
 MAX_HEAD_BYTES = 8192
@@ -24,20 +24,6 @@ TIMEOUT_S = 5.0
 
 Ready = Callable[[], tuple[bool, str]]
 _Answer = tuple[HTTPStatus, str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class AdminConfig:
-    """Where a service's admin port is: table `[<role>.admin]` of its settings."""
-
-    host: str = "127.0.0.1"
-    """Address of the listener for /metrics, /health and /ready."""
-    port: int = 0
-    """Its TCP port; 0: any free one."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"admin.port is {self.port}: use 0 to 65535.")
 
 
 class AdminServer:

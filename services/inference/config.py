@@ -11,7 +11,7 @@ from outrider.engines.config import EngineConfig, EngineName, Precision
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
-from outrider.telemetry.admin import AdminConfig
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.scheduler.limits import SchedulerLimits
 

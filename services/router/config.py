@@ -10,7 +10,7 @@ from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.health import QuarantinePolicy
 from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
-from outrider.telemetry.admin import AdminConfig
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy

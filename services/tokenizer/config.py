@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
-from outrider.telemetry.admin import AdminConfig
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from outrider.cli.local.status import advice_line, autoscale_advice, parse_autoscale
 from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
-from outrider.telemetry.admin import AdminConfig, AdminServer
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2

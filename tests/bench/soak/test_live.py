@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bench.soak.live import HeldResources, held_resources, left_over
-from outrider.telemetry.admin import AdminConfig, AdminServer
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
 
 
