@@ -162,7 +162,7 @@ def all_told(draft: Engine, repeats: int) -> dict[str, list[float]]:
 
 def main() -> int:
     flags = parser("draft", __doc__ or "")
-    flags.add_argument("--draft-model", default=SHIPPED, help="as edge.draft_model")
+    flags.add_argument("--draft-model", default=SHIPPED, help="as edge.drafter.model")
     flags.add_argument("--threads", type=int, default=1, help="threads of a call")
     arguments: argparse.Namespace = flags.parse_args()
     result = start("draft", arguments)

@@ -162,8 +162,8 @@ def stages(*, quick: bool) -> list[Stage]:
     )
     tiny = ("drafts on, 8 at once, prefill chunks of 7", chat(*on, *eight))
     large = ("drafts on, 8 at once, prefill chunks of 4096", chat(*on, *eight))
-    chunk = "inference.prefill_chunk_tokens"
-    batch = "inference.max_batch_tokens=8192"
+    chunk = "inference.scheduler.prefill_chunk_tokens"
+    batch = "inference.scheduler.max_batch_tokens=8192"
     all_stages = [
         Stage((), first),
         Stage((f"{chunk}=7",), (tiny,)),

@@ -18,7 +18,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -135,11 +135,14 @@ def _table_key(kinds: Mapping[str, object], key: str, separator: str) -> _TableK
     if key in kinds:
         return None
     for name, kind in kinds.items():
-        inner = _without_none(kind)
-        is_table = dataclasses.is_dataclass(inner) and isinstance(inner, type)
-        if is_table and key.startswith(name + separator):
+        if _is_table(kind) and key.startswith(name + separator):
             return _TableKey(name, _table_class(kind), key[len(name) + len(separator) :])
     return None
+
+
+def _is_table(kind: object) -> bool:
+    inner = _without_none(kind)
+    return dataclasses.is_dataclass(inner) and isinstance(inner, type)
 
 
 def _table_class(kind: object) -> type[object]:
@@ -164,9 +167,17 @@ def _kind(kinds: Mapping[str, object], key: str, where: str) -> object:
     raise ConfigError(f"{where}: unknown key{_nearest(key, kinds)}")
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(known), n=1)
-    return f", did you mean {close[0]}?" if close else f"; known keys: {', '.join(known)}"
+def _nearest(key: str, kinds: Mapping[str, object]) -> str:
+    """A hint at the key that may be meant: of the tables too, where one has a key of this name."""
+    in_tables = {
+        f"{name}.{field.name}": field.name
+        for name, kind in kinds.items()
+        if _is_table(kind)
+        for field in dataclasses.fields(_table_class(kind))  # type: ignore[arg-type]
+    }
+    close = [path for path, name in in_tables.items() if name == key]
+    close = close or difflib.get_close_matches(key, [*kinds, *in_tables], n=1)
+    return f", did you mean {close[0]}?" if close else f"; known keys: {', '.join(kinds)}"
 
 
 def _parse(text: str, kind: object, where: str) -> object:

@@ -193,6 +193,7 @@ def test_tables_are_set_key_by_key_in_the_environment_and_by_flags(tmp_path: Pat
     [
         ("LIMITS_MAX_OPEN", "0", "limits.max_open is 0"),
         ("LIMITS_MAX_OPEM", "1", "did you mean max_open?"),
+        ("SHARE", "1", "did you mean limits.share?"),
         ("LIMITS_MAX_OPEN", "x", "OUTRIDER_NESTED_LIMITS_MAX_OPEN: expected an integer"),
         ("REGION_RTT_MS", "1", "name must be given"),
     ],

@@ -41,6 +41,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.process import Ports
 from services.edge import app as edge_app
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 from services.inference import app as inference_app
 from services.inference.config import InferenceConfig
 from services.router import app as router_app
@@ -251,7 +252,7 @@ async def _started(group: asyncio.TaskGroup, stop: asyncio.Event, folder: Path) 
             port=0,
             routers=(f"127.0.0.1:{router}",),
             state_dir=folder,
-            draft_model="none",
+            drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **quiet,
         ),
     )

@@ -44,7 +44,7 @@ class Service:
         self.name = name
         self.role = role
         self.port = port or (free_udp_port() if role == "edge" else free_tcp_port())
-        given = {"host": HOST, "port": self.port, "admin_port": 0, "log_level": "error"}
+        given = {"host": HOST, "port": self.port, "log_level": "error"}
         self._config, self._ready = (folder / f"{name}.{kind}" for kind in ("toml", "json"))
         self._log = folder / f"{name}.log"
         spec = ProcessSpec(name, role, {**given, "drain_s": 0.0, **values})
@@ -215,7 +215,7 @@ def _replicas(shape: MeshShape, folder: Path) -> list[Service]:
     names += [f"{FAR}-{n}" for n in range(shape.num_far)]
     values = {"engine": shape.engine, "threads": 1, "kv_bytes": 1 << 28, "max_fixed_rows": 4}
     if shape.max_sessions:
-        values["max_sessions"] = shape.max_sessions
+        values["scheduler"] = {"max_sessions": shape.max_sessions}
     return [
         Service(name, "inference", {"replica": name, "region": name[:-2], **values}, folder)
         for name in names
@@ -261,6 +261,6 @@ def _edge(number: int, routers: list[Service], shape: MeshShape, folder: Path) -
         "routers": tuple(r.address for r in (*routers[number:], *routers[:number])),
         # One certificate for all.
         "state_dir": str(folder),
-        "draft_model": "none",
+        "drafter.model": "none",
     }
     return Service(f"edge-{number}", "edge", values, folder)

@@ -23,8 +23,8 @@ from bench.hostile.measuring import AttackResult, measure
 from bench.hostile.target import target_of
 
 SETTINGS = (
-    "edge.idle_timeout_s=3",
-    "edge.resume_window_s=3",
+    "edge.quic.idle_timeout_s=3",
+    "edge.resumption.window_s=3",
     "inference.kv_bytes=268435456",
     "inference.prepare_first=true",
 )

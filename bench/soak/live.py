@@ -37,7 +37,7 @@ from outrider.telemetry import names
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference.reference import generate
 
-SETTINGS = {"max_sessions": 8, "num_blocks": 160}
+SETTINGS = {"scheduler.max_sessions": 8, "num_blocks": 160}
 """A small pool, so that blocks are evicted and sessions preempted all the time."""
 NUM_CHATS = 40
 NUM_WORKERS = 12

@@ -109,12 +109,12 @@ class Streams:
     ) -> StreamTotals:
         """`seconds`: of what is measured. Raises RuntimeError if a process ends meanwhile."""
         settings = {
-            "max_sessions": self._count + 24,
-            "max_batch_tokens": 16 * (self._count + 64),
+            "scheduler.max_sessions": self._count + 24,
+            "scheduler.max_batch_tokens": 16 * (self._count + 64),
             # Nobody waits long for a first token: it is streams that are to be many, not prompts.
-            "prefill_chunk_tokens": 8 * (self._count + 64),
-            "max_tick_ms": 10_000,
-            "prefill_stretch": 100,
+            "scheduler.prefill_chunk_tokens": 8 * (self._count + 64),
+            "scheduler.max_tick_ms": 10_000,
+            "scheduler.prefill_stretch": 100,
             "num_blocks": _NUM_BLOCKS,
         }
         async with AsyncExitStack() as stack:

@@ -32,8 +32,8 @@ from services.inference.reference import generate
 _START_TIMEOUT_S = 180.0
 _SETTINGS = {
     "log_level": "error",
-    "max_sessions": 32,
-    "max_queue": 4096,
+    "scheduler.max_sessions": 32,
+    "scheduler.max_queue": 4096,
     "kv_bytes": 1 << 30,
     # Sizes for 32 sessions with a draft each, and no compiling beside what is measured.
     "max_fixed_rows": 64,
@@ -108,7 +108,8 @@ async def replica(
         RegionClient(coder, address, via_router=False) as client,
     ):
         config = InferenceConfig()
-        known = {"prefill_chunk_tokens": config.prefill_chunk_tokens, **_SETTINGS, **how}
+        chunk_tokens = config.scheduler.prefill_chunk_tokens
+        known = {"scheduler.prefill_chunk_tokens": chunk_tokens, **_SETTINGS, **how}
         yield Replica(client, vocabulary, metrics_url, speculate, known)
 
 
@@ -117,8 +118,11 @@ async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[tuple
     """Start an inference service with these settings; its gRPC address and its metrics' URL, once
     it serves."""
     port, admin_port = free_tcp_port(), free_tcp_port()
-    given = {**_SETTINGS, "port": port, "admin_port": admin_port, **settings}
-    environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
+    given = {**_SETTINGS, "port": port, "admin.port": admin_port, **settings}
+    environ = {
+        f"OUTRIDER_INFERENCE_{name.upper().replace('.', '_')}": str(value)
+        for name, value in given.items()
+    }
     async with child(sys.executable, "-m", "services.inference", environ=environ) as process:
         await _serving(f"127.0.0.1:{port}", process)
         yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"

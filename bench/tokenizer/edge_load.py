@@ -18,8 +18,10 @@ from outrider.errors import OutriderError
 from outrider.models.chat import Message
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
+from outrider.tokenization.pool.config import TokenizationConfig
 from services.edge.app import serve
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 
 SAMPLING = SamplingParams(max_tokens=2)
 
@@ -31,8 +33,8 @@ def serving(backend: str, router: str, folder: str) -> Serve:
         config = EdgeConfig(
             routers=(router,),
             state_dir=Path(folder),
-            tokenizer_backend=backend,
-            draft_model="none",
+            tokenization=TokenizationConfig(backend=backend),
+            drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             log_level="critical",
         )
         await serve(config, ready=ready, stop=stop)

@@ -135,7 +135,7 @@ async def running_testbed(
             all_cores = region_cores | edge_cores
             wider = replace(engine, threads=len(all_cores))
             wide = await start.region("wide region", wider, all_cores)
-            edges["wide"] = await start.edge("wide", wide, edge_cores, {"draft_model": "none"})
+            edges["wide"] = await start.edge("wide", wide, edge_cores, {"drafter.model": "none"})
         yield Testbed(link, edges, verifier, tuple(start.placements))
 
 
@@ -179,7 +179,7 @@ class _Starter:
         """One service, once it is ready."""
         stem = name.replace(" ", "-")
         config, ready = (self._folder / f"{stem}.{kind}" for kind in ("toml", "json"))
-        given = {"host": HOST, "port": 0, "admin_port": 0, "log_level": "error", "drain_s": 0.0}
+        given = {"host": HOST, "port": 0, "log_level": "error", "drain_s": 0.0}
         spec = ProcessSpec(name, role, {**given, **values})
         config.write_text(to_toml(spec), encoding="utf-8")
         command = child(
@@ -240,7 +240,7 @@ def _replica(engine: RegionEngine) -> dict[str, object]:
         "region": "region",
         "engine": engine.name,
         "threads": engine.threads,
-        "max_sessions": 32,
+        "scheduler": {"max_sessions": 32},
         "kv_bytes": 1 << 30,
         # Nothing compiles beside what is measured.
         "max_fixed_rows": engine.max_fixed_rows,

@@ -25,4 +25,4 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=600s --retries=3 \
     CMD ["python3", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:9100/health', timeout=2)"]
 ENTRYPOINT ["outrider", "serve", "inference"]
-CMD ["--set", "host=0.0.0.0", "--set", "port=7300", "--set", "admin_port=9100", "--set", "engine=tensorrt-llm"]
+CMD ["--set", "host=0.0.0.0", "--set", "port=7300", "--set", "admin.port=9100", "--set", "engine=tensorrt-llm"]

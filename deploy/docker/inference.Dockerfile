@@ -31,4 +31,4 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:9100/health', timeout=2)"]
 ENTRYPOINT ["outrider", "serve", "inference"]
 # Any address of the container and a known admin port, for the health check and port mappings.
-CMD ["--set", "host=0.0.0.0", "--set", "port=7300", "--set", "admin_port=9100"]
+CMD ["--set", "host=0.0.0.0", "--set", "port=7300", "--set", "admin.port=9100"]

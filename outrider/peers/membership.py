@@ -72,14 +72,20 @@ MAX_MEMBERS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryPolicy:
-    """What the operator decides."""
+    """How peers are looked up: table `[edge.discovery]` or `[router.discovery]` of the settings."""
 
     nameservers: tuple[str, ...] = ()
-    """IP addresses with ports; empty: those of this machine."""
+    """DNS servers, as IP:PORT; empty: this machine's."""
     interval_s: float = 5.0
     """Time between two lookups of one target, jittered."""
     grace_s: float = 15.0
-    """A peer that is missing from the answers for so long is to leave."""
+    """A peer that lookups have not found for so long gets no new sessions; those it has go on."""
+
+    def __post_init__(self) -> None:
+        if not self.interval_s > 0.0:
+            raise ConfigError(f"discovery.interval_s is {self.interval_s}: set it above 0.")
+        if not self.grace_s >= 0.0:
+            raise ConfigError(f"discovery.grace_s is {self.grace_s}: it cannot be negative.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class DnsResolver:
         try:
             self._resolver = dns.asyncresolver.Resolver(configure=not nameservers)
         except dns.resolver.NoResolverConfiguration as error:
-            raise ConfigError(f"no name servers: {error}; set nameservers") from error
+            raise ConfigError(f"no name servers: {error}; set discovery.nameservers") from error
         self._resolver.lifetime = timeout_s
         self._resolver.timeout = timeout_s / 2.0
         if nameservers:
@@ -66,10 +66,12 @@ class DnsResolver:
 
 
 def _nameserver(entry: str) -> dns.nameserver.Nameserver:
-    check_address(entry, "each of nameservers")
+    check_address(entry, "each of discovery.nameservers")
     host, _, port = entry.rpartition(":")
     try:
         address = ip_address(host.strip("[]"))
     except ValueError as error:
-        raise ConfigError(f"each of nameservers must be IP:PORT, not {entry!r}") from error
+        raise ConfigError(
+            f"each of discovery.nameservers must be IP:PORT, not {entry!r}"
+        ) from error
     return dns.nameserver.Do53Nameserver(str(address), int(port))

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from outrider.errors import ConfigError
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
 
 MAX_HEAD_BYTES = 8192
@@ -31,14 +32,13 @@ class AdminServer:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        config: AdminConfig,
         *,
         ready: Ready,
         registry: CollectorRegistry,
         cause: Cause | None = None,
     ) -> None:
-        self._host, self._port = host, port
+        self._config = config
         self._ready = ready
         self._registry = registry
         self._cause = cause
@@ -51,11 +51,12 @@ class AdminServer:
         """Listen and return the bound port. Raises ConfigError when the address is taken."""
         try:
             self._server = await asyncio.start_server(
-                self._serve, self._host, self._port, limit=MAX_HEAD_BYTES
+                self._serve, self._config.host, self._config.port, limit=MAX_HEAD_BYTES
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on admin address {self._host}:{self._port}: {error.strerror}"
+                f"cannot listen on admin address {self._config.host}:{self._config.port}: "
+                f"{error.strerror}"
             ) from error
         self._process = ProcessCollector(asyncio.get_running_loop())
         self._registry.register(self._process)

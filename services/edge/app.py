@@ -76,7 +76,7 @@ async def serve(
     store = ModelStore(config.model_store or default_root())
     vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
     backend = await asyncio.to_thread(
-        load_backend, spec, store, vocabulary, config.tokenizer_backend
+        load_backend, spec, store, vocabulary, config.tokenization.backend
     )
     metrics = Metrics("edge")
     edge = Edge(config, spec.name, vocabulary, metrics, backend, tls)
@@ -134,8 +134,7 @@ class Edge:
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its drafter starts."""
         self._admin = AdminServer(
-            config.admin_host,
-            config.admin_port,
+            config.admin,
             ready=self._ready,
             registry=metrics.registry,
             cause=self._tokenizing.cause,
@@ -218,7 +217,7 @@ def _encoder(
     return CachingEncoder(
         vocabulary,
         backend or select_backend(vocabulary, REFERENCE),
-        CachePolicy(max_bytes=config.tokenizer_cache_bytes),
+        CachePolicy(max_bytes=config.tokenization.cache_bytes),
     )
 
 
@@ -229,8 +228,8 @@ def _tokenization_pool(
     counted: TokenizationMetrics,
 ) -> TokenizationPool:
     policy = PoolPolicy(
-        num_workers=config.tokenizer_workers,
-        max_queued=config.tokenizer_queue,
+        num_workers=config.tokenization.threads,
+        max_queued=config.tokenization.max_queued,
         max_tokens=config.max_context_tokens - 1,
     )
     return TokenizationPool(
@@ -244,13 +243,13 @@ def _tokenization_pool(
 
 
 def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> ProcessPool | None:
-    if not config.tokenizer_processes:
+    if not config.tokenization.processes:
         return None
     return ProcessPool(
         vocabulary,
         backend,
-        num_processes=config.tokenizer_processes,
-        cache_bytes=config.tokenizer_cache_bytes,
+        num_processes=config.tokenization.processes,
+        cache_bytes=config.tokenization.cache_bytes,
     )
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import ConfigError
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
-from outrider.tokenization.backends.selection import AUTO
+from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
-from services.edge.drafter.settings import MAX_LEAD, DrafterLimits, DrafterSettings
+from services.edge.drafter.settings import (
+    MAX_LEAD,
+    NO_DRAFT_MODEL,
+    DrafterConfig,
+    DrafterLimits,
+    DrafterSettings,
+)
 from services.edge.identity import (
     AccessPolicy,
     ApiKeys,
@@ -25,11 +32,9 @@ from services.edge.identity import (
     trust_of,
 )
 from services.edge.quic import memory
-from services.edge.quic.fair_queue import LoopShare
-from services.edge.quic.limits import AddressPrefixes, HandshakeLimits, ListenerLimits
-from services.edge.quotas import Count, QuotaLimits, Rate, RateLimit
+from services.edge.quic.limits import ListenerLimits
 from services.edge.resumption.table import ResumeLimits
-from services.edge.session.display import DISPLAY_PRESETS, DisplayPolicy
+from services.edge.session.display import DisplayConfig
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.reply import ReplyPolicy
 from services.edge.session.typeahead_plan import TypeaheadPolicy
@@ -54,10 +59,8 @@ class EdgeConfig:
     """UDP port of the QUIC listener; 0: any free one."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """Mutual TLS with routers, in the role edge; clients see `certificate`."""
-    admin_host: str = "127.0.0.1"
-    """Address of /metrics, /health and /ready."""
-    admin_port: int = 0
-    """0: any free one."""
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    """Where /metrics, /health and /ready are served."""
     name: str = "edge"
     """The name clients are given."""
     region: str = ""
@@ -88,13 +91,8 @@ class EdgeConfig:
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
     """Routers, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`. Sessions go to the nearest region by
     measured round trip, to the first listed of equals, and to another one when it is lost."""
-    nameservers: tuple[str, ...] = ()
-    """DNS servers, as IP:PORT; empty: this machine's."""
-    lookup_interval_s: float = 5.0
-    """Time between two lookups of one entry of `routers`."""
-    lookup_grace_s: float = 15.0
-    """A router that lookups do not find for so long gets no new sessions; those that it has go
-    on."""
+    discovery: DiscoveryPolicy = field(default_factory=DiscoveryPolicy)
+    """How the names in `routers` are looked up."""
     probe_interval_s: float = 1.0
     """Time between two probes of a router, which measure the round trip and whether it answers."""
     probe_timeout_s: float = 1.0
@@ -113,70 +111,12 @@ class EdgeConfig:
     """Names and addresses in the development certificate, besides localhost."""
     log_level: str = "info"
 
-    max_connections: int = 1000
-    max_chats_per_connection: int = 64
-    max_frame_bytes: int = 1 << 20
-    """Largest frame a client may send; prompts come in one frame. Routers have to accept it too."""
-    max_unsent_bytes: int = 256 * 1024
-    """A client that leaves more of a chat unread loses it."""
-    idle_timeout_s: float = 30.0
-    """A connection is closed when nothing came for so long, and when for so long it had no chat and
-    sent nothing but PINGs."""
-    handshake_timeout_s: float = 5.0
-    """A connection whose handshake takes longer is closed."""
-    validate_addresses: bool = False
-    """QUIC Retry for all: clients validate their address first, which takes one more round trip."""
-    retry_from_half_open: int = 64
-    """QUIC Retry for all while so many handshakes are under way."""
-    max_half_open: int = 1024
-    """Handshakes under way beyond which further ones are refused."""
-    max_resident_bytes: int = 0
-    """Memory of the edge's process above which it takes no new connections; 0: four fifths of the
-    machine's, or of its container's."""
-    max_received_bytes: int = 256 << 20
-    """Memory for what clients sent that is not whole or not in order yet."""
-    max_received_bytes_per_address: int = 16 << 20
-    """The same for one address prefix. A connection that needs more is closed."""
-    ipv4_prefix_bits: int = 32
-    """Leading bits of an IPv4 address that make a prefix; limits per address count prefixes."""
-    ipv6_prefix_bits: int = 56
-    """The same for IPv6."""
-    max_connections_per_address: int = 128
-    """Including handshakes under way."""
-    max_chats_per_address: int = 128
-    """Chats under way, whether their client is still there or not."""
-    max_chats_per_client: int = 64
-    """The same of one client or user, from whatever address. Limits of a whole tenant are the
-    router's (docs/guides/admission.md)."""
-    max_streams_per_address: int = 512
-    """Streams open, with a chat or without."""
-    handshakes_per_s: float = 100.0
-    """Handshakes per second from one address prefix on average, five times as many at once."""
-    loop_share_per_address: float = 0.25
-    """Fraction of the event loop's time for datagrams of one address prefix while others are there:
-    some 1,700 datagrams a second on average, 2 s worth at once. Further ones wait, or are dropped
-    when too many do. Raise it where many clients come through one address (a NAT, a load
-    balancer)."""
-    typed_bytes_per_s: float = 64 << 10
-    """Typed text from one address, and by one client, on average, 20 s worth at once. More is not
-    prefilled."""
-    prefill_tokens_per_s: float = 500.0
-    """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
-    once."""
+    quic: ListenerLimits = field(default_factory=ListenerLimits)
+    """What clients may use of the QUIC listener, together and each."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
-    resume_window_s: float = 30.0
-    """How long a chat goes on after its client's connection was lost, and is remembered after its
-    end; 0: it is cancelled at once, and not remembered."""
-    max_detached_chats: int = 256
-    """Chats that go on without their clients; those beyond are cancelled."""
-    max_detached_chats_each: int = 64
-    """The same of one tenant, or of one client that belongs to none."""
-    max_resume_bytes: int = 16 << 20
-    """Memory for texts and ids of chats that are kept for clients that may come back."""
-    early_data: bool = True
-    """QUIC 0-RTT for clients that connected before: they learn a round trip sooner what this edge
-    serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
+    resumption: ResumeLimits = field(default_factory=ResumeLimits)
+    """What is kept for clients that may come back."""
     min_prefill_tokens: int = 16
     """Least new tokens of a prompt being typed that a region is asked to prefill; 0: no prefill."""
     request_timeout_s: float = 10.0
@@ -188,58 +128,22 @@ class EdgeConfig:
     """Tokens of prompt and reply together; prompts that leave no room for a reply are refused."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
-    tokenizer_workers: int = 2
-    """Threads that tokenize."""
-    tokenizer_queue: int = 64
-    """Prompts that may wait for a worker."""
-    tokenizer_backend: str = AUTO
-    """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
-    tokenizer_cache_bytes: int = 32 << 20
-    """Memory for the token ids of texts. Of chats with trust policy `chat` only the template's own
-    texts are kept."""
-    tokenizer_processes: int = 0
-    """Processes that tokenize too, when as many chats wait as there are workers."""
+    tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
+    """Where and how prompts are tokenized."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
 
-    draft_model: str = ""
-    """Draft model: the path of a GGUF file with the model's vocabulary, a name of the catalogue, ""
-    for the one shipped for the model, or "none" to draft only copies of the text."""
-    draft_threads: int = 1
-    """Threads of the drafter's process."""
-    draft_niceness: int = 10
-    """Niceness of that process: serving comes first."""
-    draft_kv_bytes: int = 64 << 20
-    """Its KV pool; memory is touched only as it fills."""
-    draft_sessions: int = 64
-    """Chats that it drafts for at once; others get copies of their text only."""
-    max_lead: int = 32
-    """Most drafts ahead of the commits."""
-    min_survival: float = 0.2
-    """Least estimated probability that a draft and all before it are right."""
-    first_survival: float = 0.01
-    """The same for a reply's first `first_tokens`."""
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    """The draft model and its process."""
+    drafts: DraftLimits = field(default_factory=DraftLimits)
+    """How far ahead and how boldly replies are drafted."""
     coalesce_ms: float = 1.0
     """Drafting starts so long after the prompt and after each commit."""
     uploads: str = "auto"
     """Whether drafts are sent to the region: "auto" while they bring tokens sooner, "always" or
     "never"."""
-    display: str = "balanced"
-    """How bold provisional text is: "balanced" shows what is rather right than wrong (theta 0.6,
-    first_theta 0.5), "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and
-    others from 0.4 on."""
-    theta: float | None = None
-    """Least estimated probability of text that is shown; None: as `display` says."""
-    first_theta: float | None = None
-    """The same for a reply's first `first_tokens`."""
-    first_tokens: int = 4
-    """How many tokens at the start of a reply have thresholds of their own."""
-    line_theta: float = 0.7
-    """Least estimated probability of a line break that is shown."""
-    rewrite_interval_ms: float = 150.0
-    """Least time between two visible corrections, averaged over `rewrite_burst`."""
-    rewrite_burst: int = 3
-    """Visible corrections that may come without a pause."""
+    display: DisplayConfig = field(default_factory=DisplayConfig)
+    """How bold provisional text is."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):
@@ -248,27 +152,14 @@ class EdgeConfig:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
             parse_target(router, "each of routers")
-        for name in ("port", "admin_port"):
-            _check(name, getattr(self, name), 0, 65535)
-        _check("ipv4_prefix_bits", self.ipv4_prefix_bits, 8, 32)
-        _check("ipv6_prefix_bits", self.ipv6_prefix_bits, 16, 128)
-        _check("max_frame_bytes", self.max_frame_bytes, 1, _MAX_FRAME_BYTES)
-        _check("max_lead", self.max_lead, 0, MAX_LEAD)
-        _check("max_resident_bytes", self.max_resident_bytes, 0, 2**50)
-        if not 0.0 < self.loop_share_per_address <= 1.0:
-            raise ConfigError(
-                f"loop_share_per_address is {self.loop_share_per_address}: set it above 0, and to "
-                "1 at most"
-            )
-        for name in ("max_received_bytes_per_address", "max_received_bytes"):
-            _check(name, getattr(self, name), self.max_frame_bytes, 2**40)
+        _check("port", self.port, 0, 65535)
+        _check("quic.max_frame_bytes", self.quic.max_frame_bytes, 1, _MAX_FRAME_BYTES)
+        _check("drafts.max_lead", self.drafts.max_lead, 0, MAX_LEAD)
+        _check("drafts.first_tokens", self.drafts.first_tokens, 0, 2**31)
         if self.uploads not in {kind.value for kind in Uploads}:
             raise ConfigError(f"uploads is auto, always or never, not {self.uploads!r}")
-        if self.display not in DISPLAY_PRESETS:
-            raise ConfigError(f"display is {', '.join(DISPLAY_PRESETS)}, not {self.display!r}")
-        for name in ("min_survival", "first_survival", "theta", "first_theta", "line_theta"):
-            if (value := getattr(self, name)) is not None:
-                _check(name, value, 0.01, 1.0)
+        for name in ("min_survival", "first_survival"):
+            _check(f"drafts.{name}", getattr(self.drafts, name), 0.01, 1.0)
         if trust_of(self.trust, "trust") is Trust.USER:
             raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
         if not (self.anonymous or self.tenants):
@@ -281,51 +172,8 @@ class EdgeConfig:
 
     def listener_limits(self) -> ListenerLimits:
         """The limits of the QUIC side."""
-        return ListenerLimits(
-            max_connections=self.max_connections,
-            max_chats_per_connection=self.max_chats_per_connection,
-            max_frame_bytes=self.max_frame_bytes,
-            max_unsent_bytes=self.max_unsent_bytes,
-            idle_timeout_s=self.idle_timeout_s,
-            handshake_timeout_s=self.handshake_timeout_s,
-            early_data=self.early_data,
-            handshakes=HandshakeLimits(
-                retry_from_half_open=0 if self.validate_addresses else self.retry_from_half_open,
-                max_half_open=self.max_half_open,
-                max_resident_bytes=self.max_resident_bytes or memory.limit_bytes() * 4 // 5,
-            ),
-            quotas=self.address_quotas(),
-            client_quotas=self.client_quotas(),
-            prefixes=AddressPrefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits),
-            loop_share=LoopShare(self.loop_share_per_address),
-            max_received_bytes=self.max_received_bytes,
-            max_received_bytes_per_address=self.max_received_bytes_per_address,
-        )
-
-    def address_quotas(self) -> QuotaLimits:
-        """What the clients of one address prefix may use together."""
-        return QuotaLimits(
-            counts={
-                Count.CONNECTIONS: self.max_connections_per_address,
-                Count.STREAMS: self.max_streams_per_address,
-                Count.CHATS: self.max_chats_per_address,
-            },
-            rates={
-                Rate.HANDSHAKES: _rate(self.handshakes_per_s, _HANDSHAKE_BURST_S),
-                **self._typing_rates(),
-            },
-        )
-
-    def client_quotas(self) -> QuotaLimits:
-        """What one client or user may use, from whatever address."""
-        counts = {Count.CHATS: self.max_chats_per_client}
-        return QuotaLimits(counts=counts, rates=self._typing_rates())
-
-    def _typing_rates(self) -> dict[Rate, RateLimit]:
-        return {
-            Rate.TYPED_BYTES: _rate(self.typed_bytes_per_s, _TYPING_BURST_S),
-            Rate.PREFILL_TOKENS: _rate(self.prefill_tokens_per_s, _TYPING_BURST_S),
-        }
+        most = self.quic.max_resident_bytes or memory.limit_bytes() * 4 // 5
+        return replace(self.quic, max_resident_bytes=most)
 
     def identities(self) -> Identities:
         """Whose chats are. Raises ConfigError."""
@@ -341,24 +189,21 @@ class EdgeConfig:
     @property
     def has_drafter(self) -> bool:
         """Whether a process is started that drafts with a model."""
-        return self.draft_model != "none"
+        return self.drafter.model != NO_DRAFT_MODEL
 
     def drafter_settings(self, model: str) -> DrafterSettings:
         """What the drafter of an edge that serves `model` is set up with."""
         return DrafterSettings(
             model=model,
-            draft_model=self.draft_model,
+            drafter=self.drafter,
             model_store=str(self.model_store or ""),
-            threads=self.draft_threads,
-            kv_bytes=self.draft_kv_bytes,
-            niceness=self.draft_niceness,
             log_level=self.log_level,
             limits=DrafterLimits(
-                max_sessions=self.draft_sessions,
-                max_lead=self.max_lead,
-                min_survival=self.min_survival,
-                first_tokens=self.first_tokens,
-                first_survival=self.first_survival,
+                max_sessions=self.drafter.max_sessions,
+                max_lead=self.drafts.max_lead,
+                min_survival=self.drafts.min_survival,
+                first_tokens=self.drafts.first_tokens,
+                first_survival=self.drafts.first_survival,
             ),
         )
 
@@ -366,9 +211,7 @@ class EdgeConfig:
         """How routers are found, watched and given up."""
         return RouterPoolPolicy(
             targets=tuple(parse_target(router, "each of routers") for router in self.routers),
-            discovery=DiscoveryPolicy(
-                self.nameservers, self.lookup_interval_s, self.lookup_grace_s
-            ),
+            discovery=self.discovery,
             health=HealthPolicy(suspect_s=self.suspect_s),
             link=LinkPolicy(
                 self.max_queued_frames,
@@ -387,32 +230,16 @@ class EdgeConfig:
         )
 
     def resume_limits(self) -> ResumeLimits:
-        """What is kept for clients that may come back."""
-        return ResumeLimits(
-            window_s=self.resume_window_s,
-            max_detached=self.max_detached_chats if self.resume_window_s else 0,
-            max_detached_each=self.max_detached_chats_each,
-            max_bytes=self.max_resume_bytes if self.resume_window_s else 0,
-        )
+        """What is kept for clients that may come back: nothing without a window."""
+        if self.resumption.window_s:
+            return self.resumption
+        return replace(self.resumption, max_detached=0, max_bytes=0)
 
     def reply_policy(self) -> ReplyPolicy:
         """How replies are drafted and shown."""
-        preset = DISPLAY_PRESETS[self.display]
         return ReplyPolicy(
-            drafts=DraftLimits(
-                max_lead=self.max_lead,
-                min_survival=self.min_survival,
-                first_tokens=self.first_tokens,
-                first_survival=self.first_survival,
-            ),
-            display=DisplayPolicy(
-                theta=preset.theta if self.theta is None else self.theta,
-                first_theta=(preset.first_theta if self.first_theta is None else self.first_theta),
-                first_tokens=self.first_tokens,
-                line_theta=self.line_theta,
-                rewrite_interval_s=self.rewrite_interval_ms / 1000,
-                rewrite_burst=self.rewrite_burst,
-            ),
+            drafts=self.drafts,
+            display=self.display.policy(self.drafts.first_tokens),
             upload=UploadPolicy(uploads=Uploads(self.uploads)),
             coalesce_s=self.coalesce_ms / 1000,
         )
@@ -421,58 +248,20 @@ class EdgeConfig:
 _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 """A thin client's frame goes to the router as one message with a little more in it. A message too
 large for gRPC would end the stream of all chats."""
-_HANDSHAKE_BURST_S = 5.0
-_TYPING_BURST_S = 20.0
-"""By default enough for a whole context and a whole frame."""
 _POSITIVE = (
-    "draft_kv_bytes",
-    "draft_sessions",
-    "draft_threads",
-    "handshake_timeout_s",
-    "handshakes_per_s",
-    "idle_timeout_s",
-    "lookup_interval_s",
-    "max_chats_per_address",
-    "max_chats_per_client",
-    "max_chats_per_connection",
-    "max_connections",
-    "max_connections_per_address",
     "max_context_tokens",
-    "max_half_open",
     "max_queued_frames",
-    "max_streams_per_address",
-    "max_unsent_bytes",
-    "prefill_tokens_per_s",
     "probe_interval_s",
     "probe_timeout_s",
-    "rewrite_burst",
     "suspect_s",
-    "tokenizer_workers",
-    "typed_bytes_per_s",
 )
 _NOT_NEGATIVE = (
     "coalesce_ms",
-    "draft_niceness",
     "drain_s",
-    "first_tokens",
-    "lookup_grace_s",
-    "max_detached_chats",
-    "max_detached_chats_each",
-    "max_resume_bytes",
     "min_prefill_tokens",
     "reopen_s",
     "request_timeout_s",
-    "resume_window_s",
-    "retry_from_half_open",
-    "rewrite_interval_ms",
-    "tokenizer_cache_bytes",
-    "tokenizer_processes",
-    "tokenizer_queue",
 )
-
-
-def _rate(per_s: float, burst_s: float) -> RateLimit:
-    return RateLimit(per_s, per_s * burst_s)
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

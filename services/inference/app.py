@@ -125,7 +125,7 @@ class Replica:
     ) -> None:
         """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
-        limits = config.limits()
+        limits = config.scheduler
         contract = _contract(config, model)
         prior = shipped_prior(model.vocabulary_digest)
         self.schedulers = tuple(
@@ -225,8 +225,7 @@ def _admin_server(
     config: InferenceConfig, loaded: Sequence[Replica], metrics: Metrics
 ) -> AdminServer:
     return AdminServer(
-        config.admin_host,
-        config.admin_port,
+        config.admin,
         ready=lambda: loaded[0].readiness() if loaded else (False, "loading the model"),
         registry=metrics.registry,
     )
@@ -287,13 +286,13 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         context_limit=context_limit(info),
         engine=info.name,
         block_tokens=info.block_tokens,
-        max_lead=config.max_lead,
-        max_drafts=config.max_draft_tokens,
+        max_lead=config.scheduler.max_lead,
+        max_drafts=config.scheduler.max_draft_tokens,
         prefill_limits=inference_pb2.PrefillLimits(
-            max_chunk_tokens=config.prefill_chunk_tokens,
+            max_chunk_tokens=config.scheduler.prefill_chunk_tokens,
             min_chunk_tokens=LEAST_CHUNK,
-            max_call_ms=config.max_tick_ms,
-            max_stretch=config.prefill_stretch,
+            max_call_ms=config.scheduler.max_tick_ms,
+            max_stretch=config.scheduler.prefill_stretch,
             min_stretch=LEAST_STRETCH,
         ),
     )

@@ -227,8 +227,7 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
     router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
     port = bind(server, config.host, config.port, router.tls)
     admin = AdminServer(
-        config.admin_host,
-        config.admin_port,
+        config.admin,
         ready=router.readiness,
         registry=router.metrics.registry,
     )
@@ -316,7 +315,7 @@ def _tokenizer_pool(
 ) -> TokenizerPool:
     return TokenizerPool(
         [parse_target(text, "each of tokenizers") for text in config.tokenizers],
-        policy=config.discovery(),
+        policy=config.discovery,
         clock=clock,
         rng=rng,
         timeout_s=config.tokenize_timeout_s,

@@ -10,6 +10,7 @@ from outrider.config import check_address
 from outrider.errors import ConfigError
 from outrider.peers.health import QuarantinePolicy
 from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
@@ -94,10 +95,8 @@ class RouterConfig:
     """Address the gRPC listener binds."""
     port: int = 0
     """Port of the gRPC listener; 0: any free one."""
-    admin_host: str = "127.0.0.1"
-    """Address of the metrics and health listener."""
-    admin_port: int = 0
-    """Port of the metrics and health listener; 0: any free one."""
+    admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
+    """Where /metrics, /health and /ready are served."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role router."""
     region: str = "local"
@@ -111,12 +110,8 @@ class RouterConfig:
     tokenizers: tuple[str, ...] = ()
     """Tokenizer services, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`, best first; used for sessions
     that bring text."""
-    nameservers: tuple[str, ...] = ()
-    """DNS servers, as IP:PORT; empty: this machine's."""
-    lookup_interval_s: float = 5.0
-    """Time between two lookups of one target."""
-    lookup_grace_s: float = 15.0
-    """A peer that lookups have not found for this long gets no new sessions; those it has go on."""
+    discovery: DiscoveryPolicy = dataclasses.field(default_factory=DiscoveryPolicy)
+    """How the names in `replica_targets` and `tokenizers` are looked up."""
     regions: tuple[RegionConfig, ...] = ()
     """Coordinates for the cold start; regions left out start at `default_rtt_ms`."""
     default_rtt_ms: float = 100.0
@@ -211,16 +206,11 @@ class RouterConfig:
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
                 "replica would be suspect between two reports; leave room for at least two."
             )
-        for field in ("port", "admin_port"):
-            if not 0 <= getattr(self, field) <= 65535:
-                raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}: use 0 to 65535.")
         for field in _NOT_NEGATIVE:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")
-
-    def discovery(self) -> DiscoveryPolicy:
-        """How often targets are looked up, and what becomes of what is not found any more."""
-        return DiscoveryPolicy(self.nameservers, self.lookup_interval_s, self.lookup_grace_s)
 
     def price_table(self) -> PriceTable:
         """What tokens cost whom. Raises ConfigError."""
@@ -250,7 +240,6 @@ _NOT_NEGATIVE = (
     "default_rtt_ms",
     "drain_s",
     "return_s",
-    "lookup_grace_s",
 )
 
 _POSITIVE = (
@@ -268,7 +257,6 @@ _POSITIVE = (
     "connect_timeout_s",
     "max_backoff_s",
     "load_interval_ms",
-    "lookup_interval_s",
     "heartbeat_ms",
     "silence_s",
     "tokenize_timeout_s",

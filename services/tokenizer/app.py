@@ -136,8 +136,7 @@ async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
     health = add_health(server, SERVICE)
     port = bind(server, config.host, config.port, parts.tls)
     admin = AdminServer(
-        config.admin_host,
-        config.admin_port,
+        config.admin,
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
         registry=parts.metrics.registry,
         cause=parts.tokenization.cause,

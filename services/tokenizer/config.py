@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
@@ -23,9 +24,51 @@ _POSITIVE = (
     "window_parts",
     "worker_timeout_s",
     "part_hedge_delay_s",
-    "shared_cache_timeout_ms",
-    "shared_cache_ttl_s",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCacheConfig:
+    """The Redis that tokenizers may share: table `[tokenizer.shared_cache]`."""
+
+    url: str = ""
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none. It may be slow, full or gone
+    at any time. Only texts of requests with a cache salt are shared."""
+    key: str = dataclasses.field(default="", repr=False)
+    """A secret of 32 characters or more, the same in all of them (`openssl rand -hex 32`): without
+    it nobody can read entries or make valid ones. Better in a file, or in the environment."""
+    key_file: Path | None = None
+    """A file that holds the secret."""
+    user: str = ""
+    """A user of that Redis (ACL); empty: its default one."""
+    password: str = dataclasses.field(default="", repr=False)
+    """That user's password. Better in a file, or in the environment."""
+    password_file: Path | None = None
+    """A file that holds the password."""
+    ca: Path | None = None
+    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
+    timeout_ms: float = 5.0
+    """Longest wait for an answer of that Redis."""
+    min_chars: int = 0
+    """Shorter texts are not looked up there, for encoding them is faster; 0: 1,024 with
+    `tokenizers`, 8,192 with `fastokens`, and with `splintr-rs` nothing is looked up."""
+    ttl_s: int = 86_400
+    """An entry expires so long after it was last written."""
+
+    def __post_init__(self) -> None:
+        for field in ("timeout_ms", "ttl_s"):
+            if getattr(self, field) <= 0:
+                raise ConfigError(
+                    f"shared_cache.{field} is {getattr(self, field)}: set it above 0."
+                )
+        for field in ("key", "password"):
+            if getattr(self, field) and getattr(self, f"{field}_file"):
+                raise ConfigError(
+                    f"both shared_cache.{field} and shared_cache.{field}_file are set: use one of "
+                    "them."
+                )
+        if self.url and not (self.key or self.key_file):
+            raise ConfigError("shared_cache.key is empty: set the same secret in all tokenizers.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +79,8 @@ class TokenizerConfig:
     """Address the gRPC listener binds."""
     port: int = 0
     """Port of the gRPC listener; 0: any free one."""
-    admin_host: str = "127.0.0.1"
-    """Address of the metrics and health listener."""
-    admin_port: int = 0
-    """Port of the metrics and health listener; 0: any free one."""
+    admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
+    """Where /metrics, /health and /ready are served."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
     """Certificate of this process, of the role tokenizer."""
     worker_port: int | None = None
@@ -53,30 +94,8 @@ class TokenizerConfig:
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     cache_bytes: int = 64 << 20
     """Memory of each vocabulary's cache of texts' ids; 0: no cache."""
-    shared_cache: str = ""
-    """Redis that tokenizers share, as redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty:
-    none. It may be slow, full or gone at any time. Only texts of requests with a cache salt are
-    shared."""
-    shared_cache_key: str = dataclasses.field(default="", repr=False)
-    """A secret of 32 characters or more, the same in all of them (`openssl rand -hex 32`): without
-    it nobody can read entries or make valid ones. Better in a file, or in the environment."""
-    shared_cache_key_file: Path | None = None
-    """A file that holds the secret."""
-    shared_cache_user: str = ""
-    """A user of that Redis (ACL); empty: its default one."""
-    shared_cache_password: str = dataclasses.field(default="", repr=False)
-    """That user's password. Better in a file, or in the environment."""
-    shared_cache_password_file: Path | None = None
-    """A file that holds the password."""
-    shared_cache_ca: Path | None = None
-    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
-    shared_cache_timeout_ms: float = 5.0
-    """Longest wait for an answer of that Redis."""
-    shared_cache_min_chars: int = 0
-    """Shorter texts are not looked up there, for encoding them is faster; 0: 1,024 with
-    `tokenizers`, 8,192 with `fastokens`, and with `splintr-rs` nothing is looked up."""
-    shared_cache_ttl_s: int = 86_400
-    """An entry expires so long after it was last written."""
+    shared_cache: SharedCacheConfig = dataclasses.field(default_factory=SharedCacheConfig)
+    """A Redis that tokenizers share (docs/guides/long-texts.md)."""
     previous_vocabularies: tuple[str, ...] = ()
     """Vocabularies that models had before, as MODEL=FOLDER. They are served beside the current ones
     to requests that name their digest, while nodes are replaced one after another."""
@@ -121,7 +140,7 @@ class TokenizerConfig:
             if getattr(self, field) <= 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: set it above 0.")
         self._check_caches()
-        for field in ("port", "admin_port", "worker_port"):
+        for field in ("port", "worker_port"):
             if not 0 <= (getattr(self, field) or 0) <= 65535:
                 raise ConfigError(f"{field} is {getattr(self, field)}: use 0 to 65535.")
         if self.worker_processes < 0:
@@ -145,9 +164,3 @@ class TokenizerConfig:
                 raise ConfigError(f"previous_vocabularies has {entry!r}: use MODEL=FOLDER.")
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes is {self.cache_bytes}: use 0 or more.")
-        for field in ("shared_cache_key", "shared_cache_password"):
-            if getattr(self, field) and getattr(self, f"{field}_file"):
-                raise ConfigError(f"both {field} and {field}_file are set: use one of them.")
-        has_key = self.shared_cache_key or self.shared_cache_key_file
-        if self.shared_cache and not has_key:
-            raise ConfigError("shared_cache_key is empty: set the same secret in all tokenizers.")

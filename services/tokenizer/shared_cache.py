@@ -37,15 +37,15 @@ _NEVER: Final = 1 << 30
 def shared_cache(
     config: TokenizerConfig, registry: CollectorRegistry
 ) -> Iterator[MakeSharedCache | None]:
-    """None without `shared_cache`. Raises ConfigError for an invalid URL or secret, and if the
+    """None without `shared_cache.url`. Raises ConfigError for an invalid URL or secret, and if the
     Redis client is not installed."""
-    if not config.shared_cache:
+    if not config.shared_cache.url:
         yield None
         return
-    key = _secret(config.shared_cache_key, config.shared_cache_key_file, "shared_cache_key")
+    key = _secret(config.shared_cache.key, config.shared_cache.key_file, "shared_cache.key")
     if len(key) < MIN_KEY_CHARS:
         raise ConfigError(
-            f"shared_cache_key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
+            f"shared_cache.key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
             "example with `openssl rand -hex 32`."
         )
     store = _open_store(config)
@@ -68,25 +68,25 @@ def _open_store(config: TokenizerConfig) -> RedisStore:
         )
     except ImportError as error:
         raise ConfigError(
-            "shared_cache needs the Redis client: pip install 'outrider[redis]'."
+            "shared_cache.url needs the Redis client: pip install 'outrider[redis]'."
         ) from error
     address = RedisAddress(
-        config.shared_cache,
-        config.shared_cache_user,
+        config.shared_cache.url,
+        config.shared_cache.user,
         _secret(
-            config.shared_cache_password,
-            config.shared_cache_password_file,
-            "shared_cache_password",
+            config.shared_cache.password,
+            config.shared_cache.password_file,
+            "shared_cache.password",
         ),
-        config.shared_cache_ca,
+        config.shared_cache.ca,
     )
     try:
         # One connection for each thread that tokenizes, and one for the writer.
-        client = connect(address, config.shared_cache_timeout_ms / 1e3, config.threads + 1)
+        client = connect(address, config.shared_cache.timeout_ms / 1e3, config.threads + 1)
     except ValueError as error:
         # Neither the URL nor Redis' own message is quoted: they may hold a password.
-        raise ConfigError(f"shared_cache cannot be used: {error}.") from None
-    return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache_ttl_s))
+        raise ConfigError(f"shared_cache.url cannot be used: {error}.") from None
+    return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache.ttl_s))
 
 
 def _secret(value: str, file: Path | None, where: str) -> str:
@@ -109,7 +109,7 @@ def _cache_of(
     from outrider.tokenization.shared_cache.entries import Entries
     from outrider.tokenization.shared_cache.redis_cache import RedisTokenCache
 
-    min_chars = config.shared_cache_min_chars or _MIN_CHARS.get(backend.name, _NEVER)
+    min_chars = config.shared_cache.min_chars or _MIN_CHARS.get(backend.name, _NEVER)
     entries = Entries(key, vocabulary.digest, vocabulary.size)
     return RedisTokenCache(store, entries, min_chars=min_chars)
 

@@ -46,7 +46,7 @@ def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_pat
         (MeshOptions(engine="fake"), "none"),
         (MeshOptions(draft_model="none", engine="fake"), "none"),
     ):
-        assert mesh.edge(options, 7200, tmp_path).values["draft_model"] == expected
+        assert mesh.edge(options, 7200, tmp_path).values["drafter"] == {"model": expected}
 
 
 def test_router_config_names_every_replica() -> None:

@@ -21,30 +21,40 @@ from services.edge.config import EdgeConfig
 
 
 def test_settings_have_the_types_of_their_service() -> None:
-    assert settings.typed("edge", ["max-connections=7", "display=shy", "anonymous=no"]) == {
-        "max_connections": 7,
-        "display": "shy",
+    assert settings.typed(
+        "edge", ["quic.max-connections=7", "display.preset=shy", "anonymous=no"]
+    ) == {
+        "quic": {"max_connections": 7},
+        "display": {"preset": "shy"},
         "anonymous": False,
     }
-    assert settings.typed("edge", ["routers=a:1,b:2", "theta="]) == {
+    assert settings.typed("edge", ["routers=a:1,b:2", "display.theta="]) == {
         "routers": ("a:1", "b:2"),
-        "theta": None,
+        "display": {"theta": None},
     }
-    with pytest.raises(ConfigError, match=r"--set edge\.dislpay: .* did you mean display"):
-        settings.typed("edge", ["dislpay=shy"])
+    for key, meant in (
+        ("display.presset", "preset"),
+        ("nam", "name"),
+        ("theta", "display.theta"),
+    ):
+        known = rf"--set edge\.{key}: .* did you mean {meant}"
+        with pytest.raises(ConfigError, match=known.replace("display.theta", r"display\.theta")):
+            settings.typed("edge", [f"{key}=1"])
 
 
 def test_secrets_are_refused_on_command_lines() -> None:
     with pytest.raises(ConfigError, match="cache_salt_key is a secret"):
         settings.typed("edge", ["cache_salt_key=x"])
     assert settings.typed("edge", ["private_key=/k.pem"]) == {"private_key": Path("/k.pem")}
-    failed = CliRunner().invoke(app, ["serve", "tokenizer", "--set", "shared-cache-key=x"])
+    failed = CliRunner().invoke(app, ["serve", "tokenizer", "--set", "shared-cache.key=x"])
     assert isinstance(failed.exception, ConfigError)
 
 
 def test_a_file_gives_what_belongs_on_no_command_line(tmp_path: Path) -> None:
     file = tmp_path / "more.toml"
-    file.write_text('[edge]\ncache_salt_key = "s\\"\\n"\nmax_connections = 3\n', "utf-8")
+    file.write_text(
+        '[edge]\ncache_salt_key = "s\\"\\n"\n[edge.quic]\nmax_connections = 3\n', "utf-8"
+    )
     told = settings.read(file, ROLES)
     spec = ProcessSpec("edge", "edge", {"port": 0})
     tls = TlsConfig(Path("/c"), Path("/k"), Path("/ca"))
@@ -52,7 +62,7 @@ def test_a_file_gives_what_belongs_on_no_command_line(tmp_path: Path) -> None:
     write_private(written, to_toml(completed(spec, told["edge"], tls)))
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     config = load(EdgeConfig, "edge", file=written, environ={})
-    assert (config.cache_salt_key, config.max_connections) == ('s"\n', 3)
+    assert (config.cache_salt_key, config.quic.max_connections) == ('s"\n', 3)
     assert config.tls == tls
     file.write_text("[egde]\n", "utf-8")
     with pytest.raises(ConfigError, match="not egde"):
@@ -67,7 +77,10 @@ def test_tables_of_tables_survive(tmp_path: Path) -> None:
 
 def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:
     options = MeshOptions(
-        regions=("a", "b"), settings=("edge.port=1",), tables={"edge": {"theta": 0.5}}, port=0
+        regions=("a", "b"),
+        settings=("edge.port=1",),
+        tables={"edge": {"display": {"theta": 0.5}}},
+        port=0,
     )
     assert detached.load(detached.dump(options)) == options
 

@@ -12,6 +12,7 @@ from outrider.cli.local.status import advice_line, autoscale_advice, parse_autos
 from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
@@ -73,7 +74,7 @@ async def test_it_reads_what_metrics_say() -> None:
     for name, value in EXPECTED.items():
         if isinstance(value, float):
             metrics.table(f"outrider.router.{name}").set([(value, LABELS)])
-    admin = AdminServer("127.0.0.1", 0, ready=lambda: (True, ""), registry=metrics.registry)
+    admin = AdminServer(AdminConfig(), ready=lambda: (True, ""), registry=metrics.registry)
     port = await admin.start()
     try:
         found = await asyncio.to_thread(autoscale_advice, "127.0.0.1", port)

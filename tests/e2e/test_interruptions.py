@@ -58,7 +58,7 @@ class KillableEdge:
             "port": self.port,
             "state_dir": str(self._folder),
             "routers": (f"{self._host}:{self._router['port']}",),
-            "draft_model": "none",
+            "drafter": {"model": "none"},
         }
         spec = completed(ProcessSpec("edge", "edge", values), {}, self._tls)
         config = self._folder / "edge.toml"
@@ -117,7 +117,7 @@ async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> No
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.
-ROOM = ("inference.max_context_tokens=16000", "edge.draft_model=none")
+ROOM = ("inference.max_context_tokens=16000", "edge.drafter.model=none")
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,15 @@ from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.identity import Credential
+from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
+from services.edge.session.display import DisplayConfig
 from services.edge.session.upload_control import UploadPolicy, Uploads
 
 
 def test_defaults_listen_on_loopback() -> None:
     config = EdgeConfig()
-    assert config.host == config.admin_host == "127.0.0.1"
+    assert config.host == config.admin.host == "127.0.0.1"
     assert config.reply_policy().display.theta == 0.6
     assert config.reply_policy().display.rewrite_interval_s == 0.15
     assert config.reply_policy().upload == UploadPolicy()
@@ -85,10 +87,10 @@ def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
         return display.first_theta, display.theta
 
     assert thetas(EdgeConfig()) == (0.5, 0.6)
-    assert thetas(EdgeConfig(display="shy")) == (0.7, 0.7)
-    assert thetas(EdgeConfig(display="eager")) == (0.3, 0.4)
-    assert thetas(EdgeConfig(display="eager", first_theta=0.6)) == (0.6, 0.4)
-    assert thetas(EdgeConfig(theta=0.9)) == (0.5, 0.9)
+    assert thetas(EdgeConfig(display=DisplayConfig("shy"))) == (0.7, 0.7)
+    assert thetas(EdgeConfig(display=DisplayConfig("eager"))) == (0.3, 0.4)
+    assert thetas(EdgeConfig(display=DisplayConfig("eager", first_theta=0.6))) == (0.6, 0.4)
+    assert thetas(EdgeConfig(display=DisplayConfig(theta=0.9))) == (0.5, 0.9)
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,41 +105,49 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"routers": ()}, "routers"),
         ({"routers": ("router",)}, "routers must be host:port"),
         # A router refuses larger messages, and with them the stream of every chat.
-        ({"max_frame_bytes": 4 << 20}, "max_frame_bytes"),
+        ({"quic.max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
-        ({"theta": 0.0}, "theta"),
-        ({"first_theta": 1.1}, "first_theta"),
-        ({"display": "bold"}, "shy, balanced, eager"),
-        ({"line_theta": 2.0}, "line_theta"),
+        ({"display.theta": 0.0}, "theta"),
+        ({"display.first_theta": 1.1}, "first_theta"),
+        ({"display.preset": "bold"}, "shy, balanced, eager"),
+        ({"display.line_theta": 2.0}, "line_theta"),
         ({"uploads": "sometimes"}, "uploads"),
-        ({"min_survival": 1.5}, "min_survival"),
+        ({"drafts.min_survival": 1.5}, "min_survival"),
         ({"routers": ("dns:router",)}, "routers must be host:port"),
         ({"probe_timeout_s": 0.0}, "probe_timeout_s"),
-        ({"lookup_grace_s": -1.0}, "lookup_grace_s"),
-        ({"max_connections": 0}, "max_connections"),
-        ({"ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
-        ({"max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
-        ({"handshakes_per_s": 0.0}, "handshakes_per_s"),
-        ({"loop_share_per_address": 0.0}, "loop_share_per_address"),
-        ({"loop_share_per_address": 1.5}, "loop_share_per_address"),
+        ({"discovery.grace_s": -1.0}, r"discovery\.grace_s"),
+        ({"quic.max_connections": 0}, "max_connections"),
+        ({"quic.ipv6_prefix_bits": 129}, "ipv6_prefix_bits"),
+        ({"quic.max_received_bytes_per_address": 1 << 16}, "max_received_bytes_per_address"),
+        ({"quic.handshakes_per_s": 0.0}, "handshakes_per_s"),
+        ({"quic.loop_share_per_address": 0.0}, "loop_share_per_address"),
+        ({"quic.loop_share_per_address": 1.5}, "loop_share_per_address"),
+        ({"tokenization.threads": 0}, r"tokenization\.threads"),
+        ({"resumption.window_s": -1.0}, r"resumption\.window_s"),
+        ({"drafter.kv_bytes": 0}, r"drafter\.kv_bytes"),
         ({"drain_s": -1.0}, "drain_s"),
-        ({"max_lead": 1 << 16}, "max_lead"),
+        ({"drafts.max_lead": 1 << 16}, "max_lead"),
     ],
 )
 def test_values_that_cannot_work(values: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
-        EdgeConfig(**values)  # type: ignore[arg-type]
+        load(EdgeConfig, "edge", environ={}, flags=values)
 
 
 def test_an_address_has_its_share_and_the_door_its_figures() -> None:
-    limits = EdgeConfig(max_chats_per_address=3, handshakes_per_s=10.0).listener_limits()
+    limits = EdgeConfig(
+        quic=ListenerLimits(max_chats_per_address=3, handshakes_per_s=10.0)
+    ).listener_limits()
     assert limits.quotas.counts[Count.CHATS] == 3
     assert limits.quotas.rates[Rate.HANDSHAKES] == RateLimit(10.0, 50.0)
     # A whole context and a whole frame fit.
     assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
-    assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().max_frame_bytes
+    assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().quic.max_frame_bytes
     assert limits.handshakes.retry_from_half_open == 64
     assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"
-    always = EdgeConfig(validate_addresses=True).listener_limits()
+    always = EdgeConfig(quic=ListenerLimits(validate_addresses=True)).listener_limits()
     assert always.handshakes.retry_from_half_open == 0
-    assert EdgeConfig(max_resident_bytes=5).listener_limits().handshakes.max_resident_bytes == 5
+    assert (
+        EdgeConfig(quic=ListenerLimits(max_resident_bytes=5)).listener_limits().max_resident_bytes
+        == 5
+    )

@@ -13,14 +13,14 @@ from services.inference.config import InferenceConfig
 
 def test_settings_reach_scheduler_and_engine() -> None:
     environ = {
-        "OUTRIDER_INFERENCE_MAX_SESSIONS": "3",
-        "OUTRIDER_INFERENCE_PREFILL_CHUNK_TOKENS": "32",
+        "OUTRIDER_INFERENCE_SCHEDULER_MAX_SESSIONS": "3",
+        "OUTRIDER_INFERENCE_SCHEDULER_PREFILL_CHUNK_TOKENS": "32",
         "OUTRIDER_INFERENCE_THREADS": "2",
         "OUTRIDER_INFERENCE_EXACT": "false",
         "OUTRIDER_INFERENCE_NUM_BLOCKS": "77",
     }
     config = load(InferenceConfig, "inference", environ=environ)
-    assert (config.limits().max_sessions, config.limits().prefill_chunk_tokens) == (3, 32)
+    assert (config.scheduler.max_sessions, config.scheduler.prefill_chunk_tokens) == (3, 32)
     engine = config.engine_config(vocabulary_size=1000)
     assert (engine.threads, engine.exact, engine.num_blocks) == (2, False, 77)
     assert (engine.fake.vocabulary_size, engine.fake.num_blocks) == (1000, 77)
@@ -41,7 +41,7 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
     "settings",
     [
         {"port": -1},
-        {"admin_port": 70_000},
+        {"admin.port": 70_000},
         {"replica": ""},
         {"region": ""},
         {"engine": "abacus"},
@@ -55,8 +55,8 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
         {"kv_share": float("nan")},
         {"max_context_tokens": -1},
         {"num_blocks": 0},
-        {"max_sessions": 0},
-        {"max_tick_ms": float("nan")},
+        {"scheduler.max_sessions": 0},
+        {"scheduler.max_tick_ms": float("nan")},
         {"max_outbox_frames": 0},
         {"max_stream_sessions": 0},
         {"max_message_bytes": 0},
@@ -66,5 +66,5 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
     ids=str,
 )
 def test_absurd_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        InferenceConfig(**settings)
+    with pytest.raises(ConfigError, match="|".join(key.rpartition(".")[2] for key in settings)):
+        load(InferenceConfig, "inference", environ={}, flags=settings)

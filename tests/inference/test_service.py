@@ -18,6 +18,7 @@ from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import token_block_to_proto
 from services.inference.app import SERVICE
+from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.service import GenerateStream
 from services.inference.streaming.sessions import ModelThreads, SessionTable
@@ -46,13 +47,18 @@ async def _check(it: Running, peer: Peer, number: int, sampling: SamplingParams)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"prefill_chunk_tokens": 4}, {"max_sessions": 2}, {"max_draft_tokens": 0}],
-    ids=str,
+    "limits",
+    [
+        SchedulerLimits(),
+        SchedulerLimits(prefill_chunk_tokens=4),
+        SchedulerLimits(max_sessions=2),
+        SchedulerLimits(max_draft_tokens=0),
+    ],
+    ids=["defaults", "short prefill chunks", "few sessions", "no drafts"],
 )
 @pytest.mark.parametrize("min_rows", [1, 2])
-async def test_many_sessions_on_two_streams(settings: dict[str, int], min_rows: int) -> None:
-    async with running(FakeEngine(FakeOptions(min_rows=min_rows)), **settings) as it:
+async def test_many_sessions_on_two_streams(limits: SchedulerLimits, min_rows: int) -> None:
+    async with running(FakeEngine(FakeOptions(min_rows=min_rows)), scheduler=limits) as it:
         peers = it.peer(), it.peer()
         for number in range(1, 25):
             sampling = _sampling(number)

@@ -100,7 +100,7 @@ def test_what_is_looked_up_is_told_from_what_is_configured() -> None:
             ReplicaTarget("srv:_grpc._tcp.x", "eu"),
         )
     )
-    assert config.discovery().interval_s == 5.0
+    assert config.discovery.interval_s == 5.0
     with pytest.raises(ConfigError, match=r"h:1 in replica_targets is one address"):
         ReplicaTarget("h:1", "us")
 
@@ -147,6 +147,9 @@ def test_admission_tenants_and_autoscale_have_tables_of_their_own(tmp_path: Path
         ('[[router.tenants]]\nname = "a"\n[[router.tenants]]\nname = "a"', "tenant name a"),
         ("[router.autoscale]\nmax_late_share = 2.0", "set it below 1"),
         ("[router.placement]\nnear_ms = -0.1", "placement.near_ms is -0.1: it cannot be negative"),
+        ("[router.discovery]\ninterval_s = 0.0", "discovery.interval_s is 0.0: set it above 0"),
+        ("[router.admin]\nport = 70000", "admin.port is 70000: use 0 to 65535"),
+        ("[router]\nadmin_port = 1", "did you mean admin.port"),
         ("[router.quarantine]\nwindow_s = 0.0", "quarantine.window_s is 0.0: set it above 0"),
         ("[router.hang]\nnum_calls = -1.0", "hang.num_calls is -1.0: set it above 0"),
         ("[router.failover]\nmin_moves = 0", "failover.min_moves is 0: set it above 0"),

@@ -25,11 +25,13 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
 from services.router.relay.replica_monitor import HangPolicy
+from services.tokenizer.config import SharedCacheConfig
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
@@ -95,7 +97,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
     shared = "redis://127.0.0.1:1"
     async with (
         running_tokenizer(
-            vocabularies, shared_cache=shared, shared_cache_key="k" * 32
+            vocabularies, shared_cache=SharedCacheConfig(shared, "k" * 32)
         ) as tokenizer,
         _replica(words) as (replica, replica_metrics),
         running_router(
@@ -113,7 +115,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             routers=routers,
             state_dir=state_dir,
             drain_s=0.0,
-            draft_model="none",
+            drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **PATIENT_EDGE,
         )
         metrics = Metrics("edge")

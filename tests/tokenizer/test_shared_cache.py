@@ -11,7 +11,7 @@ from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import token_block_from_proto
-from services.tokenizer.config import TokenizerConfig
+from services.tokenizer.config import SharedCacheConfig, TokenizerConfig
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.redis_server import redis_server
 from tests.tokenizer.running import MODEL, TokenizerUnderTest, running_tokenizer
@@ -41,10 +41,9 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
     expected = vocabulary.encode(TEXT)
     with redis_server() as server:
         settings = {
-            "shared_cache": server.url,
-            "shared_cache_key": "k" * 32,
-            "shared_cache_timeout_ms": 1000.0,
-            "shared_cache_min_chars": 1,
+            "shared_cache": SharedCacheConfig(
+                url=server.url, key="k" * 32, timeout_ms=1000.0, min_chars=1
+            ),
         }
         async with (
             running_tokenizer(None, **settings) as one,
@@ -74,13 +73,13 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
 
 async def test_a_cache_that_cannot_be_used_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="secret"):
-        async with running_tokenizer(None, shared_cache="redis://x"):
+        async with running_tokenizer(None, shared_cache=SharedCacheConfig("redis://x")):
             pass
     with pytest.raises(ConfigError, match="shared_cache"):
-        async with running_tokenizer(None, shared_cache="no url", shared_cache_key="k" * 32):
+        async with running_tokenizer(None, shared_cache=SharedCacheConfig("no url", "k" * 32)):
             pass
     with pytest.raises(ConfigError, match="has 5 characters"):
-        async with running_tokenizer(None, shared_cache="redis://x", shared_cache_key="guess"):
+        async with running_tokenizer(None, shared_cache=SharedCacheConfig("redis://x", "guess")):
             pass
 
 
@@ -93,28 +92,30 @@ async def test_secrets_come_from_files_and_are_not_shown(
     with redis_server() as server:
         async with running_tokenizer(
             None,
-            shared_cache=server.url,
-            shared_cache_key_file=key,
-            shared_cache_password_file=password,
-            shared_cache_timeout_ms=1000.0,
-            shared_cache_min_chars=1,
+            shared_cache=SharedCacheConfig(
+                url=server.url,
+                key_file=key,
+                password_file=password,
+                timeout_ms=1000.0,
+                min_chars=1,
+            ),
         ) as service:
             assert await encoded(service, vocabulary, b"salt") == vocabulary.encode(TEXT)
             assert await figure(service, "asked") >= 1
     shown = capfd.readouterr()
     assert "the-" not in shown.out + shown.err
-    config = TokenizerConfig(shared_cache_key="the-key", shared_cache_password="the-password")
+    config = TokenizerConfig(shared_cache=SharedCacheConfig(key="the-key", password="the-password"))
     assert "the-" not in repr(config)
-    with pytest.raises(ConfigError, match="both shared_cache_key"):
-        TokenizerConfig(shared_cache_key="k", shared_cache_key_file=key)
+    with pytest.raises(ConfigError, match=r"both shared_cache\.key"):
+        SharedCacheConfig(key="k", key_file=key)
     with pytest.raises(ConfigError, match="cannot be read"):
         async with running_tokenizer(
-            None, shared_cache="redis://x", shared_cache_key_file=tmp_path / "none"
+            None, shared_cache=SharedCacheConfig("redis://x", key_file=tmp_path / "none")
         ):
             pass
     with pytest.raises(ConfigError, match="holds a user") as refused:
         async with running_tokenizer(
-            None, shared_cache="redis://:the-password@x", shared_cache_key="k" * 32
+            None, shared_cache=SharedCacheConfig("redis://:the-password@x", "k" * 32)
         ):
             pass
     assert "the-password" not in str(refused.value)

@@ -34,10 +34,10 @@ def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
     for workload, role, config in _loaded(manifests):
         ports = {port["name"]: port["containerPort"] for port in _container(workload)["ports"]}
         main = ports.get("quic" if role == "edge" else "grpc")
-        if (config.port, config.admin_port) != (main, ports.get("admin")):
+        if (config.port, config.admin.port) != (main, ports.get("admin")):
             yield f"{label(workload)}: container ports {ports} are not what outrider.toml binds"
-        if config.host != "0.0.0.0" or config.admin_host != "0.0.0.0":
-            yield f"{label(workload)}: host and admin_host must be 0.0.0.0 in a pod"
+        if config.host != "0.0.0.0" or config.admin.host != "0.0.0.0":
+            yield f"{label(workload)}: host and admin.host must be 0.0.0.0 in a pod"
 
 
 def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:

@@ -76,13 +76,16 @@ async def start_replica(
     port, admin_port, http_port = free_tcp_port(), free_tcp_port(), free_tcp_port()
     settings = {
         "port": port,
-        "admin_port": admin_port,
+        "admin.port": admin_port,
         "replica": f"r{number}",
-        "max_queue": 4096,
+        "scheduler.max_queue": 4096,
         "log_level": "error",
         **(more or {}),
     }
-    environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(v) for name, v in settings.items()}
+    environ = {
+        f"OUTRIDER_INFERENCE_{name.upper().replace('.', '_')}": str(value)
+        for name, value in settings.items()
+    }
     words = (str(http_port), str(pace.fixed_ms), str(pace.row_ms))
     command = (sys.executable, "-m", "bench.peers.routing.replica", *words)
     async with child(*command, environ=environ) as process:

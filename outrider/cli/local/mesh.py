@@ -98,7 +98,7 @@ def _replica(options: MeshOptions, region: str, number: int) -> ProcessSpec:
     values: dict[str, object] = {
         "host": options.host,
         "port": 0,
-        "admin_port": 0,
+        "admin": {"port": 0},
         "region": region,
         "replica": name,
         "model": options.model,
@@ -110,7 +110,7 @@ def _replica(options: MeshOptions, region: str, number: int) -> ProcessSpec:
 
 def tokenizer(options: MeshOptions) -> ProcessSpec:
     """The tokenizer service."""
-    values = {"host": options.host, "port": 0, "admin_port": 0, "models": (options.model,)}
+    values = {"host": options.host, "port": 0, "admin": {"port": 0}, "models": (options.model,)}
     return ProcessSpec(name="tokenizer", role="tokenizer", values=values)
 
 
@@ -129,7 +129,7 @@ def router(
     values: dict[str, object] = {
         "host": options.host,
         "port": 0,
-        "admin_port": 0,
+        "admin": {"port": 0},
         "region": options.regions[0],
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
         "replicas": table,
@@ -142,22 +142,33 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
     values: dict[str, object] = {
         "host": options.host,
         "port": options.port,
-        "admin_port": 0,
+        "admin": {"port": 0},
         "region": options.regions[0],
         "model": options.model,
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
         # Not even the one that is shipped for the model.
-        "draft_model": "none" if options.engine == "fake" else options.draft_model,
+        "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
     return ProcessSpec(name="edge", role="edge", values=values)
+
+
+def merged(values: Values, more: Values) -> dict[str, object]:
+    """Settings, with `more` before `values`; tables are merged key by key."""
+    result = dict(values)
+    for key, value in more.items():
+        before = result.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = {**before, **value}
+        result[key] = value
+    return result
 
 
 def completed(spec: ProcessSpec, values: Values, tls: TlsConfig) -> ProcessSpec:
     """With the settings that the mesh was told, and the certificate of this process."""
     paths = {"certificate": tls.certificate, "private_key": tls.private_key, "ca": tls.ca}
     table = {"tls": {key: str(path) for key, path in paths.items()}} if tls.is_on else {}
-    return replace(spec, values={**spec.values, **table, **values})
+    return replace(spec, values=merged({**spec.values, **table}, values))
 
 
 def to_toml(spec: ProcessSpec) -> str:

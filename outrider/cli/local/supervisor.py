@@ -28,7 +28,6 @@ from outrider.tls.identity import Role
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 _POLL_S = 0.05
-_PORTS = ("port", "admin_port")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -131,13 +130,17 @@ class Supervisor:
         tls = TlsConfig()
         if self._certificates is not None:
             tls = self._certificates.issue(role, region, name=spec.name)
-        told = dict(self.options.tables.get(spec.role, {}))
-        told |= settings.typed(spec.role, self.options.settings_of(spec.role))
+        told = mesh.merged(
+            self.options.tables.get(spec.role, {}),
+            settings.typed(spec.role, self.options.settings_of(spec.role)),
+        )
         if role is Role.EDGE:
             told.setdefault("cache_salt_key", self._salt_key)
-        kept = () if is_first else _PORTS
-        told = {key: value for key, value in told.items() if key not in kept}
-        return mesh.completed(spec, told, tls)
+        completed = mesh.completed(spec, told, tls)
+        if is_first:
+            return completed
+        ports = {"port": spec.values["port"], "admin": spec.values["admin"]}
+        return replace(completed, values=mesh.merged(completed.values, ports))
 
     async def _until_ready(
         self, spec: ProcessSpec, process: asyncio.subprocess.Process, ready_file: Path, log: Path
@@ -191,8 +194,8 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         """Start it again whenever it dies."""
-        ports = dict(zip(_PORTS, (child.ports.main, child.ports.admin), strict=True))
-        again = replace(child.spec, values={**child.spec.values, **ports})
+        ports = {"port": child.ports.main, "admin": {"port": child.ports.admin}}
+        again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
         while True:
             status = await child.process.wait()
             why = f"ended with status {status}"

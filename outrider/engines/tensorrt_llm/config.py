@@ -10,7 +10,8 @@ from outrider.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TensorRtLlmOptions:
-    """Settings of a TensorRtLlmEngine. Raises ConfigError at construction."""
+    """Settings of a TensorRtLlmEngine, table `[inference.trtllm]`. Raises ConfigError at
+    construction."""
 
     model_dir: Path | None = None
     """A Hugging Face checkpoint: config.json and safetensors. Its vocabulary must be that of the
@@ -43,12 +44,12 @@ class TensorRtLlmOptions:
             "logits_bytes",
         ):
             if getattr(self, name) < 1:
-                raise ConfigError(f"trtllm {name} is {getattr(self, name)}; give at least 1")
+                raise ConfigError(f"trtllm.{name} is {getattr(self, name)}; give at least 1")
         if self.host_cache_bytes < 0:
             raise ConfigError(
-                f"trtllm host_cache_bytes is {self.host_cache_bytes}; it cannot be negative"
+                f"trtllm.host_cache_bytes is {self.host_cache_bytes}; it cannot be negative"
             )
         if not self.request_timeout_s > 0.0:
             raise ConfigError(
-                f"trtllm request_timeout_s is {self.request_timeout_s}; set it above 0"
+                f"trtllm.request_timeout_s is {self.request_timeout_s}; set it above 0"
             )

@@ -69,7 +69,7 @@ def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
 def read_checkpoint(folder: Path | None) -> Checkpoint:
     """Raises ConfigError if there is no usable config.json."""
     if folder is None:
-        raise ConfigError("trtllm_model_dir is not set: name a Hugging Face checkpoint's folder")
+        raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
     try:
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         heads = int(facts["num_attention_heads"])
@@ -128,7 +128,7 @@ def _context_tokens(config: EngineConfig, checkpoint: Checkpoint) -> int:
     if config.max_context_tokens > most or room < BLOCK_TOKENS:
         raise ConfigError(
             f"max_context_tokens is {config.max_context_tokens}: the checkpoint has room for "
-            f"{checkpoint.max_context_tokens}, trtllm_logits_bytes for {room}; raise that or lower "
+            f"{checkpoint.max_context_tokens}, trtllm.logits_bytes for {room}; raise that or lower "
             "max_context_tokens"
         )
     return config.max_context_tokens or most

@@ -213,7 +213,7 @@ class Flight:
         if self._lost:
             raise EngineError(
                 f"TensorRT-LLM did not end a request within {self._timeout_s:g} s: start the "
-                "replica again, with a larger trtllm_request_timeout_s if that was too short"
+                "replica again, with a larger trtllm.request_timeout_s if that was too short"
             )
 
 

@@ -59,7 +59,7 @@ class Entries:
         except UnsupportedAlgorithm as error:
             raise ConfigError(
                 "tokenizers share ids sealed with AES-GCM-SIV, which needs OpenSSL 3.2 or newer: "
-                "use the wheels of `cryptography`, or set no shared_cache"
+                "use the wheels of `cryptography`, or set no shared_cache.url"
             ) from error
 
     def name(self, text: str, scope: bytes, backend: str) -> bytes:

@@ -91,8 +91,8 @@ class RedisAddress:
             raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
         if parts.username is not None or parts.password is not None:
             raise ValueError(
-                "it holds a user or a password, which would be logged: set shared_cache_user and "
-                "shared_cache_password or shared_cache_password_file"
+                "it holds a user or a password, which would be logged: set shared_cache.user and "
+                "shared_cache.password or shared_cache.password_file"
             )
         if parts.query or parts.fragment:
             raise ValueError("it has options: only host, port and database are taken")

@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from outrider.errors import ConfigError
+
+NO_DRAFT_MODEL: Final = "none"
+"""The value of `edge.drafter.model` with which no drafter is started."""
 MAX_LEAD: Final = 65_535
 """Most drafts that a message has room for."""
 
@@ -52,20 +56,39 @@ class DrafterLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """The draft model and its process: table `[edge.drafter]`."""
+
+    model: str = ""
+    """Draft model: the path of a GGUF file with the model's vocabulary, a name of the catalogue, ""
+    for the one shipped for the model, or "none" to draft only copies of the text."""
+    threads: int = 1
+    """Threads of the process."""
+    niceness: int = 10
+    """Niceness of the process: serving comes first."""
+    kv_bytes: int = 64 << 20
+    """Size of its KV pool; memory is touched only as it fills."""
+    max_sessions: int = 64
+    """Chats that it drafts for at once; others get copies of their text only."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "kv_bytes", "max_sessions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"drafter.{name} is {getattr(self, name)}: set it above 0.")
+        if self.niceness < 0:
+            raise ConfigError(f"drafter.niceness is {self.niceness}: it cannot be negative.")
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterSettings:
     """What the drafter's process gets on its command line."""
 
     model: str
     """The target model's name."""
-    draft_model: str = ""
-    """The draft model, as `edge.draft_model`."""
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    """The draft model and the process."""
     model_store: str = ""
     """The store's folder; empty: the machine's."""
-    threads: int = 1
-    kv_bytes: int = 64 << 20
-    """Size of the KV pool; memory is touched only as it fills."""
-    niceness: int = 10
-    """Of the process: serving comes first."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
 
@@ -77,4 +100,5 @@ class DrafterSettings:
     def from_json(cls, text: str) -> DrafterSettings:
         """Reads `to_json`'s text."""
         values = json.loads(text)
-        return cls(**values | {"limits": DrafterLimits(**values["limits"])})
+        drafter, limits = DrafterConfig(**values["drafter"]), DrafterLimits(**values["limits"])
+        return cls(**values | {"drafter": drafter, "limits": limits})

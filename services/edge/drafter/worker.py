@@ -75,7 +75,7 @@ _WARM_ROWS: Final = 128
 def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) -> int:
     """Draft until the edge closes the connection; the process's exit status."""
     die_with(edge_pid)
-    os.nice(settings.niceness)
+    os.nice(settings.drafter.niceness)
     configure_logging("drafter", settings.log_level)
     channel = Channel(connection)
     try:
@@ -111,13 +111,13 @@ def _store(settings: DrafterSettings) -> ModelStore:
 
 def _load(settings: DrafterSettings) -> DraftModel:
     config = EngineConfig(
-        threads=settings.threads,
+        threads=settings.drafter.threads,
         pin_threads=False,
         max_fixed_rows=settings.limits.max_rounds,
         prepare_first=True,
-        kv_bytes=settings.kv_bytes,
+        kv_bytes=settings.drafter.kv_bytes,
     )
-    draft = load_draft(settings.draft_model, lookup(settings.model), _store(settings), config)
+    draft = load_draft(settings.drafter.model, lookup(settings.model), _store(settings), config)
     warm_up(draft.engine, _WARM_ROWS)
     return draft
 

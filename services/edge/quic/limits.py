@@ -8,14 +8,38 @@ shown that it receives what is sent to its address; to further ones it answers w
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from outrider.errors import OverloadedError
+from outrider.errors import ConfigError, OverloadedError
 from services.edge.quic.fair_queue import LoopShare
-from services.edge.quotas import Count, QuotaLimits, Quotas, Rate
+from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 
+MAX_RECEIVED_BYTES_PER_CONNECTION: Final = 8 << 20
+"""Received on one connection and not processed yet; at least a frame."""
+_HANDSHAKE_BURST_S: Final = 5.0
+_TYPING_BURST_S: Final = 20.0
+"""By default enough for a whole context and a whole frame."""
+_POSITIVE: Final = (
+    "max_connections",
+    "max_chats_per_connection",
+    "max_frame_bytes",
+    "max_unsent_bytes",
+    "idle_timeout_s",
+    "handshake_timeout_s",
+    "max_half_open",
+    "max_received_bytes",
+    "max_received_bytes_per_address",
+    "max_connections_per_address",
+    "max_chats_per_address",
+    "max_chats_per_client",
+    "max_streams_per_address",
+    "handshakes_per_s",
+    "loop_share_per_address",
+    "typed_bytes_per_s",
+    "prefill_tokens_per_s",
+)
 MAX_EARLY_BYTES: Final = 16 << 20
 """0-RTT data of all connections whose handshake is not complete; at least one frame fits."""
 
@@ -55,34 +79,134 @@ class HandshakeLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """What one client, and all of them together, may use."""
+    """What one client, and all of them together, may use of the listener: table `[edge.quic]`."""
 
-    max_connections: int
-    """Whose handshake is complete."""
-    max_chats_per_connection: int
-    max_frame_bytes: int
-    max_unsent_bytes: int
-    """Per stream; a client that leaves more unread loses the chat."""
-    idle_timeout_s: float
-    """A connection is closed when nothing came for so long, and when for so long it had neither a
-    chat nor data on a stream."""
-    handshake_timeout_s: float
-    early_data: bool
-    """Whether to issue session tickets, with which clients may send in 0-RTT."""
-    handshakes: HandshakeLimits = field(default_factory=HandshakeLimits)
-    quotas: QuotaLimits = field(default_factory=QuotaLimits)
-    """Per address prefix."""
-    client_quotas: QuotaLimits = field(default_factory=QuotaLimits)
-    """Per client or user, from whatever address."""
-    prefixes: AddressPrefixes = field(default_factory=AddressPrefixes)
-    loop_share: LoopShare = field(default_factory=LoopShare)
-    """Per address prefix."""
+    max_connections: int = 1000
+    max_chats_per_connection: int = 64
+    max_frame_bytes: int = 1 << 20
+    """Largest frame a client may send; prompts come in one frame. Routers have to accept it too."""
+    max_unsent_bytes: int = 256 * 1024
+    """A client that leaves more of a chat unread loses it."""
+    idle_timeout_s: float = 30.0
+    """A connection is closed when nothing came for so long, and when for so long it had no chat and
+    sent nothing but PINGs."""
+    handshake_timeout_s: float = 5.0
+    """A connection whose handshake takes longer is closed."""
+    validate_addresses: bool = False
+    """QUIC Retry for all: clients validate their address first, which takes one more round trip."""
+    retry_from_half_open: int = 64
+    """QUIC Retry for all while so many handshakes are under way."""
+    max_half_open: int = 1024
+    """Handshakes under way beyond which further ones are refused."""
+    max_resident_bytes: int = 0
+    """Memory of the edge's process above which it takes no new connections; 0: four fifths of the
+    machine's, or of its container's."""
     max_received_bytes: int = 256 << 20
-    """Received for all clients and not processed yet: out of order, or of incomplete requests."""
+    """Memory for what clients sent that is not whole or not in order yet."""
     max_received_bytes_per_address: int = 16 << 20
-    """The same per address prefix."""
-    max_received_bytes_per_connection: int = 8 << 20
-    """The same per connection; at least a frame."""
+    """The same for one address prefix. A connection that needs more is closed."""
+    ipv4_prefix_bits: int = 32
+    """Leading bits of an IPv4 address that make a prefix; limits per address count prefixes."""
+    ipv6_prefix_bits: int = 56
+    """The same for IPv6."""
+    max_connections_per_address: int = 128
+    """Including handshakes under way."""
+    max_chats_per_address: int = 128
+    """Chats under way, whether their client is still there or not."""
+    max_chats_per_client: int = 64
+    """The same of one client or user, from whatever address. Limits of a whole tenant are the
+    router's (docs/guides/admission.md)."""
+    max_streams_per_address: int = 512
+    """Streams open, with a chat or without."""
+    handshakes_per_s: float = 100.0
+    """Handshakes per second from one address prefix on average, five times as many at once."""
+    loop_share_per_address: float = 0.25
+    """Fraction of the event loop's time for datagrams of one address prefix while others are there:
+    some 1,700 datagrams a second on average, 2 s worth at once. Further ones wait, or are dropped
+    when too many do. Raise it where many clients come through one address (a NAT, a load
+    balancer)."""
+    typed_bytes_per_s: float = 64 << 10
+    """Typed text from one address, and by one client, on average, 20 s worth at once. More is not
+    prefilled."""
+    prefill_tokens_per_s: float = 500.0
+    """Tokens of typed text prefilled for one address, and for one client, on average, 20 s worth at
+    once."""
+    early_data: bool = True
+    """QUIC 0-RTT for clients that connected before: they learn a round trip sooner what this edge
+    serves. Chats sent in 0-RTT wait for the handshake, and begin no sooner than without it."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"quic.{name} is {getattr(self, name)}: set it above 0")
+        for name in ("retry_from_half_open", "max_resident_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"quic.{name} is {getattr(self, name)}: it is negative")
+        for name, least, most in (("ipv4_prefix_bits", 8, 32), ("ipv6_prefix_bits", 16, 128)):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(
+                    f"quic.{name} must be {least} to {most}, not {getattr(self, name)}"
+                )
+        if not self.loop_share_per_address <= 1.0:
+            raise ConfigError(
+                f"quic.loop_share_per_address is {self.loop_share_per_address}: set it to 1 at most"
+            )
+        for name in ("max_received_bytes_per_address", "max_received_bytes"):
+            if getattr(self, name) < self.max_frame_bytes:
+                raise ConfigError(
+                    f"quic.{name} is {getattr(self, name)}: it must be max_frame_bytes, "
+                    f"{self.max_frame_bytes}, or more"
+                )
+
+    @property
+    def handshakes(self) -> HandshakeLimits:
+        """For handshakes under way."""
+        return HandshakeLimits(
+            retry_from_half_open=0 if self.validate_addresses else self.retry_from_half_open,
+            max_half_open=self.max_half_open,
+            max_resident_bytes=self.max_resident_bytes,
+        )
+
+    @property
+    def prefixes(self) -> AddressPrefixes:
+        """How the network of an address is told."""
+        return AddressPrefixes(self.ipv4_prefix_bits, self.ipv6_prefix_bits)
+
+    @property
+    def loop_share(self) -> LoopShare:
+        """Of one address prefix."""
+        return LoopShare(self.loop_share_per_address)
+
+    @property
+    def quotas(self) -> QuotaLimits:
+        """What the clients of one address prefix may use together."""
+        return QuotaLimits(
+            counts={
+                Count.CONNECTIONS: self.max_connections_per_address,
+                Count.STREAMS: self.max_streams_per_address,
+                Count.CHATS: self.max_chats_per_address,
+            },
+            rates={
+                Rate.HANDSHAKES: _rate(self.handshakes_per_s, _HANDSHAKE_BURST_S),
+                **self._typing_rates(),
+            },
+        )
+
+    @property
+    def client_quotas(self) -> QuotaLimits:
+        """What one client or user may use, from whatever address."""
+        counts = {Count.CHATS: self.max_chats_per_client}
+        return QuotaLimits(counts=counts, rates=self._typing_rates())
+
+    def _typing_rates(self) -> dict[Rate, RateLimit]:
+        return {
+            Rate.TYPED_BYTES: _rate(self.typed_bytes_per_s, _TYPING_BURST_S),
+            Rate.PREFILL_TOKENS: _rate(self.prefill_tokens_per_s, _TYPING_BURST_S),
+        }
+
+
+def _rate(per_s: float, burst_s: float) -> RateLimit:
+    return RateLimit(per_s, per_s * burst_s)
 
 
 class MemoryBudget:
@@ -208,7 +332,7 @@ class SharedLimits:
             budget = MemoryBudget(self.limits.max_received_bytes_per_address, self._received)
             address = self._addresses[prefix] = AddressState(prefix, budget)
         address.num_connections += 1
-        own = MemoryBudget(self.limits.max_received_bytes_per_connection, address.budget)
+        own = MemoryBudget(MAX_RECEIVED_BYTES_PER_CONNECTION, address.budget)
         return address, own
 
     def connection_ended(self, address: AddressState) -> None:

@@ -117,7 +117,7 @@ class Listener:
 
     def _resident(self) -> int:
         """Memory of the process, or 0 where it does not matter."""
-        if not self.shared.limits.handshakes.max_resident_bytes:
+        if not self.shared.limits.max_resident_bytes:
             return 0
         now = time.monotonic()
         if now - self._resident_at >= _RESIDENT_AGE_S:

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
-from outrider.errors import KeyReusedError
+from outrider.errors import ConfigError, KeyReusedError
 from services.edge.resumption.eviction import EvictionKey, UsageRanking
 from services.edge.resumption.replay import ReplayLog
 
@@ -78,16 +78,22 @@ TRANSITIONS: Final[dict[ResumableState, dict[ResumableInput, ResumableState]]] =
 
 @dataclass(frozen=True, slots=True)
 class ResumeLimits:
-    """How long and how much is kept for clients that may come back."""
+    """How long and how much is kept for clients that may come back: table `[edge.resumption]`."""
 
     window_s: float = 30.0
-    """Seconds for which a chat goes on without its client, and is remembered after its end."""
+    """How long a chat goes on after its client's connection was lost, and is remembered after its
+    end; 0: it is cancelled at once, and not remembered."""
     max_detached: int = 256
-    """Chats that go on without their clients."""
+    """Chats that go on without their clients; those beyond are cancelled."""
     max_detached_each: int = 64
     """The same of one tenant, or of one client that belongs to none."""
     max_bytes: int = 16 << 20
-    """Of the logs of detached and finished chats together."""
+    """Memory for texts and ids of detached and finished chats together."""
+
+    def __post_init__(self) -> None:
+        for name in ("window_s", "max_detached", "max_detached_each", "max_bytes"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"resumption.{name} is {getattr(self, name)}: it is negative")
 
 
 @dataclass(frozen=True, slots=True)

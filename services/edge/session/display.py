@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from outrider.errors import MalformedFrameError
+from outrider.errors import ConfigError, MalformedFrameError
 from outrider.speculation.verification import common_prefix_length
 from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
 from services.edge.session.events import Provisional, Retract, Span
@@ -53,6 +53,53 @@ class DisplayPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class DisplayConfig:
+    """How bold provisional text is: table `[edge.display]`."""
+
+    preset: str = "balanced"
+    """"balanced" shows what is rather right than wrong (theta 0.6, first_theta 0.5), "shy" what is
+    likely (0.7), "eager" a reply's first tokens from 0.3 on and others from 0.4 on."""
+    theta: float | None = None
+    """Least estimated probability of text that is shown; None: as `preset` says."""
+    first_theta: float | None = None
+    """The same for a reply's first `drafts.first_tokens`."""
+    line_theta: float = 0.7
+    """Least estimated probability of a line break that is shown."""
+    rewrite_interval_ms: float = 150.0
+    """Least time between two visible corrections, averaged over `rewrite_burst`."""
+    rewrite_burst: int = 3
+    """Visible corrections that may come without a pause."""
+
+    def __post_init__(self) -> None:
+        if self.preset not in DISPLAY_PRESETS:
+            raise ConfigError(
+                f"display.preset is {', '.join(DISPLAY_PRESETS)}, not {self.preset!r}"
+            )
+        for name in ("theta", "first_theta", "line_theta"):
+            value = getattr(self, name)
+            if value is not None and not 0.01 <= value <= 1.0:
+                raise ConfigError(f"display.{name} must be 0.01 to 1, not {value}")
+        if not self.rewrite_interval_ms >= 0.0:
+            raise ConfigError(
+                f"display.rewrite_interval_ms is {self.rewrite_interval_ms}: it cannot be negative"
+            )
+        if self.rewrite_burst < 1:
+            raise ConfigError(f"display.rewrite_burst is {self.rewrite_burst}: set it above 0")
+
+    def policy(self, first_tokens: int) -> DisplayPolicy:
+        """The policy; `first_tokens` at the start of a reply have a threshold of their own."""
+        preset = DISPLAY_PRESETS[self.preset]
+        return DisplayPolicy(
+            theta=preset.theta if self.theta is None else self.theta,
+            first_theta=preset.first_theta if self.first_theta is None else self.first_theta,
+            first_tokens=first_tokens,
+            line_theta=self.line_theta,
+            rewrite_interval_s=self.rewrite_interval_ms / 1000,
+            rewrite_burst=self.rewrite_burst,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DisplayThresholds:
     """Two fields of DisplayPolicy."""
 
@@ -65,7 +112,7 @@ DISPLAY_PRESETS: Final[Mapping[str, DisplayThresholds]] = {
     "balanced": DisplayThresholds(0.5, 0.6),
     "eager": DisplayThresholds(0.3, 0.4),
 }
-"""By the values of the edge's setting `display`."""
+"""By the values of the edge's setting `display.preset`."""
 
 
 @dataclass(frozen=True, slots=True)

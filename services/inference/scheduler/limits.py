@@ -27,7 +27,8 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of one replica. Raises ConfigError at construction."""
+    """Bounds of one scheduler, table `[inference.scheduler]`. Raises ConfigError at
+    construction."""
 
     max_sessions: int = 16
     """Sessions that hold KV and share engine calls."""
@@ -72,7 +73,7 @@ class SchedulerLimits:
             value = getattr(self, spec.name)
             low = _LEAST.get(spec.name, 1 if spec.type == "int" else 1e-6)
             if not (math.isfinite(value) and value >= low):
-                raise ConfigError(f"{spec.name} must be at least {low:g}, not {value}")
+                raise ConfigError(f"scheduler.{spec.name} must be at least {low:g}, not {value}")
 
     def slo_ttft_ms(self, priority: Priority) -> float:
         """The time-to-first-token objective of a class; 0: none."""
@@ -87,8 +88,8 @@ class SchedulerLimits:
         least = (self.max_sessions + 3) * max(1, info.min_rows)
         if self.max_batch_tokens < least:
             raise ConfigError(
-                f"max_batch_tokens must be at least {least} for {self.max_sessions} sessions of "
-                f"{info.min_rows} rows, a starvation turn and a prefill chunk, not "
+                f"scheduler.max_batch_tokens must be at least {least} for {self.max_sessions} "
+                f"sessions of {info.min_rows} rows, a starvation turn and a prefill chunk, not "
                 f"{self.max_batch_tokens}"
             )
 

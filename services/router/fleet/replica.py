@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from outrider.peers.health import PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
+
+CHUNK_TOKENS: Final = 256
+"""Prompt tokens per engine call assumed of a replica that does not report its prefill limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,12 @@ class Replica:
     def model_name(self) -> str:
         """The model it serves or is configured to serve; empty: unknown."""
         return self.model.name if self.model else self.expected_model
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Most prompt tokens of an engine call."""
+        limits = self.model.prefill_limits if self.model else None
+        return limits.max_chunk_tokens if limits else CHUNK_TOKENS
 
     def place(self, session: int, now: float) -> None:
         """A session was sent to it."""

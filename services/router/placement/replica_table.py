@@ -17,14 +17,11 @@ import numpy.typing as npt
 
 from outrider.session_types import Priority
 from services.router.fleet.call_costs import CallCosts
-from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad
+from services.router.fleet.replica import CHUNK_TOKENS, PrefillLimits, Replica, ReplicaLoad
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-CHUNK_TOKENS: Final = 256
-"""Prompt tokens per engine call assumed of a replica that does not report its prefill limits."""
 
 REPLY_TOKENS: Final = 128
 """Tokens per reply assumed for a full replica that does not report how long sessions keep their
@@ -214,9 +211,7 @@ class ReplicaTable:
         self._set_block_size(row, replica.model.block_tokens if replica.model else 0)
         prefill_limits = replica.model.prefill_limits if replica.model else None
         self._prefill_limits[row] = prefill_limits
-        self.columns["max_chunk_tokens"][row] = (
-            prefill_limits.max_chunk_tokens if prefill_limits else CHUNK_TOKENS
-        )
+        self.columns["max_chunk_tokens"][row] = replica.max_chunk_tokens
         if replica.load:
             self._call_costs.report(replica.name, model, (load.fixed_ms, load.row_ms))
         else:

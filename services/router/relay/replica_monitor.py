@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from services.router.relay.frames import RelayedSession, Up
     from services.router.relay.sessions import SessionTable
 
-CHUNK_TOKENS: Final = 256
-"""Rows of the longest usual engine call: a chunk of a prompt."""
 _STALL_CHECK_S: Final = 1.0
 """Time between two looks for single sessions without tokens."""
 _REPORT_SHARE: Final = 0.75
@@ -62,10 +60,9 @@ class HangDetector:
         """A frame came."""
         self._heard_at[stream] = now
 
-    def limit_s(self, fixed_ms: float, row_ms: float) -> float:
-        """How long a replica of this cost may be silent in the middle of replies."""
-        call_ms = fixed_ms + row_ms * CHUNK_TOKENS
-        return max(self._policy.min_silence_s, self._policy.num_calls * call_ms / 1e3)
+    def limit_s(self, longest_call_ms: float) -> float:
+        """How long a replica may be silent in the middle of replies, by its longest engine call."""
+        return max(self._policy.min_silence_s, self._policy.num_calls * longest_call_ms / 1e3)
 
     def is_silent(self, stream: int, limit_s: float, now: float) -> bool:
         """Whether nothing at all came on it for this long."""
@@ -147,10 +144,8 @@ class ReplicaMonitor:
         replica = self._registry[name]
         load = replica.load or ReplicaLoad()
         is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
-        if is_suspect:
-            limit_s = self._hangs.limit_s(0.0, 0.0)
-        else:
-            limit_s = self._hangs.limit_s(load.fixed_ms, load.row_ms)
+        longest_call_ms = load.fixed_ms + load.row_ms * replica.max_chunk_tokens
+        limit_s = self._hangs.limit_s(0.0 if is_suspect else longest_call_ms)
         if not self._hangs.is_silent(stream, limit_s, now):
             return []
         sessions = [

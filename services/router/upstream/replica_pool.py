@@ -49,7 +49,7 @@ class ReplicaPool:
             parse_target(it.target, "each of replica_targets") for it in config.replica_targets
         ]
         self._regions = {it.target: it.region for it in config.replica_targets}
-        self._discovery = Discovery(targets, self, policy=config.discovery(), clock=clock, rng=rng)
+        self._discovery = Discovery(targets, self, policy=config.discovery, clock=clock, rng=rng)
         self._found: dict[str, Replica] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         """By address, of replicas that were found."""

@@ -6,6 +6,7 @@ import asyncio
 
 from bench.soak.live import HeldResources, held_resources, left_over
 from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
 
 
@@ -15,7 +16,7 @@ def test_less_than_before_is_nothing_left() -> None:
 
 async def test_tasks_that_stay_are_told_from_those_that_end() -> None:
     metrics, stop = Metrics("test"), asyncio.Event()
-    server = AdminServer("127.0.0.1", 0, ready=lambda: (True, ""), registry=metrics.registry)
+    server = AdminServer(AdminConfig(), ready=lambda: (True, ""), registry=metrics.registry)
     url = f"http://127.0.0.1:{await server.start()}/metrics"
     before = await held_resources(url)
     tasks = [asyncio.create_task(stop.wait()) for _ in range(2)]

@@ -17,7 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink, OnDrafts
 from services.edge.drafter.metrics import DrafterMetrics
-from services.edge.drafter.settings import DrafterSettings
+from services.edge.drafter.settings import DrafterConfig, DrafterSettings
 from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.bench.wan.test_waiting import GREEDY, PROMPT, SAMPLED, asking, reply, truth
 
@@ -147,7 +147,9 @@ async def test_a_reply_does_not_hang_on_a_drafter_that_is_silent(
 
 
 async def test_without_a_model_the_suffix_automaton_drafts(vocabulary: Vocabulary) -> None:
-    unfit = DrafterSettings(DEFAULT_MODEL.name, "/no/such.gguf", log_level="error")
+    unfit = DrafterSettings(
+        DEFAULT_MODEL.name, DrafterConfig(model="/no/such.gguf"), log_level="error"
+    )
     for settings in (None, unfit):
         async with drafting(settings, vocabulary) as sources:
             assert sources.name == "suffix automaton"

@@ -33,7 +33,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
 ) -> None:
     cores, before = os.sched_getaffinity(0), set(tree(os.getpid()))
     try:
-        engine, settings = RegionEngine("fake"), {"edge": ["draft_model=none"]}
+        engine, settings = RegionEngine("fake"), {"edge": ["drafter.model=none"]}
         async with running_testbed(engine, settings, SMALL.schemes) as bed:
             started = set(tree(os.getpid())) - before
             links = Links(jitter_ms=1.0, client_rtt_ms=10.0)

@@ -28,7 +28,7 @@ from services.edge.drafter.link import (
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
 from services.edge.drafter.process import DRAFTER
 from services.edge.drafter.protocol import DrafterStats, encode
-from services.edge.drafter.settings import DrafterLimits, DrafterSettings
+from services.edge.drafter.settings import DrafterConfig, DrafterLimits, DrafterSettings
 from services.edge.session.events import DrafterReport, OpenDrafter
 
 ODD = str(Path(__file__).with_name("odd_drafter.py"))
@@ -248,10 +248,10 @@ PARENT = """
 import asyncio, sys
 from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.process import DrafterProcess
-from services.edge.drafter.settings import DrafterSettings
+from services.edge.drafter.settings import DrafterConfig, DrafterSettings
 
 async def main():
-    settings = DrafterSettings(model="smollm2-135m-instruct", draft_model=sys.argv[1])
+    settings = DrafterSettings("smollm2-135m-instruct", DrafterConfig(model=sys.argv[1]))
     from services.edge.drafter.process import DRAFTER
     child = await DrafterProcess.start(DRAFTER, settings, lambda data: None, 1000)
     print(child.pid, flush=True)
@@ -281,7 +281,7 @@ def _runs(pid: int) -> bool:
 
 def test_settings_survive_the_command_line() -> None:
     settings = DrafterSettings(
-        model="m", draft_model="d", threads=3, limits=DrafterLimits(max_lead=7)
+        "m", DrafterConfig(model="d", threads=3), limits=DrafterLimits(max_lead=7)
     )
     assert DrafterSettings.from_json(settings.to_json()) == settings
 

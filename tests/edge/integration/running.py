@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from outrider.testing import eventually, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
+from services.edge.quic.limits import ListenerLimits
 from tests.edge.integration.region import Region, serving
 
 _POLL_S = 0.05
@@ -93,12 +95,16 @@ async def running(
         edge_tls.watched(_POLL_S),
         serving(region, tls=region_tls) as region_port,
     ):
+        limits = {
+            it.name: config.pop(it.name) for it in fields(ListenerLimits) if it.name in config
+        }
         settings = EdgeConfig(
+            quic=ListenerLimits(**limits),
             port=0,
             routers=(f"127.0.0.1:{region_port}",),
             state_dir=state_dir,
             drain_s=config.pop("drain_s", 0.0),
-            draft_model=config.pop("draft_model", "none"),
+            drafter=config.pop("drafter", DrafterConfig(model=NO_DRAFT_MODEL)),
             **config,
         )
         model = settings.model or "small"

@@ -23,6 +23,7 @@ from outrider.v1 import edge_pb2
 from services.edge.chat import Chat as EdgeChat
 from services.edge.quic.streams import EdgeStream, PendingRequest
 from services.edge.quotas import Count
+from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 
@@ -245,7 +246,7 @@ async def test_a_chat_is_freed_when_it_ends(
 ) -> None:
     """However it ends: what an attack would leave to a collection would hold the loop."""
     async with (
-        running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh,
+        running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh,
         mesh.client() as client,
         raw(mesh) as connection,
     ):

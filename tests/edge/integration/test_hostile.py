@@ -24,6 +24,7 @@ from services.edge.quic.aioquic_shim import BoundedConnection, BoundedReceiver
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.limits import HandshakeLimits
 from services.edge.quotas import Count
+from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, bystander
 
@@ -116,7 +117,10 @@ async def test_an_attack_holds_little_and_leaves_nothing(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     attack, reason = ATTACKS[case]
-    settings: dict[str, Any] = {"resume_window_s": 0.0, "handshake_timeout_s": 1.0}
+    settings: dict[str, Any] = {
+        "resumption": ResumeLimits(window_s=0.0),
+        "handshake_timeout_s": 1.0,
+    }
     async with running(words, tmp_path, REPLY, idle_timeout_s=1.0, **settings) as mesh:
         async with mesh.client() as client:
             async with bystander(mesh, client), watched(mesh, monkeypatch) as most:
@@ -145,7 +149,7 @@ async def test_requests_that_never_end_have_bounded_room(words: Vocabulary, tmp_
         words,
         tmp_path,
         REPLY,
-        resume_window_s=0.0,
+        resumption=ResumeLimits(window_s=0.0),
         idle_timeout_s=1.0,
         max_received_bytes_per_address=1 << 20,
     ) as mesh:
@@ -223,9 +227,7 @@ async def test_above_the_watermark_nobody_new_is_let_in(words: Vocabulary, tmp_p
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         listener = mesh.edge.listener
         listener.shared.handshakes._limits = HandshakeLimits(max_resident_bytes=1)
-        listener.shared.limits = replace(
-            listener.shared.limits, handshakes=listener.shared.handshakes._limits
-        )
+        listener.shared.limits = replace(listener.shared.limits, max_resident_bytes=1)
         with pytest.raises(OverloadedError, match="no memory"):
             async with mesh.client():
                 pass

@@ -11,6 +11,7 @@ from outrider.client.protocol import CloseCode
 from outrider.errors import UnknownChatError, UnknownModelError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import running
 from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
 
@@ -18,7 +19,7 @@ LONG = SamplingParams(max_tokens=5000)
 
 
 async def test_nobody_comes_back(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, resume_window_s=1.0) as mesh:
+    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=1.0)) as mesh:
         mesh.region.stop_after = 4
         async with mesh.client(reconnect=None) as client:
             await start(client)
@@ -33,7 +34,7 @@ async def test_nobody_comes_back(words: Vocabulary, tmp_path: Path) -> None:
 async def test_an_edge_that_keeps_nothing_cancels_at_once(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with running(words, tmp_path, REPLY, resume_window_s=0.0) as mesh:
+    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh:
         mesh.region.stop_after = 4
         async with mesh.client(reconnect=None) as client:
             await start(client)
@@ -43,7 +44,7 @@ async def test_an_edge_that_keeps_nothing_cancels_at_once(
 
 
 async def test_only_so_many_go_on_alone(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, max_detached_chats=2) as mesh:
+    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(max_detached=2)) as mesh:
         mesh.region.stop_after = 4
         async with mesh.client(reconnect=None) as client:
             for _ in range(3):

@@ -55,7 +55,7 @@ def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> 
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"no usable config\.json"):
         read_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match="trtllm_model_dir is not set"):
+    with pytest.raises(ConfigError, match=r"trtllm\.model_dir is not set"):
         read_checkpoint(None)
 
 

@@ -18,6 +18,7 @@ from services.inference import app
 from services.inference.config import InferenceConfig
 from services.inference.instances.group import InstanceGroup
 from services.inference.runner import MAX_FAILURES, ModelRunner
+from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
 from tests.inference.streaming.test_block_feed import Follower
 from tests.inference.streaming.test_failures import Breaking
@@ -54,12 +55,14 @@ def test_every_instance_gets_an_engine_and_its_part_of_the_memory() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("settings", [{}, {"max_sessions": 2, "prefill_chunk_tokens": 4}], ids=str)
-async def test_every_session_is_exact_wherever_it_runs(
-    count: int, settings: dict[str, int]
-) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [SchedulerLimits(), SchedulerLimits(max_sessions=2, prefill_chunk_tokens=4)],
+    ids=["defaults", "small"],
+)
+async def test_every_session_is_exact_wherever_it_runs(count: int, limits: SchedulerLimits) -> None:
     engines = [FakeEngine(FakeOptions(min_rows=2)) for _ in range(count)]
-    async with running(*engines, **settings) as it:
+    async with running(*engines, scheduler=limits) as it:
         peers = it.peer(), it.peer()
         asked = {}
         for number in range(1, 31):
@@ -124,7 +127,7 @@ async def test_chats_come_back_to_where_their_prefix_is() -> None:
 
 async def test_load_and_cache_are_reported_as_one() -> None:
     first, second = GatedEngine(), GatedEngine()
-    async with running(first, second, max_sessions=3) as it:
+    async with running(first, second, scheduler=SchedulerLimits(max_sessions=3)) as it:
         watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
         load = watched(await watch.read())
         assert (load.max_sessions, load.num_instances, load.kv_blocks_total) == (6, 2, 512)
@@ -159,8 +162,8 @@ async def test_an_instance_without_room_passes_a_session_on(room: bool) -> None:
     """The third session is asked of the first instance, whose place is taken. In the second one,
     it is taken too, or comes free before the session gets there."""
     first, second = GatedEngine(), GatedEngine()
-    limits = {"max_sessions": 1, "max_queue": 0, "max_outbox_frames": 100_000}
-    async with running(first, second, **limits) as it:
+    limits = SchedulerLimits(max_sessions=1, max_queue=0)
+    async with running(first, second, scheduler=limits, max_outbox_frames=100_000) as it:
         peer = it.peer()
         await peer.open(1, [5], LONG)
         await peer.open(2, [6], SamplingParams(max_tokens=1) if room else LONG)

@@ -24,6 +24,7 @@ from outrider.wire import sampling_to_proto, token_block_from_proto, token_block
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
+from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.integration.real_engine import Borrowed, coder_of, loaded, texts_of
 
 if TYPE_CHECKING:
@@ -151,7 +152,9 @@ async def test_concurrent_sessions_equal_the_reference(
     for frame in openings if drafts == "off" else ():
         frame.speculation = common_pb2.SPECULATION_OFF
     garbage = random.Random(1) if drafts == "garbage" else None
-    config = InferenceConfig(prefill_chunk_tokens=chunk_tokens, drain_s=0.0)
+    config = InferenceConfig(
+        scheduler=SchedulerLimits(prefill_chunk_tokens=chunk_tokens), drain_s=0.0
+    )
     metrics = Metrics("test")
     replica = Replica(config, model, metrics)
     async with leak_check():

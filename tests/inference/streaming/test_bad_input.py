@@ -15,6 +15,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
+from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import CODER, GatedEngine, Peer, opening, reference, running
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -228,8 +229,8 @@ async def test_a_broken_frame_ends_the_stream_and_no_other(
 
 
 async def test_sessions_per_stream_and_in_the_queue_are_bounded() -> None:
-    limits = {"max_sessions": 1, "max_queue": 1, "max_stream_sessions": 3}
-    async with running(GatedEngine(), **limits) as it:
+    limits = SchedulerLimits(max_sessions=1, max_queue=1)
+    async with running(GatedEngine(), scheduler=limits, max_stream_sessions=3) as it:
         assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         await peer.open(1, [5])

@@ -9,6 +9,7 @@ from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
+from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import GatedEngine, reference, running
 
 LONG = SamplingParams(max_tokens=1500, temperature=0.8, seed=3, ignore_eos=True)
@@ -60,7 +61,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_with_its_status() -> Non
 
 
 async def test_a_session_that_would_miss_the_objective_is_told_when_to_come_back() -> None:
-    async with running(slo_ttft_low_ms=1.0) as it:
+    async with running(scheduler=SchedulerLimits(slo_ttft_low_ms=1.0)) as it:
         peer = it.peer()
         await peer.open(1, PROMPT, SHORT, priority=common_pb2.PRIORITY_LOW)
         reply = await peer.finish(1)

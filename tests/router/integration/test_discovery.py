@@ -8,6 +8,7 @@ from typing import Any
 
 import dns.rcode
 
+from outrider.peers.membership import DiscoveryPolicy
 from outrider.testing import eventually, leak_check
 from outrider.v1 import router_pb2
 from services.router.config import ReplicaTarget
@@ -33,9 +34,7 @@ async def found(
         server.records["replicas.test", "A"] = [r.host for r in replicas][:num_listed]
         settings: dict[str, Any] = {
             "replica_targets": (ReplicaTarget(f"dns:replicas.test:{replicas[0].port}", "us"),),
-            "nameservers": (server.address,),
-            "lookup_interval_s": 0.05,
-            "lookup_grace_s": 0.1,
+            "discovery": DiscoveryPolicy((server.address,), interval_s=0.05, grace_s=0.1),
         }
         async with running_router(**settings) as router:
             yield server, router

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from outrider.errors import ConfigError, PermissionDeniedError
+from outrider.peers.membership import DiscoveryPolicy
 from outrider.rpc import from_rpc_error
 from outrider.testing import eventually, leak_check
 from outrider.tls import Role, Tls, TlsConfig
@@ -94,7 +95,7 @@ async def test_replicas_that_are_found_are_of_their_targets_region(issuer: Issue
             tls=issuer.config(Role.ROUTER),
             caller=issuer.tls(Role.OPERATOR),
             replica_targets=targets,
-            nameservers=(server.address,),
+            discovery=DiscoveryPolicy(nameservers=(server.address,)),
         ) as router:
             await router.state_of("here", READY)
             await router.state_of(there.address, DOWN)

@@ -7,8 +7,8 @@ from services.router.relay.replica_monitor import HangDetector, HangPolicy
 
 def test_a_replica_may_be_silent_for_as_long_as_its_calls_take() -> None:
     detector = HangDetector(HangPolicy(min_silence_s=2.0, num_calls=20.0))
-    assert detector.limit_s(fixed_ms=10.0, row_ms=0.1) == 2.0
-    assert detector.limit_s(fixed_ms=50.0, row_ms=1.0) == 20 * (50 + 256) / 1000
+    assert detector.limit_s(longest_call_ms=35.6) == 2.0
+    assert detector.limit_s(longest_call_ms=306.0) == 20 * 306 / 1000
 
 
 def test_any_frame_is_a_sign_of_life() -> None:

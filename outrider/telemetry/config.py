@@ -1,0 +1,21 @@
+"""Where a service's admin port is (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """Where a service's admin port is: table `[<role>.admin]` of its settings."""
+
+    host: str = "127.0.0.1"
+    """Address of the listener for /metrics, /health and /ready."""
+    port: int = 0
+    """Its TCP port; 0: any free one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"admin.port is {self.port}: use 0 to 65535.")
