@@ -42,7 +42,7 @@ class RunDeduplicator:
 
     A client that turns to another edge opens its chat anew behind what it has. Where the first edge
     did not die but starves or is cut off, the old run goes on for as long as that edge remembers
-    its chats (`edge.resume_window_s`), and takes a place on a replica for nobody.
+    its chats (`edge.resumption.window_s`), and takes a place on a replica for nobody.
 
     Edges bind request ids to the trust group they are of. A run is of the same chat if prompt and
     sampling are the same too: an id that is used for something else stops nobody's run.
