@@ -19,6 +19,9 @@ from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.drafter.metrics import DrafterState
+from services.edge.drafter.settings import DrafterConfig
+from services.edge.session.display import DisplayConfig
+from services.edge.session.draft_chain import DraftLimits
 from tests.edge.integration.running import Running, running
 from tests.engines.draft_making import make_draft
 
@@ -51,8 +54,8 @@ async def drafting(
 ) -> AsyncIterator[Running]:
     config = {
         "model": DEFAULT_MODEL.name,
-        "draft_model": draft_model,
-        "min_survival": 0.01,
+        "drafter": DrafterConfig(model=draft_model),
+        "drafts": DraftLimits(min_survival=0.01),
     } | config
     async with running(vocabulary, folder, REPLY, **config) as mesh:
         await eventually(lambda: mesh.edge.drafter.state is state, timeout_s=START_S)
@@ -188,7 +191,8 @@ async def test_a_stranger_is_neither_shown_nor_drafted_what_another_was_told(
     vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
 ) -> None:
     letter = "Dear Miriam, your blood test was positive."
-    config = {"display": "eager", "theta": 0.01, "first_theta": 0.01, "uploads": "always"}
+    display = DisplayConfig(preset="eager", theta=0.01, first_theta=0.01)
+    config = {"display": display, "uploads": "always"}
     async with drafting(
         vocabulary, tmp_path, str(draft_file), DrafterState.READY, **config
     ) as mesh:
