@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.engines.cpu_features import cpu_flags
 from outrider.errors import ModelStoreError, OutriderError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -82,22 +83,13 @@ def _packages() -> Finding:
 
 
 def _cpu() -> Finding:
-    flags = _cpu_flags()
+    flags = cpu_flags()
     found = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
     return Finding(
         not flags or "avx2" in flags,
         f"CPU: {os.cpu_count()} cores, {', '.join(found) or 'no vector extensions known'}",
         "the OpenVINO engine needs AVX2 on x86; replicas of one mesh should be one CPU generation",
     )
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return set()
-    lines = [line for line in text.splitlines() if line.startswith("flags")]
-    return set(lines[0].split(":", 1)[1].split()) if lines else set()
 
 
 def _memory() -> Finding:

@@ -53,6 +53,12 @@ class SizingRule:
             return sizes[bisect_left(sizes, num_rows)]
         return -(-num_rows // self.quantum) * self.quantum
 
+    def at_least(self, min_rows: int) -> SizingRule:
+        """The rule for calls of no fewer than so many rows."""
+        sizes = tuple(size for size in self.sizes if size >= min_rows)
+        quantum = -(-min_rows // self.quantum) * self.quantum if not sizes else self.quantum
+        return SizingRule(sizes, quantum)
+
     def rounded(self, num_rows: int) -> int:
         """The next multiple of `quantum`."""
         return -(-num_rows // self.quantum) * self.quantum
@@ -85,6 +91,9 @@ class EngineInfo:
     """Whether the contract's bit-exactness holds in this configuration."""
     precision: str = "f32"
     """Arithmetic between the weight products, and of the KV: bf16 or f32."""
+    fingerprint: bytes = b""
+    """SHA-256 of the logits' bits over fixed probe tokens: engines in which it is equal compute the
+    same. Empty: the engine computes no bits that could be compared."""
     pool_reason: str = ""
     """Why the pool has this size, for the log."""
     num_candidates: int = 0

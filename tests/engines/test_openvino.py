@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.engines.base import Engine, SequenceSlice
-from outrider.engines.config import EngineConfig
+from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.factory import create_engine
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.loading import load_engine
@@ -96,6 +96,36 @@ def test_an_engine_computes_the_same_before_and_after_its_sizes_are_prepared(
     for _ in range(4):
         assert_same(all_rows(engine, ids, table(engine, 40), chunk=1), expected)
     engine.close()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f32"])
+@pytest.mark.parametrize("dynamic_quantization", [True, False])
+def test_settings_whose_kernels_differ_for_few_rows_are_exact_too(
+    model_store: ModelStore, precision: Precision, dynamic_quantization: bool
+) -> None:
+    """Which ones these are depends on the CPU; calls are padded past them."""
+    config = EngineConfig(
+        num_blocks=16,
+        max_fixed_rows=4,
+        precision=precision,
+        dynamic_quantization=dynamic_quantization,
+    )
+    try:
+        engine = load_engine(DEFAULT_MODEL, model_store, config)
+    except ConfigError as error:
+        pytest.skip(error.message)
+    ids = random_ids(engine, 50)
+    expected = all_rows(engine, ids, table(engine, 50))
+    for chunk in (1, 2, 3, 5, 33):
+        assert_same(all_rows(engine, ids, table(engine, 50, chunk), chunk), expected)
+    engine.close()
+
+
+def test_engines_of_one_model_have_one_fingerprint(
+    openvino_engine: OpenVinoEngine, two_threads: OpenVinoEngine
+) -> None:
+    assert len(openvino_engine.info.fingerprint) == 32
+    assert openvino_engine.info.fingerprint == two_threads.info.fingerprint
 
 
 def test_closing_does_not_wait_for_all_sizes(model_store: ModelStore) -> None:

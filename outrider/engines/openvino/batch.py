@@ -3,17 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from outrider.engines.base import Ids, SequenceSlice
+from outrider.engines.base import Ids, SequenceSlice, SizingRule
 from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS, LOGIT_ROWS
 
 _Array: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 Inputs: TypeAlias = dict[str, _Array]
+
+
+def attention_rows(num_rows: int, *, exact: bool) -> int:
+    """Rows in attention of a call of `num_rows` that is fixed: with duplication (decision 0002)
+    twice as many as there are at most; what is not needed is a sequence that costs little."""
+    return 2 * num_rows if exact else num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class CallLayout:
+    """How the calls of one engine are laid out."""
+
+    sizing: SizingRule
+    """Rows that calls are filled up to."""
+    min_logits: int
+    """Fewest rows of the output head: fewer are filled up, and what comes of it is dropped."""
+    exact: bool
+    """Whether a sequence of one row enters attention twice (decision 0002)."""
+    spare_blocks: Ids
+    """Where the KV of rows that nobody asked for lands."""
+
+    def inputs(self, slices: Sequence[SequenceSlice]) -> Inputs:
+        """The arrays of a call of at least one slice. Logits come in order of slices, padding
+        behind them."""
+        inputs = lay_out(slices)
+        if self.exact:
+            inputs = duplicate_single_rows(inputs)
+        num_rows = self.sizing.padded(len(inputs["input_ids"]))
+        entering = len(inputs.get(ATTENTION_ROWS, ()))
+        num_attention_rows = (
+            attention_rows(num_rows, exact=self.exact)
+            if num_rows <= self.sizing.max_prepared
+            else self.sizing.rounded(entering)
+        )
+        padded = pad(inputs, num_rows, num_attention_rows, self.spare_blocks)
+        asked = len(padded[LOGIT_ROWS])
+        padded[LOGIT_ROWS] = _extended(padded[LOGIT_ROWS], self.num_logits(asked) - asked)
+        return padded
+
+    def num_logits(self, num_asked: int) -> int:
+        """Rows of the output head that are computed where so many are asked for."""
+        return max(num_asked, self.min_logits) if num_asked else 0
 
 
 def lay_out(slices: Sequence[SequenceSlice]) -> Inputs:
@@ -75,22 +118,6 @@ def pad(inputs: Inputs, num_rows: int, num_attention_rows: int, spare_blocks: Id
         missing = num_attention_rows - len(inputs[ATTENTION_ROWS])
         padded[ATTENTION_ROWS] = _extended(inputs[ATTENTION_ROWS], missing)
     return padded | _spare_sequence(inputs, missing, spare_blocks) if missing else padded
-
-
-def spare_call(num_rows: int, num_attention_rows: int, spare_blocks: Ids) -> Inputs:
-    """A call of rows that nobody asks for, and nothing else."""
-    return {
-        "input_ids": np.zeros(num_rows, np.int64),
-        "position_ids": np.zeros(num_rows, np.int64),
-        "past_lens": np.zeros(1, np.int32),
-        "subsequence_begins": np.array([0, num_attention_rows], np.int32),
-        "block_indices": spare_blocks,
-        "block_indices_begins": np.array([0, len(spare_blocks)], np.int32),
-        "max_context_len": np.array(num_attention_rows, np.int32),
-        LOGIT_ROWS: np.zeros(1, np.int64),
-        ATTENTION_ROWS: np.zeros(num_attention_rows, np.int32),
-        KEPT_ROWS: np.zeros(num_rows, np.int32),
-    }
 
 
 def _spare_sequence(inputs: Inputs, num_rows: int, blocks: Ids) -> Inputs:

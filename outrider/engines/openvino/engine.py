@@ -21,11 +21,8 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.batch import Inputs, duplicate_single_rows, lay_out, pad
-from outrider.engines.openvino.compiling import attention_rows
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
-from outrider.engines.openvino.paging import ATTENTION_ROWS
 from outrider.errors import ConfigError, EngineError
 
 _QUANTUM = 16
@@ -49,8 +46,13 @@ class OpenVinoEngine:
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
-        sizes = ladder(config.max_fixed_rows)
-        self._model = PagedModel(model, config, scratch_tokens=scratch_tokens, fixed_sizes=sizes)
+        self._model = PagedModel(
+            model,
+            config,
+            scratch_tokens=scratch_tokens,
+            sizing=SizingRule(ladder(config.max_fixed_rows), _QUANTUM),
+            max_context_tokens=asked or most,
+        )
         self._info = EngineInfo(
             name="openvino",
             vocabulary_size=model.facts.vocabulary_size,
@@ -60,9 +62,10 @@ class OpenVinoEngine:
             max_context_tokens=asked or most,
             min_rows=1,
             scratch_tokens=scratch_tokens,
-            sizing=SizingRule(sizes, _QUANTUM),
+            sizing=self._model.layout.sizing,
             exact=config.exact,
             precision=self._model.precision,
+            fingerprint=self._model.fingerprint,
             pool_reason=self._model.pool_reason,
         )
         self._head_ids = model.head_ids
@@ -89,8 +92,7 @@ class OpenVinoEngine:
         check_slices(self._info, self._opened, slices)
         if not slices:
             return []
-        inputs = lay_out(slices)
-        inputs = self._padded(duplicate_single_rows(inputs) if self._info.exact else inputs)
+        inputs = self._model.layout.inputs(slices)
         num_rows = sum(part.num_rows for part in slices)
         logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
         answers = []
@@ -121,18 +123,6 @@ class OpenVinoEngine:
             self._closed = True
             self._opened.clear()
             self._model.release()
-
-    def _padded(self, inputs: Inputs) -> Inputs:
-        """Fill the call up to the rows that the model is prepared for."""
-        sizing = self._info.sizing
-        num_rows = sizing.padded(len(inputs["input_ids"]))
-        entering = len(inputs.get(ATTENTION_ROWS, ()))
-        num_attention_rows = (
-            attention_rows(num_rows, exact=self._info.exact)
-            if num_rows <= sizing.max_prepared
-            else sizing.rounded(entering)
-        )
-        return pad(inputs, num_rows, num_attention_rows, self._model.spare_blocks)
 
     def _named(self, rows: Logits) -> Ids | None:
         """[r, c] the ids of a trimmed head's columns, the same in every row."""

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
+import structlog
 
-from outrider.engines.base import Logits, OverlappedWork, no_work
+from outrider.engines.base import Logits, OverlappedWork, SequenceSlice, SizingRule, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.free_memory import free_memory
 from outrider.engines.kv_budget import BlockShape
-from outrider.engines.openvino.batch import Inputs, spare_call
-from outrider.engines.openvino.compiling import Compiler, attention_rows
+from outrider.engines.openvino.batch import CallLayout, Inputs
+from outrider.engines.openvino.compiling import Compiler
+from outrider.engines.openvino.consistency import (
+    PROBE_ROWS,
+    check_long_calls,
+    compute_reference,
+    fingerprint_of,
+    least_logits,
+    least_rows,
+    probe_ids,
+    same_bits,
+)
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.kv import KvTensors
-from outrider.engines.openvino.paging import ATTENTION_ROWS, KEPT_ROWS
 from outrider.engines.openvino.preparation import Preparation
 from outrider.errors import EngineError
+
+log = structlog.get_logger()
 
 _ANY = 0
 """In place of a number of rows: the model that takes any."""
@@ -42,11 +54,13 @@ class PagedModel:
         config: EngineConfig,
         *,
         scratch_tokens: int,
-        fixed_sizes: Sequence[int] = (),
+        sizing: SizingRule,
+        max_context_tokens: int,
     ) -> None:
-        """Compile; models for calls of exactly `fixed_sizes` rows follow in the background, unless
-        config.prepare_first. Raises EngineError, and ConfigError for a pool that is too small."""
-        compiler = Compiler(model, config, fixed_sizes)
+        """Compile, and find out which calls compute the same bits; models for calls of exactly
+        `sizing.sizes` rows follow in the background, unless config.prepare_first. Raises
+        EngineError, and ConfigError for a pool that is too small."""
+        compiler = Compiler(model, config)
         self.precision = compiler.precision
         free = compiler.free()
         self.block_bytes = KvTensors.block_bytes(free)
@@ -55,13 +69,21 @@ class PagedModel:
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks = size.num_blocks
         self.pool_reason = size.reason
-        self.spare_blocks = _spare_blocks(self.num_blocks, fixed_sizes, self.block_tokens)
-        """Blocks beyond the pool, for padding rows."""
-        self.kv = KvTensors(free, self.num_blocks + len(self.spare_blocks))
+        spare = np.arange(2 * _num_spare_blocks(sizing, self.block_tokens), dtype=np.int32)
+        spare += self.num_blocks
+        padding_blocks, self._trial_blocks = np.split(spare, 2)
+        self.kv = KvTensors(free, self.num_blocks + len(spare))
         self._requests = {_ANY: self._request(free)}
         self._failure = ""
-        self._exact = config.exact
-        self._preparation = Preparation(compiler.sizes, partial(self._prepare, compiler))
+        self._vocabulary_size = model.facts.vocabulary_size
+        self.layout = CallLayout(sizing, 1, config.exact, padding_blocks)
+        """How calls are laid out; with `exact` they are filled up so far that all agree."""
+        room = self.num_blocks * self.block_tokens - scratch_tokens
+        reference = self._agree(min(room, max_context_tokens - scratch_tokens))
+        self.fingerprint = fingerprint_of(reference)
+        """See EngineInfo."""
+        prepare = partial(self._prepare, compiler, reference)
+        self._preparation = Preparation(self.layout.sizing.sizes, prepare)
         if config.prepare_first:
             self._preparation.wait()
 
@@ -99,15 +121,46 @@ class PagedModel:
         self.kv.bind(request)
         return request
 
-    def _prepare(self, compiler: Compiler, num_rows: int) -> None:
-        """In the preparation's thread, beside calls: one call, since the first is slow, that
-        touches spare blocks alone; then calls of this size are its own."""
+    def _agree(self, max_tokens: int) -> Logits:
+        """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
+        compute of the probe. Raises EngineError if there is none."""
+        compute = self._compute_probe
+        if not self.layout.exact:
+            return compute_reference(compute, max_tokens)
+        min_logits = least_logits(compute, max_tokens)
+        self.layout = replace(self.layout, min_logits=min_logits)
+        reference = compute_reference(compute, max_tokens)
+        sizing = self.layout.sizing
+        tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
+        min_rows = least_rows(compute, reference, tried)
+        self.layout = replace(self.layout, sizing=sizing.at_least(min_rows))
+        check_long_calls(compute, max_tokens)
+        log.info("calls_agree", min_rows=min_rows, min_logits=min_logits)
+        return reference
+
+    def _compute_probe(self, past: int, num_rows: int, num_logits: int) -> Logits:
+        """consistency.Compute, on the first blocks of the pool: before anybody has them."""
+        count = -(-(past + num_rows + 1) // self.block_tokens)
+        blocks = np.arange(min(count, self.num_blocks), dtype=np.int32)
+        tokens = probe_ids(self._vocabulary_size, past + num_rows)[past:]
+        part = SequenceSlice(0, tokens, past, blocks, num_logits)
+        block, slot = divmod(past + num_rows - 1, self.block_tokens)
+        return self.infer(self.layout.inputs([part]), (block, slot), num_logits)
+
+    def _prepare(self, compiler: Compiler, reference: Logits, num_rows: int) -> None:
+        """In the preparation's thread, beside calls: one call, since the first is slow; then calls
+        of this size are its own, if it computes what the others do."""
         request = self._request(compiler.fixed(num_rows))
-        entering = attention_rows(num_rows, exact=self._exact)
-        for name, array in spare_call(num_rows, entering, self.spare_blocks).items():
-            if self._exact or name not in (ATTENTION_ROWS, KEPT_ROWS):
-                request.set_tensor(name, ov.Tensor(array))
+        count = min(num_rows, len(reference))
+        tokens = probe_ids(self._vocabulary_size, count)
+        part = SequenceSlice(0, tokens, 0, self._trial_blocks, count)
+        for name, array in self.layout.inputs([part]).items():
+            request.set_tensor(name, ov.Tensor(array))
         request.infer()
+        logits = request.get_output_tensor(0).data[:count, 0]
+        if self.layout.exact and not same_bits(logits, reference[:count]):
+            log.warning("call_size_differs", num_rows=num_rows)
+            return
         self._requests[num_rows] = request
 
     @contextlib.contextmanager
@@ -131,16 +184,15 @@ class PagedModel:
     def _finish(self, request: Any, last_slot: tuple[int, int], num_rows: int) -> Logits:
         request.wait()
         logits: Logits = request.get_output_tensor(0).data[:, 0]
-        if len(logits) != num_rows or self.kv.is_marked(last_slot):
+        if len(logits) != self.layout.num_logits(num_rows) or self.kv.is_marked(last_slot):
             raise EngineError("the call computed nothing")
+        logits = logits[:num_rows]
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")
         return logits
 
 
-def _spare_blocks(
-    num_blocks: int, fixed_sizes: Sequence[int], block_tokens: int
-) -> npt.NDArray[np.int32]:
-    """Behind the pool's `num_blocks`: as many as the largest fixed call enters attention with."""
-    num_spare = -(-2 * max(fixed_sizes, default=1) // block_tokens)
-    return np.arange(num_blocks, num_blocks + num_spare, dtype=np.int32)
+def _num_spare_blocks(sizing: SizingRule, block_tokens: int) -> int:
+    """For as many rows as a call is padded with, or tried with, and a scratch token."""
+    most = max(2 * sizing.max_prepared, PROBE_ROWS)
+    return -(-(most + 1) // block_tokens)

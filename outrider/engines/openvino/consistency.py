@@ -1,0 +1,103 @@
+"""Which calls of this engine, on this CPU, compute the same bits; found by trying at start-up.
+
+Kernels are chosen by the number of rows of a product, and where the choice changes, so may the last
+bits. Which numbers these are depends on the CPU: with bf16 on one with AMX, products of up to four
+rows differ from larger ones (decision 0002). So each size of call computes the same tokens once,
+before the engine serves, and calls of a size that differs are padded to one that does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from outrider.engines.base import Ids, Logits
+from outrider.errors import EngineError
+
+PROBE_ROWS: Final = 48
+"""Rows of the call that the others are compared with."""
+_HEAD_PROBE_ROWS: Final = 16
+"""Rows of the calls in which numbers of rows of the output head are tried."""
+LONG_PROBE_ROWS: Final = 256
+"""Rows of a call like a large chunk of a prompt."""
+_FEW_LOGITS: Final = (1, 2, 4, 8)
+"""Rows of the output head that are tried; kernels differ for the fewest."""
+_COMPARED_LOGITS: Final = 8
+"""Rows compared of a long call."""
+
+Compute: TypeAlias = Callable[[int, int, int], Logits]
+"""compute(past, n, r): the logits [r, V] of the last r of n probe tokens, the first of which is at
+position `past`, in a call of n rows; KV before it is what earlier calls left. A later call may
+overwrite them."""
+
+
+def probe_ids(vocabulary_size: int, num_tokens: int) -> Ids:
+    """[n] tokens spread over the whole vocabulary, the same for every engine of that size."""
+    return (np.arange(num_tokens, dtype=np.int64) * 7919 % vocabulary_size).astype(np.int32)
+
+
+def compute_reference(compute: Compute, max_tokens: int) -> Logits:
+    """[n, V] what every other call is compared with, of the probe's first n tokens."""
+    most = min(PROBE_ROWS, max_tokens)
+    return compute(0, most, most).copy()
+
+
+def fingerprint_of(reference: Logits) -> bytes:
+    """SHA-256 of the logits' bits: engines that differ in a weight, in precision or in kernels
+    differ in it."""
+    return hashlib.sha256(reference.tobytes()).digest()
+
+
+def least_logits(compute: Compute, max_tokens: int) -> int:
+    """Fewest rows of the output head from which on all numbers of them give the same bits."""
+    most = min(_HEAD_PROBE_ROWS, max_tokens)
+    reference = compute(0, most, most).copy()
+    return _least(
+        [count for count in _FEW_LOGITS if count < most],
+        most,
+        lambda count: same_bits(compute(0, most, count), reference[-count:]),
+    )
+
+
+def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int:
+    """Fewest rows of a call, of `sizes`, from which on all give the same bits."""
+    most = len(reference)
+    return _least(
+        [size for size in sizes if size < most],
+        most,
+        lambda size: same_bits(compute(0, size, size), reference[:size]),
+    )
+
+
+def check_long_calls(compute: Compute, max_tokens: int) -> None:
+    """Raises EngineError if large chunks of a prompt differ from smaller ones: no padding helps
+    then. Nothing is tried where there is no room for them."""
+    if max_tokens < LONG_PROBE_ROWS:
+        return
+    half = LONG_PROBE_ROWS // 2
+    whole = compute(0, LONG_PROBE_ROWS, _COMPARED_LOGITS).copy()
+    compute(0, half, _COMPARED_LOGITS)
+    if not same_bits(compute(half, half, _COMPARED_LOGITS), whole):
+        raise EngineError(
+            f"on this CPU a call of {LONG_PROBE_ROWS} rows computes other bits than two of {half}, "
+            "so text would depend on how prompts are cut; set precision to f32, or exact to false "
+            "if that may be"
+        )
+
+
+def same_bits(one: Logits, other: Logits) -> bool:
+    """Whether two arrays are equal to the last bit."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _least(candidates: Sequence[int], most: int, agrees: Callable[[int], bool]) -> int:
+    """The smallest from which on all agree with `most`, which agrees with itself."""
+    least = most
+    for candidate in sorted(candidates, reverse=True):
+        if not agrees(candidate):
+            break
+        least = candidate
+    return least
