@@ -3,8 +3,9 @@
     python -m tools.record_terminal docs/quick-start.svg
 
 runs the commands of the README's quick start on a mesh of its own, in a pseudo-terminal, and keeps
-every byte with its time. What is shown is what was printed, when it was printed, but for two
-things: pauses longer than MAX_PAUSE_S are cut to that, and the commands are typed at an even pace.
+every byte with its time. What is shown is what was printed, when it was printed, but for three
+things: pauses longer than MAX_PAUSE_S are cut to that, the commands are typed at an even pace, and
+the recording's temporary state folder is shown as the user's (SHOWN_STATE_HOME).
 Needs the extra `bench` (pyte, the terminal emulator).
 """
 
@@ -33,6 +34,8 @@ ROWS: Final = 24
 MAX_PAUSE_S: Final = 1.5
 TYPING_S: Final = 0.03
 """Time for one typed character."""
+SHOWN_STATE_HOME: Final = "~/.local/state"
+"""What stands for the temporary folder in which the mesh keeps its state while it is recorded."""
 _REST_S: Final = 4.0
 """How long the last picture stays before the recording begins anew."""
 _CELL_WIDTH, _CELL_HEIGHT, _MARGIN = 8.4, 18, 14
@@ -180,9 +183,15 @@ def record(commands: Sequence[str], state_dir: Path) -> list[Output]:
         outputs.append(Output(now_s, b"\r\n"))
         for pause_s, data in _run(command, state_dir):
             now_s += min(pause_s, MAX_PAUSE_S)
-            outputs.append(Output(now_s, data))
+            outputs.append(Output(now_s, with_shown_state_home(data, state_dir)))
         now_s += 0.5
     return outputs
+
+
+def with_shown_state_home(data: bytes, state_dir: Path) -> bytes:
+    """Output with the user's state folder in place of the recording's. Commands print a path in
+    one piece."""
+    return data.replace(str(state_dir).encode(), SHOWN_STATE_HOME.encode())
 
 
 def _run(command: str, state_dir: Path) -> Iterable[tuple[float, bytes]]:

@@ -1,6 +1,6 @@
 """What provisional text brings and costs, by how bold it is: for choosing its thresholds.
 
-Asked are the prompts of `bench/data/tuning` alone, which no other table uses, so that what is
+Asked are the prompts of `bench/data/tuning` alone, on which no speed is published, so that what is
 chosen here is not chosen on the prompts by which it is judged. An edge per setting, all of them at
 one region, is asked the same chats in turns, one at a time, and plain streaming too. Settings are
 all combinations of the values that `--sweep KEY=VALUE,VALUE` gives for keys of an edge's

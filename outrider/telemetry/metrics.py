@@ -1,6 +1,6 @@
 """One service's metrics: OpenTelemetry instruments, read by Prometheus from a registry of its own.
 
-A registry per `Metrics` lets several services live in one process, as tests and `outrider up` do.
+A registry per `Metrics` lets several services live in one process, as tests do.
 Recording costs a few microseconds; all methods may be called from any thread.
 """
 

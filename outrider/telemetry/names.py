@@ -1,5 +1,7 @@
-"""Every metric, span and attribute name, and the histogram boundaries, in one place.
+"""Names that several services record: metrics, spans, attributes and their values; and histogram
+boundaries. Names that one module alone records are declared there (services.edge.telemetry).
 
+A new metric is called `outrider.AREA.WHAT`; Prometheus shows the dots as underscores.
 The `gen_ai.*` names, units and boundaries are those of the OpenTelemetry GenAI semantic
 conventions (status: development); they have none for speculative decoding, so those are ours.
 """

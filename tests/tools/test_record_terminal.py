@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from xml.etree import ElementTree
 
-from tools.record_terminal import Output, Shown, shown, svg
+from tools.record_terminal import Output, Shown, shown, svg, with_shown_state_home
 
 OUTPUTS = (
     Output(1.0, b"$ chat\r\n"),
@@ -32,3 +33,9 @@ def test_the_picture_shows_its_last_state_where_nothing_moves() -> None:
     assert texts == {"$ chat": None, "The sea is": "hidden", "The sky <": None}
     changes = [change.attrib for change in root.iter(f"{name}set")]
     assert {it["to"] for it in changes} == {"hidden", "visible"}
+
+
+def test_the_state_folder_of_the_recording_is_shown_as_the_users() -> None:
+    printed = b"ready; logs in /tmp/recording/outrider/logs; try: outrider chat"
+    expected = b"ready; logs in ~/.local/state/outrider/logs; try: outrider chat"
+    assert with_shown_state_home(printed, Path("/tmp/recording")) == expected

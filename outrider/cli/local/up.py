@@ -56,7 +56,7 @@ _Settings = Annotated[
 _Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with tables [edge], [router] and so on: keys of every such service."
+        help="TOML file with a table for each role, such as edge: keys of every such service."
     ),
 ]
 _Plaintext = Annotated[
