@@ -299,7 +299,7 @@ def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path
     add_tables(run, results, measured, model, exact)
     run.figures.update(figures_of(results, measured, model, exact))
     keep_samples(run, results)
-    keep_settings(run, size, Links(client_rtt_ms=10.0), measured, ["edge.display.theta=0.5"])
+    keep_settings(run, size, Links(client_rtt_ms=10.0), measured, ["edge.display.threshold=0.5"])
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan -->\n<!-- /bench:wan -->", tmp_path)
     assert all(table.title in page for table in run.tables)

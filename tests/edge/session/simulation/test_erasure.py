@@ -35,7 +35,7 @@ def at(
 def test_calibrated_drafts_are_shown_early_and_seldom_taken_back(
     seed: int, accuracy: float, rtt_s: float, draft_s: float
 ) -> None:
-    """At the policy's own theta of 0.5."""
+    """At the policy's own threshold of 0.5."""
     chat = Reading(at(seed, accuracy, rtt_s, draft_s)).run()
     assert chat.erasure < NE + 0.02, "one chat"
     chats = [chat, *(Reading(at(seed + n, accuracy, rtt_s, draft_s)).run() for n in (1, 2))]
@@ -50,10 +50,10 @@ def test_promises_that_are_too_good_are_seen_through() -> None:
     assert mean(chat.shown_early for chat in chats[1:]) >= SHOWN
 
 
-@pytest.mark.parametrize("theta", [0.3, 0.5, 0.7, 0.9])
-def test_theta_is_a_choice_between_early_and_steady(theta: float) -> None:
-    bold = [Reading(at(seed), DisplayPolicy(theta=theta)).run() for seed in range(4)]
-    calm = [Reading(at(seed), DisplayPolicy(theta=theta + 0.09)).run() for seed in range(4)]
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.9])
+def test_threshold_is_a_choice_between_early_and_steady(threshold: float) -> None:
+    bold = [Reading(at(seed), DisplayPolicy(threshold=threshold)).run() for seed in range(4)]
+    calm = [Reading(at(seed), DisplayPolicy(threshold=threshold + 0.09)).run() for seed in range(4)]
     assert mean(chat.erasure for chat in calm) <= mean(chat.erasure for chat in bold) + 0.005
 
 
