@@ -203,7 +203,7 @@ class ReplyFlow:
         for outcome in resolved.outcomes:
             if outcome.decides:
                 self._calibrations.observe(
-                    outcome.source, outcome.promise, outcome.position, outcome.right
+                    outcome.source, outcome.confidence, outcome.position, outcome.right
                 )
         self.controller.committed(
             commit.pace,

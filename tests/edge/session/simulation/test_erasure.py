@@ -43,7 +43,7 @@ def test_calibrated_drafts_are_shown_early_and_seldom_taken_back(
     assert mean(chat.shown_early for chat in chats) >= SHOWN
 
 
-def test_promises_that_are_too_good_are_seen_through() -> None:
+def test_overconfidence_is_corrected() -> None:
     averages = Averages()
     chats = [Reading(at(seed), averages=averages, boast=0.4).run() for seed in range(5)]
     assert mean(chat.erasure for chat in chats[1:]) < NE
@@ -66,7 +66,7 @@ def test_without_a_bound_on_risk_very_right_drafts_fall_in_long_runs() -> None:
     assert mean(c.shown_early for c in bound) > 0.95 * mean(c.shown_early for c in free)
 
 
-def test_caution_bounds_what_false_promises_take_back() -> None:
+def test_caution_bounds_what_overconfidence_takes_back() -> None:
     free = [Reading(at(seed), DisplayPolicy(caution=0.0), boast=0.3).run() for seed in range(4)]
     cautious = [Reading(at(seed), boast=0.3).run() for seed in range(4)]
     assert mean(chat.erasure for chat in cautious) < mean(chat.erasure for chat in free)
