@@ -80,7 +80,7 @@ class Drafter:
         """`learning`: what sessions learn from others. Raises ConfigError for an engine that cannot
         compute slices of one token."""
         if info.min_rows > 1:
-            raise ConfigError(f"the engine {info.name} computes no single token; use another")
+            raise ConfigError(f"the engine {info.name} takes no slices of one token; use another")
         self._info = info
         self._limits = limits
         self._calibration = calibration
