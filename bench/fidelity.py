@@ -156,9 +156,9 @@ def timed(engines: Mapping[str, Engine], repeats: int) -> dict[str, Times]:
     rng = random.Random(1)
     for _ in range(repeats):
         for name, shape in rng.sample(turns, len(turns)):
-            rounds = ready[name].slices(*SHAPES[shape])
-            engines[name].step(rounds)
-            samples[name][shape].append(cpu_ms(engines[name], rounds))
+            slices = ready[name].slices(*SHAPES[shape])
+            engines[name].step(slices)
+            samples[name][shape].append(cpu_ms(engines[name], slices))
     return {name: dict(by_shape) for name, by_shape in samples.items()}
 
 

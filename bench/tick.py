@@ -40,17 +40,19 @@ from services.inference.scheduler.types import OpenRequest
 SESSIONS = 16
 MAX_TOKENS = 96
 PARTS: dict[str, tuple[type, str]] = {
-    "schedule, all of it": (Scheduler, "schedule"),
-    "- show drafters what was committed": (DraftSources, "is_ready"),
+    "schedule": (Scheduler, "schedule"),
+    "- note commits in draft sources": (DraftSources, "is_ready"),
     "- draft": (DraftSources, "propose"),
-    "- lay out the slices": (BatchBuilder, "_slice"),
-    "postprocess, all of it": (Scheduler, "postprocess"),
-    "- choose tokens": (Sampler, "choose"),
-    "- ends of replies": (ReplyEnd, "push"),
+    "- build slices": (BatchBuilder, "_slice"),
+    "postprocess": (Scheduler, "postprocess"),
+    "- sample": (Sampler, "choose"),
+    "- check stop conditions": (ReplyEnd, "push"),
     "- publish KV blocks": (KvPool, "commit"),
-    "while the engine computes: learn": (Scheduler, "overlapped_work"),
-    "- costs of calls": (Scheduler, "_update_cost"),
+    "during the engine call: update estimates": (Scheduler, "overlapped_work"),
+    "- fit call costs": (Scheduler, "_update_cost"),
 }
+WHOLES = ("schedule", "postprocess")
+"""The parts that make up a tick between two engine calls; those with a dash are within."""
 
 
 class PartTimer:
@@ -135,11 +137,10 @@ def main() -> int:
 def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     workload = Workload(vocabulary, engine)
-    wholes = ["schedule, all of it", "postprocess, all of it"]
     timers = {(kind, on): PartTimer() for kind in ("whole", "parts") for on in (False, True)}
     for _ in range(1 if arguments.quick else 4):
         for (kind, on), timer in timers.items():
-            with timing_parts(timer, wholes if kind == "whole" else list(PARTS)):
+            with timing_parts(timer, list(WHOLES) if kind == "whole" else list(PARTS)):
                 workload.run(timer, drafts=on)
     report(run, timers)
 
@@ -151,7 +152,7 @@ def report(run: Run, timers: dict[tuple[str, bool], PartTimer]) -> None:
     )
     table = run.table(title, "part", "n, off", "drafts off", "n, on", "drafts on")
     for part in PARTS:
-        kind = "whole" if "all of it" in part else "parts"
+        kind = "whole" if part in WHOLES else "parts"
         off, on_ = (timers[kind, on].ms[part] for on in (False, True))
         table.add(part, len(off), table.median(off), len(on_), table.median(on_))
         for drafts, ms in (("off", off), ("on", on_)):

@@ -82,9 +82,9 @@ class SpeculationStats:
     """Of those drafted: compared with a final token."""
     right_tokens: int = 0
     """Of those compared: equal to the final token."""
-    sending_rounds: int = 0
+    commits_with_uploads: int = 0
     """Commits while drafts were sent to the region."""
-    holding_rounds: int = 0
+    commits_without_uploads: int = 0
     """Commits while they were not."""
     switches: int = 0
     """How often the edge began or ceased to send drafts."""

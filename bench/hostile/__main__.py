@@ -2,6 +2,9 @@
 what each did to memory, event loops and the bystander, and whether it learnt anything of others'
 chats.
 
+The first two rows are no attacks but further clients that chat as the bystander does: what they
+cost him is the yardstick for the others.
+
 The attacker is a process of the lowest priority, so that what the bystander loses is what the
 attack costs the services, not what it takes of the cores by itself. Every attack is compared with
 the same time in calm right before it.
@@ -55,10 +58,10 @@ async def attacked(
 
 def line(result: AttackResult) -> str:
     """One attack's result in a line, printed while the run goes on."""
-    said = "; ".join(result.misses) or "nothing broken"
+    said = "; ".join(result.misses) or "no aim missed"
     return (
-        f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop held "
-        f"{max(result.held_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
+        f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop blocked "
+        f"{max(result.blocked_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
         f"(calm {result.calm_lag_ms_max:.0f}), "
         f"bystander's p99 x {result.p99_ratio:.2f}; {said}; {json.dumps(result.done)}"
     )
@@ -71,14 +74,14 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         "for",
         "attack", "memory growth, max MB", "loop blocked, max ms", "loop lag, max ms",
         "loop lag before, max ms", "bystander's p99 before, ms", "during, ms", "ratio",
-        "resources left", "disclosures", "broken promises",
+        "resources left", "disclosures", "aims missed",
     )  # fmt: skip
     for result in results:
         name = result.attack.name
         p99s = [quantile(waits.gaps_ms, 0.99) for waits in (result.calm, result.attacked)]
         table.add(
             name.replace("_", " "), round(max(result.growth_mb.values()), 1),
-            round(max(result.held_ms_max.values()), 1),
+            round(max(result.blocked_ms_max.values()), 1),
             round(max(result.lag_ms_max.values()), 1), round(result.calm_lag_ms_max, 1),
             *(round(p99, 1) for p99 in p99s), round(result.p99_ratio, 2),
             sum(result.leaks.values()), result.strangers_words, len(result.misses),
@@ -91,14 +94,21 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         "and the attacker share; loop blocked: the longest that a loop's own thread computed at "
         "a stretch. Bystander: his waits for acceptance, first word and every next word. "
         "Resources: tasks, files, sessions and connections. Disclosures: times that another's "
-        "text, drafts or counts were told."
+        "text, drafts or counts were told. "
+        "Honest clients chat as the bystander does; his ratio beside them is the yardstick for "
+        "those under attack, and no aim holds for it."
     )
     run.figures |= {
         "by_attack": {result.attack.name: _figures(result) for result in results},
         "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in results), 1),
-        "loop_held_ms_max": round(max(max(o.held_ms_max.values()) for o in results), 1),
+        "loop_blocked_ms_max": round(max(max(o.blocked_ms_max.values()) for o in results), 1),
         "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in results), 1),
-        "bystander_p99_ratio": round(max(o.p99_ratio for o in results), 3),
+        "bystander_p99_ratio": round(
+            max((o.p99_ratio for o in results if not o.attack.is_reference), default=0.0), 3
+        ),
+        "honest_p99_ratio": {
+            o.attack.name: round(o.p99_ratio, 3) for o in results if o.attack.is_reference
+        },
         "leaks": sum(sum(o.leaks.values()) for o in results),
         "strangers_words": sum(o.strangers_words for o in results),
         "broken": [f"{o.attack.name}: {miss}" for o in results for miss in o.misses],
@@ -109,7 +119,7 @@ def _figures(result: AttackResult) -> dict[str, Figure]:
     return {
         "rss_growth_mb": round(max(result.growth_mb.values()), 1),
         "bystander_p99_ratio": round(result.p99_ratio, 3),
-        "loop_held_ms_max": round(max(result.held_ms_max.values()), 1),
+        "loop_blocked_ms_max": round(max(result.blocked_ms_max.values()), 1),
         "loop_lag_ms_max": round(max(result.lag_ms_max.values()), 1),
         "calm_loop_lag_ms_max": round(result.calm_lag_ms_max, 1),
         "leaks": dict(result.leaks),

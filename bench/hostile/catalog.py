@@ -1,4 +1,4 @@
-"""Every attack by name, family and function."""
+"""Every attack by name, family and function, and the references that are no attacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from bench.hostile import chats, inside, quic_attacks, words
+from bench.hostile import chats, inside, neighbours, quic_attacks, words
 from bench.hostile.quic_client import SOURCE, Address, QuicAttackResult
 from bench.hostile.target import Findings, Target, certificate_of
 
@@ -30,8 +30,14 @@ class Attack:
     name: str
     family: str
     """"quic": packets; "chats": clients; "words": reading others' text; "inside": ports between
-    services."""
+    services; "neighbours": ordinary use by others, which is no attack."""
     run: Run
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is ordinary use: what the bystander loses to it is the yardstick for what he
+        loses to attacks, so no aim holds for that."""
+        return self.family == "neighbours"
 
     @property
     def what(self) -> str:
@@ -95,6 +101,7 @@ _QUIC_ATTACKS: Final = (
 )
 
 ATTACKS = (
+    *_family("neighbours", neighbours.one_honest_client, neighbours.four_honest_clients),
     *_family("quic", *_QUIC_ATTACKS),
     *_family(
         "chats",

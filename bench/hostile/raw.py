@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Final
 
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import QuicEvent, StreamDataReceived, StreamReset
 
 from bench.hostile.target import Target, certificate_of
 from outrider.client.protocol import ALPN
 from outrider.codec.frames import FrameDecoder
 from outrider.v1 import edge_pb2
+
+_HANDSHAKE_TIMEOUT_S: Final = 10.0
 
 
 class RawConnection(QuicConnectionProtocol):
@@ -72,11 +76,8 @@ async def raw_connection(
 ) -> AsyncIterator[RawConnection]:
     """A connection to the edge; the edge may send `window_bytes` that nobody read. Raises
     ConnectionError, TimeoutError."""
-    configuration = QuicConfiguration(
-        alpn_protocols=[ALPN], max_data=window_bytes, max_stream_data=window_bytes
-    )
-    configuration.load_verify_locations(str(certificate_of(target)))
-    async with asyncio.timeout(10):
+    configuration = _configuration(target, window_bytes)
+    async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
         context = connect(
             target.host, target.port, configuration=configuration, create_protocol=RawConnection
         )
@@ -87,3 +88,33 @@ async def raw_connection(
     finally:
         connection.close()
         connection.transmit()
+
+
+@contextlib.asynccontextmanager
+async def connection_from(source: str, target: Target) -> AsyncIterator[RawConnection]:
+    """A connection to the edge from the address `source` of this machine. Raises ConnectionError,
+    TimeoutError."""
+    quic = QuicConnection(configuration=_configuration(target, 1 << 20))
+    _, connection = await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: RawConnection(quic), local_addr=(source, 0)
+    )
+    try:
+        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+            connection.connect((target.host, target.port))
+            await connection.wait_connected()
+        yield connection
+    finally:
+        connection.close()
+        await connection.wait_closed()
+        connection.vanish()
+
+
+def _configuration(target: Target, window_bytes: int) -> QuicConfiguration:
+    configuration = QuicConfiguration(
+        alpn_protocols=[ALPN],
+        server_name=target.host,
+        max_data=window_bytes,
+        max_stream_data=window_bytes,
+    )
+    configuration.load_verify_locations(str(certificate_of(target)))
+    return configuration

@@ -62,7 +62,7 @@ class Findings:
     strangers_words: int = 0
     """Times that some of another client's text, drafts or token counts were disclosed."""
     broken: list[str] = field(default_factory=list)
-    """Promises that did not hold, a sentence each."""
+    """Aims that were missed, a sentence each."""
     done: dict[str, int] = field(default_factory=dict)
     """How much was done, and what was answered: by word."""
 

@@ -44,8 +44,8 @@ class Reading:
     rss_mb: float
     lag_ms_max: float
     """Longest lag of its event loop within the last seconds (names.LOOP_LAG_MAX_MS)."""
-    held_ms_max: float
-    """Longest time that the loop's own thread computed at a stretch (names.LOOP_HELD_MAX_MS)."""
+    blocked_ms_max: float
+    """Longest time that the loop's own thread computed at a stretch (names.LOOP_BLOCKED_MAX_MS)."""
     held: Mapping[str, int]
     """By kind: tasks, files, sessions, connections."""
 
@@ -70,14 +70,14 @@ def _read(pid: int, admin_port: int) -> Reading | None:
     except OSError:
         return None
     held = dict.fromkeys(_HELD.values(), 0)
-    late = {names.LOOP_LAG_MAX_MS: 0.0, names.LOOP_HELD_MAX_MS: 0.0}
+    late = {names.LOOP_LAG_MAX_MS: 0.0, names.LOOP_BLOCKED_MAX_MS: 0.0}
     for family in text_string_to_metric_families(text):
         if family.name in _HELD:
             held[_HELD[family.name]] += int(sum(sample.value for sample in family.samples))
         elif family.name in late:
             late[family.name] = family.samples[0].value
-    late_ms, held_ms = late[names.LOOP_LAG_MAX_MS], late[names.LOOP_HELD_MAX_MS]
-    return Reading(pid, rss_mb, late_ms, held_ms, held)
+    late_ms, blocked_ms = late[names.LOOP_LAG_MAX_MS], late[names.LOOP_BLOCKED_MAX_MS]
+    return Reading(pid, rss_mb, late_ms, blocked_ms, held)
 
 
 def _family(pid: int) -> list[int]:
@@ -102,7 +102,7 @@ class MeshWatch:
         self._began_at = time.monotonic()
         self.growth_mb: dict[str, float] = dict.fromkeys(before, 0.0)
         self.lag_ms_max: dict[str, float] = dict.fromkeys(before, 0.0)
-        self.held_ms_max: dict[str, float] = dict.fromkeys(before, 0.0)
+        self.blocked_ms_max: dict[str, float] = dict.fromkeys(before, 0.0)
         self.lost: set[str] = set()
         """Processes that ended, or were not there to answer."""
 
@@ -125,7 +125,7 @@ class MeshWatch:
             self.growth_mb[name] = max(self.growth_mb[name], now.rss_mb - before.rss_mb)
             if is_ours:
                 self.lag_ms_max[name] = max(self.lag_ms_max[name], now.lag_ms_max)
-                self.held_ms_max[name] = max(self.held_ms_max[name], now.held_ms_max)
+                self.blocked_ms_max[name] = max(self.blocked_ms_max[name], now.blocked_ms_max)
         return readings
 
 

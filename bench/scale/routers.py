@@ -71,7 +71,7 @@ class Report:
                 overload_level=load.overload_level,
                 low=_part(load.low),
                 medium=_part(load.medium),
-                stay_ms=load.stay_ms,
+                service_ms=load.service_ms,
                 queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
                 refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
             ),

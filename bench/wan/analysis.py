@@ -2,11 +2,11 @@
 (pure).
 
 Symbols: t_s a plain step of the region, t_v a verification, t_d a draft, all in ms; E tokens per
-round, the region's own included; k drafts per round or commit; m the share of tokens that needed a
-wait. "Speculation at a Distance" (arXiv 2606.25091) has the same break-even for rounds as
-RTT < alpha / (1 - alpha) * t_s - k * t_d, of which E * t_s - k * t_d - t_v is the form for
-measured E and a verification that costs more than a step; its Prop. 9 is the capacity. For a region
-that never waits the edge's own model says it (`break_even_rtt_s`).
+exchange with the region, its own included; k drafts per exchange or commit; m the share of tokens
+that needed a wait. "Speculation at a Distance" (arXiv 2606.25091) has the same break-even for
+stop-and-wait as RTT < alpha / (1 - alpha) * t_s - k * t_d, of which E * t_s - k * t_d - t_v is the
+form for measured E and a verification that costs more than a step; its Prop. 9 is the capacity. For
+a region that never waits the edge's own model says it (`break_even_rtt_s`).
 
 Capacity is committed tokens per second of the region's CPU time: of replica (or waiting verifier)
 and router, prompts included, and where the gateway drafts at the region, of its drafter's process.
@@ -22,7 +22,15 @@ from dataclasses import dataclass, field
 from bench.harness import Figure, mean_ratio, median, quantile
 from bench.wan.first_words import first_word_figures
 from bench.wan.measure import Measured
-from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, ROUNDS, STREAM
+from bench.wan.plan import (
+    NO_UPLOAD,
+    OURS,
+    PLAIN,
+    REGION_DRAFTER,
+    REGION_SUFFIX,
+    STOP_AND_WAIT_EDGE,
+    STREAM,
+)
 from bench.wan.results import Results, Selection, told_quantile
 from bench.wan.waiting_verifier import Costs
 from services.edge.session.speedup_model import SessionConditions, break_even_rtt_s
@@ -56,20 +64,24 @@ def model_of(results: Results) -> Model:
     schemes that wait, which tell what a draft and a verification cost, nothing is predicted."""
     near = Selection(results.rtts_ms()[0], 1)
     t_s, t_d = results.step_ms(near), _draft_ms(results, near)
-    rounds, stream = results.samples(ROUNDS, near), results.samples(STREAM, near)
-    num_rounds = max(1, sum(sample.num_rounds for sample in rounds))
-    per_round = (sum(len(sample.ids) for sample in rounds) - len(rounds)) / num_rounds
-    drafts_per_round = sum(sample.num_drafts for sample in rounds) / num_rounds
+    waiting, stream = results.samples(STOP_AND_WAIT_EDGE, near), results.samples(STREAM, near)
+    num_exchanges = max(1, sum(sample.num_later_commits for sample in waiting))
+    tokens_per_exchange = (
+        sum(len(sample.ids) for sample in waiting) - len(waiting)
+    ) / num_exchanges
+    drafts_per_exchange = sum(sample.num_drafts for sample in waiting) / num_exchanges
     num_restarts = sum(sample.num_restarts for sample in stream)
     miss_share = max(0.01, num_restarts / max(1, sum(len(sample.ids) for sample in stream)))
     fixed_ms, row_ms = _line_ms(results)
-    t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_round)
+    t_v = fixed_ms + row_ms * max(2.0, 1 + drafts_per_exchange)
     made = Model(t_s, t_v, t_d, miss_share)
-    if not (rounds and stream):
+    if not (waiting and stream):
         return made
     made.measured_ms = _measured(results)
     made.predicted_ms = {
-        (ROUNDS.name, PLAIN.name): rounds_break_even_ms(per_round, drafts_per_round, t_s, t_v, t_d),
+        (STOP_AND_WAIT_EDGE.name, PLAIN.name): stop_and_wait_break_even_ms(
+            tokens_per_exchange, drafts_per_exchange, t_s, t_v, t_d
+        ),
         (STREAM.name, PLAIN.name): chain_break_even_ms(miss_share, t_s, t_v, t_d),
         (OURS.name, REGION_SUFFIX.name): _ahead_ms(results, made, row_ms),
     }
@@ -79,7 +91,7 @@ def model_of(results: Results) -> Model:
 def _line_ms(results: Results) -> tuple[float, float]:
     """A call's fixed cost, and that of a row."""
     costs = Costs()
-    for batch in (*results.batches(ROUNDS), *results.batches(STREAM)):
+    for batch in (*results.batches(STOP_AND_WAIT_EDGE), *results.batches(STREAM)):
         costs = costs.plus(batch.spent.costs)
     fixed_s, row_s = costs.line_s()
     return 1000 * fixed_s, 1000 * row_s
@@ -88,8 +100,10 @@ def _line_ms(results: Results) -> tuple[float, float]:
 def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
     """What an edge's controller would say of a region that drafts for itself."""
     near = Selection(results.rtts_ms()[0], 1)
-    region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_rounds]
-    own_tokens = median([(len(sample.ids) - 1) / sample.num_rounds for sample in region] or [1.0])
+    region = [sample for sample in results.samples(REGION_SUFFIX, near) if sample.num_later_commits]
+    own_tokens = median(
+        [(len(sample.ids) - 1) / sample.num_later_commits for sample in region] or [1.0]
+    )
     commit_ms = median([s.token_ms for s in region if s.token_ms] or [model.t_s]) * own_tokens
     conditions = SessionConditions(
         rtt_s=0.0,
@@ -104,7 +118,7 @@ def _ahead_ms(results: Results, model: Model, row_ms: float) -> float:
 
 def _measured(results: Results) -> dict[tuple[str, str], float]:
     rtts_ms = results.rtts_ms()
-    pairs = ((ROUNDS, PLAIN), (STREAM, PLAIN), (OURS, PLAIN), (OURS, REGION_SUFFIX))
+    pairs = ((STOP_AND_WAIT_EDGE, PLAIN), (STREAM, PLAIN), (OURS, PLAIN), (OURS, REGION_SUFFIX))
     return {
         (scheme.name, over.name): crossing(
             rtts_ms,
@@ -116,7 +130,7 @@ def _measured(results: Results) -> dict[tuple[str, str], float]:
 
 
 def _draft_ms(results: Results, near: Selection) -> float:
-    heard = (*results.batches(ROUNDS, near), *results.batches(STREAM, near))
+    heard = (*results.batches(STOP_AND_WAIT_EDGE, near), *results.batches(STREAM, near))
     calls_ms = [call_ms for batch in heard for call_ms in batch.calls_ms]
     return median(calls_ms) if calls_ms else 0.0
 
@@ -306,11 +320,11 @@ def _capacity(results: Results, sessions: int) -> Capacity:
     )
 
 
-def rounds_break_even_ms(
-    tokens_per_round: float, drafts_per_round: float, t_s: float, t_v: float, t_d: float
+def stop_and_wait_break_even_ms(
+    tokens_per_exchange: float, drafts_per_exchange: float, t_s: float, t_v: float, t_d: float
 ) -> float:
     """RTT below which stop-and-wait drafting beats plain streaming; 0: none."""
-    return max(0.0, tokens_per_round * t_s - drafts_per_round * t_d - t_v)
+    return max(0.0, tokens_per_exchange * t_s - drafts_per_exchange * t_d - t_v)
 
 
 def chain_break_even_ms(miss_share: float, t_s: float, t_v: float, t_d: float) -> float:

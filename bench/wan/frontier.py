@@ -34,7 +34,7 @@ from outrider.telemetry.logs import configure_logging
 _RTTS_MS = (0.0, 50.0, 250.0)
 _TEMPERATURES = (0.0, 0.8)
 _MAX_TOKENS = 48
-_SWEEPS = ("display.theta=0.4,0.5,0.6", "display.first_theta=0.3,0.5,0.7")
+_SWEEPS = ("display.threshold=0.4,0.5,0.6", "display.first_threshold=0.3,0.5,0.7")
 _GATEWAY = "far"
 """The name of plain streaming's edge among the settings' names."""
 

@@ -55,7 +55,7 @@ PLAIN_WIDE = Scheme("(a2) as (a), the model on all cores", "wide", "off")
 REGION_SUFFIX = Scheme("(b) region drafts, suffix", "far", "region_only")
 REGION_SUFFIX_WIDE = Scheme("(b2) as (b), the model on all cores", "wide", "region_only")
 REGION_DRAFTER = Scheme("(c) region runs the drafter", "far", drafts_in_region=True)
-ROUNDS = Scheme(
+STOP_AND_WAIT_EDGE = Scheme(
     f"(d) stop-and-wait edge, k={STOP_AND_WAIT.frame_drafts}", None, policy=STOP_AND_WAIT
 )
 STREAM = Scheme("(e) asynchronous chain", None, policy=CHAIN)
@@ -67,7 +67,7 @@ SCHEMES = (
     REGION_SUFFIX,
     REGION_SUFFIX_WIDE,
     REGION_DRAFTER,
-    ROUNDS,
+    STOP_AND_WAIT_EDGE,
     STREAM,
     OURS,
     NO_UPLOAD,
@@ -148,7 +148,7 @@ def _each(num_chats: int, *schemes: Scheme) -> dict[Scheme, int]:
     return dict.fromkeys(schemes, num_chats)
 
 
-_OTHERS = (REGION_DRAFTER, ROUNDS, STREAM)
+_OTHERS = (REGION_DRAFTER, STOP_AND_WAIT_EDGE, STREAM)
 _MAIN = (PLAIN, REGION_SUFFIX, OURS)
 """Most of the time goes to those that are hardest to tell apart."""
 _WIDE = (PLAIN_WIDE, REGION_SUFFIX_WIDE)

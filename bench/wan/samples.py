@@ -81,7 +81,7 @@ class Sample:
         return passed / (len(self.ids) - 1) if passed > 0 else None
 
     @property
-    def num_rounds(self) -> int:
+    def num_later_commits(self) -> int:
         """Commits after the first."""
         return len(self.commits) - 1
 

@@ -1,4 +1,4 @@
-"""The edges of the published schemes: one chain of drafts, sent in rounds or as a stream."""
+"""The edges of the published schemes: one chain of drafts, sent some at a time or as a stream."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WaitingChain:
         self._exhausted = False
         """The source knows nothing further before the next commit."""
         self._owed_plain = True
-        """A round without drafts was asked for; opening is one."""
+        """A token without drafts was asked for; opening is one."""
         self._sent_to: int | None = 0
         self.committed = 0
         self.num_restarts = 0

@@ -86,8 +86,8 @@ class VerifierLoop:
         for job in jobs:
             job()
         began = time.perf_counter()
-        rows = self.engine.step([part.round for part in parts])
-        num_rows = sum(len(part.round.tokens) for part in parts)
+        rows = self.engine.step([part.slice for part in parts])
+        num_rows = sum(len(part.slice.tokens) for part in parts)
         self.costs.add(num_rows, time.perf_counter() - began)
         return rows
 

@@ -89,11 +89,11 @@ class ScheduledSession:
     num_tokens: int
     """Committed tokens to compute; drafts and padding follow them."""
     drafts: tuple[int, ...]
-    round: SequenceSlice
+    slice: SequenceSlice
 
 
 class Verifier:
-    """Sessions and the calls they need. `decide`, compute the rounds, `apply`: in turn."""
+    """Sessions and the calls they need. `decide`, compute the slices, `apply`: in turn."""
 
     def __init__(self, info: EngineInfo, new_reply: Callable[[SamplingParams], ReplyText]) -> None:
         self._info = info
@@ -158,7 +158,7 @@ class Verifier:
 
     def _prefill(self, session: VerifierSession, count: int) -> ScheduledSession:
         tokens = session.ids[session.computed : session.computed + count]
-        return ScheduledSession(session, count, (), self._round(session, tokens, 0))
+        return ScheduledSession(session, count, (), self._slice(session, tokens, 0))
 
     def _verification(self, session: VerifierSession) -> ScheduledSession:
         left = session.max_tokens - session.num_reply
@@ -167,10 +167,10 @@ class Verifier:
         tokens = [*own, *drafts]
         padding = max(0, self._info.min_rows - len(tokens))
         tokens += [tokens[-1]] * padding
-        round_ = self._round(session, tokens, 1 + len(drafts) + padding)
-        return ScheduledSession(session, len(own), drafts, round_)
+        slice_ = self._slice(session, tokens, 1 + len(drafts) + padding)
+        return ScheduledSession(session, len(own), drafts, slice_)
 
-    def _round(
+    def _slice(
         self, session: VerifierSession, tokens: Sequence[int], num_rows: int
     ) -> SequenceSlice:
         end = session.computed + len(tokens) + self._info.scratch_tokens
@@ -195,7 +195,7 @@ class Verifier:
 
     def _take(self, part: ScheduledSession, rows: LogitsRows) -> Verdict | None:
         session, chain = part.session, part.session.chain
-        if not part.round.num_rows:
+        if not part.slice.num_rows:
             session.computed += part.num_tokens
             return None
         base, position, count = session.num_reply, len(session.ids), len(part.drafts) + 1

@@ -46,7 +46,8 @@ class EngineConfig:
     as the pool has room."""
     precision: Precision = "auto"
     """Arithmetic of attention and of everything between the weight products, and of the KV; auto:
-    bf16 on a CPU that has instructions for it, else f32. OpenVINO only."""
+    bf16 on a CPU that has instructions for it and no AMX, else f32 (decision 0002). OpenVINO
+    only."""
     dynamic_quantization: bool = True
     """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale: with it
     calls of many rows take half the time, and 4 % of likeliest tokens become another one (without

@@ -1,9 +1,9 @@
 """How likely a draft is right: hit rates by source, learned online, and calibrations of them.
 
 `HitRates` and `ChainCalibration` learn from the text itself. `SourceCalibrations` are fitted on
-recorded replies, per source and position in the reply; they say what the chance that a source
-claims is worth before a chat has shown it (`shipped.py` has their file form). Where there are none,
-claimed chances are used as they are: a wrong one costs speed and text that is taken back, and is
+recorded replies, per source and position in the reply; they turn the confidence of a source into a
+chance before a chat has shown what it is worth (`shipped.py` has their file form). Where there are
+none, confidences are used as they are: a wrong one costs speed and text that is taken back, and is
 soon corrected.
 """
 
@@ -145,8 +145,8 @@ def sigmoid(x: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Platt:
-    """chance = sigmoid(shift + slope * logit(claimed)) (Platt, 1999). The default is the identity,
-    but for the clamp of `logit`."""
+    """chance = sigmoid(shift + slope * logit(confidence)) (Platt, 1999). The default is the
+    identity, but for the clamp of `logit`."""
 
     shift: float = 0.0
     slope: float = 1.0
@@ -156,9 +156,9 @@ class Platt:
         if not (isfinite(self.shift) and isfinite(self.slope) and self.slope > 0):
             raise ValueError(f"shift {self.shift} and slope {self.slope} are no Platt scaling")
 
-    def chance(self, claimed: float) -> float:
-        """The chance that a draft is right given all before it are, from the claimed one."""
-        return sigmoid(self.shift + self.slope * logit(claimed))
+    def chance(self, confidence: float) -> float:
+        """The chance that a draft is right given that all before it are."""
+        return sigmoid(self.shift + self.slope * logit(confidence))
 
 
 Lines: TypeAlias = tuple[Platt, ...]

@@ -125,7 +125,8 @@ def sources_file(model: str) -> Path:
 
 @cache
 def shipped_calibrations(vocabulary_digest: bytes) -> SourceCalibrations:
-    """Those in this package for a vocabulary; promises are kept where there are none."""
+    """Those in this package for a vocabulary; confidences are used as they are where there
+    are none."""
     for entry in resources.files("outrider.speculation").joinpath("data").iterdir():
         if entry.name.endswith(".sources.json"):
             digest, calibrations = calibrations_from_json(entry.read_text(encoding="utf-8"))

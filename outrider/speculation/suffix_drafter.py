@@ -58,7 +58,7 @@ class SuffixDrafter:
         self._calibration = learned.calibration(sampled=sampled)
         self._rates = HitRates(self._average.rates)
         self._num_prompt_left = num_prompt
-        self._promised: list[float] = []
+        self._raw_survival: list[float] = []
         self._contexts: list[int] = []
         """Keys of the sequence's last tokens; empty without `statistics`."""
         self._first: list[int] = []
@@ -109,25 +109,27 @@ class SuffixDrafter:
         contexts = self._contexts_after(chain)
         self._first = contexts
         self._first_successors = None
-        promised = list[float]()
+        raw_survival = list[float]()
         chance = 1.0
-        while len(promised) < max_tokens:
+        while len(raw_survival) < max_tokens:
             copied = self._copied(chain, end) if length else -1
             token, rate = self._best(copied, length, contexts)
             chance *= rate
             if chance < least:
                 break
             chain.append(token)
-            promised.append(chance)
+            raw_survival.append(chance)
             contexts = extended(contexts, token)
             end, length = (end + 1, length + 1) if token == copied else self._match(chain)
-        self._promised = promised
-        return DraftTokens(tuple(chain[len(tentative_ids) :]), self._calibration.apply(promised))
+        self._raw_survival = raw_survival
+        return DraftTokens(
+            tuple(chain[len(tentative_ids) :]), self._calibration.apply(raw_survival)
+        )
 
     def observe(self, num_verified: int, num_accepted: int) -> None:
         """Of the last chain the first num_verified drafts were verified, and the first num_accepted
         of them were right."""
-        self._calibration.observe(self._promised[:num_verified], num_accepted)
+        self._calibration.observe(self._raw_survival[:num_verified], num_accepted)
 
     def _copied(self, chain: Sequence[int], end: int) -> int:
         """What follows index `end`; past the text the copy runs on into the chain."""

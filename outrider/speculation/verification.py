@@ -37,7 +37,7 @@ def verify(
     counts; otherwise the choice is committed and the rest is void. The row after the last
     draft gives one token more. There are len(drafts) + 1 rows, or only the first of them: the
     drafts without a row are void. Every committed id is observed and pushed; `reply_push` returns
-    whether the reply is over, which ends the round. With shared noise (arXiv 2408.07978) this
+    whether the reply is over, which ends the step. With shared noise (arXiv 2408.07978) this
     keeps the committed text that of the model alone for any drafts whatsoever, at any
     temperature.
 

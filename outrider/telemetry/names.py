@@ -32,7 +32,7 @@ PROCESS_FILES: Final = "outrider_process_files"
 # Of the event loop and of what comes before every chat; made by Prometheus's own client too.
 LOOP_LAG_MS: Final = "outrider_loop_lag_ms"
 LOOP_LAG_MAX_MS: Final = "outrider_loop_lag_ms_max"
-LOOP_HELD_MAX_MS: Final = "outrider_loop_held_ms_max"
+LOOP_BLOCKED_MAX_MS: Final = "outrider_loop_blocked_ms_max"
 LOOP_STALLS: Final = "outrider_loop_stalls"
 TOKENIZATION_MS: Final = "outrider_tokenization_ms"
 TOKENIZATION_TEXTS: Final = "outrider_tokenization_cache_texts"
@@ -64,8 +64,8 @@ OVERHEAD_MS_BOUNDARIES: Final = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 50.0),
 )
 LOOP_LAG_MAX_WINDOW_S: Final = 2.0
-"""How far back LOOP_LAG_MAX_MS and LOOP_HELD_MAX_MS look: so long at least, and less than twice as
-long."""
+"""How far back LOOP_LAG_MAX_MS and LOOP_BLOCKED_MAX_MS look: so long at least, and less than twice
+as long."""
 LOOP_LAG_MS_BOUNDARIES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0)
 TOKENIZATION_MS_BOUNDARIES: Final = (0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0)
 TTFT_BOUNDARIES_S: Final = (

@@ -91,14 +91,14 @@ class StallMonitor:
             registry=registry,
         )
         self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
-        self._recent_held = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
+        self._recent_blocked = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
         self._lag_max_ms = Gauge(
             names.LOOP_LAG_MAX_MS,
             "the latest that the event loop called back within the last seconds",
             registry=registry,
         )
-        self._held_max_ms = Gauge(
-            names.LOOP_HELD_MAX_MS,
+        self._blocked_max_ms = Gauge(
+            names.LOOP_BLOCKED_MAX_MS,
             "the same, as far as the loop's own thread computed meanwhile: not waiting for a core",
             registry=registry,
         )
@@ -123,7 +123,7 @@ class StallMonitor:
             self._timer = None
             self._registry.unregister(self._lag_ms)
             self._registry.unregister(self._lag_max_ms)
-            self._registry.unregister(self._held_max_ms)
+            self._registry.unregister(self._blocked_max_ms)
             self._registry.unregister(self._stalls)
 
     def _called(self, loop: asyncio.AbstractEventLoop, due: float, computed_s: float) -> None:
@@ -138,6 +138,6 @@ class StallMonitor:
         self._lag_ms.observe(lag_ms)
         now = since + lag_ms / 1e3
         self._lag_max_ms.set(self._recent_lag.add(lag_ms, now))
-        self._held_max_ms.set(self._recent_held.add(min(lag_ms, computed_ms), now))
+        self._blocked_max_ms.set(self._recent_blocked.add(min(lag_ms, computed_ms), now))
         if lag_ms >= STALL_MS:
             self._stalls.labels(self._cause(since)).inc()

@@ -597,8 +597,8 @@ class SpeculationStats(_message.Message):
     SENT_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKED_TOKENS_FIELD_NUMBER: _builtins.int
     RIGHT_TOKENS_FIELD_NUMBER: _builtins.int
-    SENDING_ROUNDS_FIELD_NUMBER: _builtins.int
-    HOLDING_ROUNDS_FIELD_NUMBER: _builtins.int
+    COMMITS_WITH_UPLOADS_FIELD_NUMBER: _builtins.int
+    COMMITS_WITHOUT_UPLOADS_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
     RTT_MS_FIELD_NUMBER: _builtins.int
     COMMIT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
@@ -614,9 +614,9 @@ class SpeculationStats(_message.Message):
     sent_tokens: _builtins.int
     checked_tokens: _builtins.int
     right_tokens: _builtins.int
-    sending_rounds: _builtins.int
+    commits_with_uploads: _builtins.int
     """Commits while drafts were sent, and commits while they were not."""
-    holding_rounds: _builtins.int
+    commits_without_uploads: _builtins.int
     switches: _builtins.int
     """How often the edge changed from one to the other."""
     rtt_ms: _builtins.float
@@ -633,8 +633,8 @@ class SpeculationStats(_message.Message):
         sent_tokens: _builtins.int = ...,
         checked_tokens: _builtins.int = ...,
         right_tokens: _builtins.int = ...,
-        sending_rounds: _builtins.int = ...,
-        holding_rounds: _builtins.int = ...,
+        commits_with_uploads: _builtins.int = ...,
+        commits_without_uploads: _builtins.int = ...,
         switches: _builtins.int = ...,
         rtt_ms: _builtins.float = ...,
         commit_interval_ms: _builtins.float = ...,
@@ -642,7 +642,7 @@ class SpeculationStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "holding_rounds", b"holding_rounds", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sending_rounds", b"sending_rounds", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_tokens", b"checked_tokens", "commit_interval_ms", b"commit_interval_ms", "commits_with_uploads", b"commits_with_uploads", "commits_without_uploads", b"commits_without_uploads", "draft_ms", b"draft_ms", "drafted_tokens", b"drafted_tokens", "erased_tokens", b"erased_tokens", "right_tokens", b"right_tokens", "rtt_ms", b"rtt_ms", "sent_tokens", b"sent_tokens", "shown_tokens", b"shown_tokens", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -338,7 +338,7 @@ class SessionOpened(_message.Message):
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
-    HELD_MS_FIELD_NUMBER: _builtins.int
+    ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
@@ -351,7 +351,7 @@ class SessionOpened(_message.Message):
     """Codec of the receiver's choice for the opener's next blocks."""
     echo: _builtins.int
     """That of OpenSession; 0: it had none."""
-    held_ms: _builtins.float
+    ack_delay_ms: _builtins.float
     """How long the replica had the OpenSession before it sent this. Round trip of the two frames less
     this time: the network between edge and replica, with all relays (RFC 9002, section 5.3).
     """
@@ -368,12 +368,12 @@ class SessionOpened(_message.Message):
         vocabulary_digest: _builtins.bytes = ...,
         codec: _common_pb2.TokenCodec.ValueType = ...,
         echo: _builtins.int = ...,
-        held_ms: _builtins.float = ...,
+        ack_delay_ms: _builtins.float = ...,
         max_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "held_ms", b"held_ms", "max_drafts", b"max_drafts", "model", b"model", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -519,7 +519,7 @@ class Pace(_message.Message):
     READY_SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_LEAD_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
-    HELD_MS_FIELD_NUMBER: _builtins.int
+    ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     commit_interval_ms: _builtins.float
     """Time between this session's commits, smoothed."""
@@ -530,7 +530,7 @@ class Pace(_message.Message):
     """Most drafts ahead of the commits that the replica will keep."""
     echo: _builtins.int
     """That of the newest Draft since the last Commit; 0: there was none."""
-    held_ms: _builtins.float
+    ack_delay_ms: _builtins.float
     """How long the replica had that Draft before it sent this."""
     overload_level: _builtins.int
     """As in WatchLoadResponse; from 1 on drafts are not worth sending."""
@@ -542,12 +542,12 @@ class Pace(_message.Message):
         ready_sessions: _builtins.int = ...,
         max_lead: _builtins.int = ...,
         echo: _builtins.int = ...,
-        held_ms: _builtins.float = ...,
+        ack_delay_ms: _builtins.float = ...,
         overload_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_interval_ms", b"commit_interval_ms", "echo", b"echo", "held_ms", b"held_ms", "max_lead", b"max_lead", "overload_level", b"overload_level", "ready_sessions", b"ready_sessions", "row_ms", b"row_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "commit_interval_ms", b"commit_interval_ms", "echo", b"echo", "max_lead", b"max_lead", "overload_level", b"overload_level", "ready_sessions", b"ready_sessions", "row_ms", b"row_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -647,7 +647,7 @@ class WatchLoadResponse(_message.Message):
     NUM_INSTANCES_FIELD_NUMBER: _builtins.int
     LOW_FIELD_NUMBER: _builtins.int
     MEDIUM_FIELD_NUMBER: _builtins.int
-    STAY_MS_FIELD_NUMBER: _builtins.int
+    SERVICE_MS_FIELD_NUMBER: _builtins.int
     QUEUES_LOW_FIELD_NUMBER: _builtins.int
     REFUSES_SESSIONS_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
@@ -671,8 +671,8 @@ class WatchLoadResponse(_message.Message):
     """Engines that share the sessions, each with calls of its own at the same time; 0 means 1. All
     counts above are sums over them, the cost is that of one call of one of them.
     """
-    stay_ms: _builtins.float
-    """Mean time for which a session keeps its place; 0: none has ended yet."""
+    service_ms: _builtins.float
+    """Mean service time of a session, from its admission to its end; 0: none has ended yet."""
     queues_low: _builtins.bool
     """New LOW sessions stay in the queue (overload levels 3 and 4)."""
     refuses_sessions: _builtins.bool
@@ -702,13 +702,13 @@ class WatchLoadResponse(_message.Message):
         num_instances: _builtins.int = ...,
         low: Global___ClassLoad | None = ...,
         medium: Global___ClassLoad | None = ...,
-        stay_ms: _builtins.float = ...,
+        service_ms: _builtins.float = ...,
         queues_low: _builtins.bool = ...,
         refuses_sessions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "stay_ms", b"stay_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

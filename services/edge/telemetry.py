@@ -44,7 +44,7 @@ SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 ERASED_TOKENS: Final = "outrider.edge.erased_tokens"
 """Shown and taken back; with TOKENS the normalised erasure."""
 DRAFTS: Final = "outrider.edge.drafts"
-ROUNDS: Final = "outrider.edge.rounds"
+COMMITS: Final = "outrider.edge.commits"
 MODE_CHATS: Final = "outrider.edge.mode_chats"
 MODE_SWITCHES: Final = "outrider.edge.mode_switches"
 # Gauges of the chat that ended last.
@@ -181,8 +181,8 @@ class EdgeTelemetry:
         metrics.counter(ERASED_TOKENS).add(stats.erased_tokens)
         for fate in ("drafted", "sent", "checked", "right"):
             metrics.counter(DRAFTS).add(getattr(stats, f"{fate}_tokens"), {"fate": fate})
-        metrics.counter(ROUNDS).add(stats.sending_rounds, {"drafts": "sent"})
-        metrics.counter(ROUNDS).add(stats.holding_rounds, {"drafts": "held"})
+        metrics.counter(COMMITS).add(stats.commits_with_uploads, {"uploads": "on"})
+        metrics.counter(COMMITS).add(stats.commits_without_uploads, {"uploads": "off"})
         metrics.counter(MODE_CHATS).add(1, {"mode": controller.mode.value})
         metrics.counter(MODE_SWITCHES).add(stats.switches)
         if stats.rtt_ms:

@@ -115,8 +115,8 @@ class _Sequence:
     def next_rows(self) -> LogitsRows:
         """The row after the last id, first in the answer; rows of padding may follow it.
 
-        A round shorter than the engine's min_rows is padded behind its last id, where it cannot
-        change the row in question, and the padding's KV is overwritten by the next round.
+        A slice shorter than the engine's min_rows is padded behind its last id, where it cannot
+        change the row in question, and the padding's KV is overwritten by the next call.
         """
         tokens = self.ids[self._past :]
         padding = max(0, self._engine.info.min_rows - len(tokens))

@@ -28,17 +28,19 @@ def test_settings_have_the_types_of_their_service() -> None:
         "display": {"preset": "shy"},
         "anonymous": False,
     }
-    assert settings.typed("edge", ["routers=a:1,b:2", "display.theta="]) == {
+    assert settings.typed("edge", ["routers=a:1,b:2", "display.threshold="]) == {
         "routers": ("a:1", "b:2"),
-        "display": {"theta": None},
+        "display": {"threshold": None},
     }
     for key, meant in (
         ("display.presset", "preset"),
         ("nam", "name"),
-        ("theta", "display.theta"),
+        ("threshold", "display.threshold"),
     ):
         known = rf"--set edge\.{key}: .* did you mean {meant}"
-        with pytest.raises(ConfigError, match=known.replace("display.theta", r"display\.theta")):
+        with pytest.raises(
+            ConfigError, match=known.replace("display.threshold", r"display\.threshold")
+        ):
             settings.typed("edge", [f"{key}=1"])
 
 
@@ -79,7 +81,7 @@ def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:
     options = MeshOptions(
         regions=("a", "b"),
         settings=("edge.port=1",),
-        tables={"edge": {"display": {"theta": 0.5}}},
+        tables={"edge": {"display": {"threshold": 0.5}}},
         port=0,
     )
     assert detached.load(detached.dump(options)) == options

@@ -11,6 +11,7 @@ from bench.hostile.measuring import misses_of
 from bench.hostile.target import target_of
 
 ATTACKS = (
+    *("one_honest_client", "four_honest_clients"),
     *("doubling_offsets", "one_byte_fragments", "one_byte_frames", "spoofed_initials"),
     *("early_data_flood", "replayed_early_data", "rapid_resets", "mutated_packets"),
     *("malformed_streams", "malformed_messages", "absurd_requests", "one_byte_streams"),

@@ -23,7 +23,7 @@ from services.edge.session.upload_control import UploadPolicy, Uploads
 def test_defaults_listen_on_loopback() -> None:
     config = EdgeConfig()
     assert config.host == config.admin.host == "127.0.0.1"
-    assert config.reply_policy().display.theta == 0.6
+    assert config.reply_policy().display.threshold == 0.6
     assert config.reply_policy().display.rewrite_interval_s == 0.15
     assert config.reply_policy().upload == UploadPolicy()
 
@@ -82,15 +82,15 @@ def test_routers_may_be_looked_up() -> None:
 
 
 def test_how_bold_the_display_is_has_a_name_and_values_of_its_own() -> None:
-    def thetas(config: EdgeConfig) -> tuple[float, float]:
+    def thresholds(config: EdgeConfig) -> tuple[float, float]:
         display = config.reply_policy().display
-        return display.first_theta, display.theta
+        return display.first_threshold, display.threshold
 
-    assert thetas(EdgeConfig()) == (0.5, 0.6)
-    assert thetas(EdgeConfig(display=DisplayConfig("shy"))) == (0.7, 0.7)
-    assert thetas(EdgeConfig(display=DisplayConfig("eager"))) == (0.3, 0.4)
-    assert thetas(EdgeConfig(display=DisplayConfig("eager", first_theta=0.6))) == (0.6, 0.4)
-    assert thetas(EdgeConfig(display=DisplayConfig(theta=0.9))) == (0.5, 0.9)
+    assert thresholds(EdgeConfig()) == (0.5, 0.6)
+    assert thresholds(EdgeConfig(display=DisplayConfig("shy"))) == (0.7, 0.7)
+    assert thresholds(EdgeConfig(display=DisplayConfig("eager"))) == (0.3, 0.4)
+    assert thresholds(EdgeConfig(display=DisplayConfig("eager", first_threshold=0.6))) == (0.6, 0.4)
+    assert thresholds(EdgeConfig(display=DisplayConfig(threshold=0.9))) == (0.5, 0.9)
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> Non
         # A router refuses larger messages, and with them the stream of every chat.
         ({"quic.max_frame_bytes": 4 << 20}, "max_frame_bytes"),
         ({"certificate": Path("c.pem")}, "private_key"),
-        ({"display.theta": 0.0}, "theta"),
-        ({"display.first_theta": 1.1}, "first_theta"),
+        ({"display.threshold": 0.0}, "threshold"),
+        ({"display.first_threshold": 1.1}, "first_threshold"),
         ({"display.preset": "bold"}, "shy, balanced, eager"),
-        ({"display.line_theta": 2.0}, "line_theta"),
+        ({"display.line_threshold": 2.0}, "line_threshold"),
         ({"uploads": "sometimes"}, "uploads"),
         ({"drafts.min_survival": 1.5}, "min_survival"),
         ({"routers": ("dns:router",)}, "routers must be host:port"),

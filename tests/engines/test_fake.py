@@ -89,7 +89,7 @@ def test_kv_reused_behind_another_prefix_shows(engine: FakeEngine) -> None:
     assert (row != expected[-1:]).all()
 
 
-def test_two_rounds_writing_one_block_show(engine: FakeEngine) -> None:
+def test_two_slices_writing_one_block_show(engine: FakeEngine) -> None:
     prompts = [random_ids(engine, 10, seed) for seed in (1, 2)]
     blocks = table(engine, 10)
     expected = [all_rows(engine, ids, blocks) for ids in prompts]

@@ -1,4 +1,4 @@
-"""What sources' promises are worth from the first chat on, and the file that says so."""
+"""How far sources' confidence is right from the first chat on, and the file that says so."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def test_a_damaged_file_is_refused(right: str, wrong: str) -> None:
 
 
 @given(st.floats(-4, 4), st.floats(0.2, 2), st.lists(st.floats(0, 1), min_size=2))
-def test_the_order_of_promises_stays(shift: float, slope: float, promises: list[float]) -> None:
-    chances = [Platt(shift, slope).chance(promise) for promise in sorted(promises)]
+def test_the_order_of_confidences_stays(
+    shift: float, slope: float, confidences: list[float]
+) -> None:
+    chances = [Platt(shift, slope).chance(confidence) for confidence in sorted(confidences)]
     assert chances == sorted(chances)
     assert all(0 < chance < 1 for chance in chances)
 

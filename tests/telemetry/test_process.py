@@ -40,7 +40,7 @@ def test_a_loop_is_held_for_as_long_as_its_thread_computes() -> None:
     for since, lag_ms, computed_ms in ((0.0, 80.0, 12.0), (0.1, 30.0, 45.0), (0.2, -1.0, 5.0)):
         monitor.late(since, lag_ms, computed_ms)
     assert registry.get_sample_value("outrider_loop_lag_ms_max") == 80.0
-    assert registry.get_sample_value("outrider_loop_held_ms_max") == 30.0
+    assert registry.get_sample_value("outrider_loop_blocked_ms_max") == 30.0
 
 
 async def test_a_loop_that_is_held_up_is_seen() -> None:
@@ -52,8 +52,8 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     assert registry.get_sample_value("outrider_loop_stalls_total", {"during": "other"})
     largest_ms = registry.get_sample_value("outrider_loop_lag_ms_max")
     assert largest_ms is not None and largest_ms >= 25.0
-    held_ms = registry.get_sample_value("outrider_loop_held_ms_max")
-    assert held_ms is not None and held_ms < 25.0, (
+    blocked_ms = registry.get_sample_value("outrider_loop_blocked_ms_max")
+    assert blocked_ms is not None and blocked_ms < 25.0, (
         "it slept: the loop was late, and nobody computed"
     )
     monitor.stop()

@@ -28,7 +28,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
     _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
-    _add_sources(actions.add_parser("calibrate-sources", help="what promises are worth at first"))
+    _add_sources(actions.add_parser("calibrate-sources", help="fit the calibration of sources"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
     _add_display(actions.add_parser("display", help="what readers would have been shown"))
     return parser.parse_args(argv)

@@ -14,15 +14,18 @@ from services.edge.session.events import Commit, Provisional, Retract
 from tools.train_draft.calibration import calibration_error, reliability
 from tools.train_draft.replay import Seen, Shown
 
-THETAS: Final = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8)
+THRESHOLDS: Final = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8)
 """Of the grid: least survival of first tokens and others alike."""
 
 
 def policies() -> dict[str, DisplayPolicy]:
     """The grid, and the settings that have names."""
-    grid = {f"theta {theta:g}": DisplayPolicy(theta=theta, first_theta=theta) for theta in THETAS}
+    grid = {
+        f"threshold {threshold:g}": DisplayPolicy(threshold=threshold, first_threshold=threshold)
+        for threshold in THRESHOLDS
+    }
     named = {
-        name: DisplayPolicy(theta=bold.theta, first_theta=bold.first_theta)
+        name: DisplayPolicy(threshold=bold.threshold, first_threshold=bold.first_threshold)
         for name, bold in DISPLAY_PRESETS.items()
     }
     return grid | named

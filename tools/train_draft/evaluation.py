@@ -39,7 +39,7 @@ from tools.train_draft.export import open_draft
 from tools.train_draft.export import recalibrate as recalibrate_draft
 from tools.train_draft.replay import DisplayReplay, GuessRecorder, Speeds
 from tools.train_draft.replies import load
-from tools.train_draft.source_calibration import PromiseReader, fit_sources, sources_table
+from tools.train_draft.source_calibration import GuessReader, fit_sources, sources_table
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
 
 
@@ -72,21 +72,21 @@ def recalibrate(arguments: argparse.Namespace) -> None:
 
 
 def calibrate_sources(arguments: argparse.Namespace) -> None:
-    """Fit what the sources' promises are worth, and write the package's file."""
+    """Fit the calibration of the sources' confidence, and write the package's file."""
     spec, store = lookup(arguments.model), ModelStore(default_root())
     digest = load_vocabulary(spec, store).digest
     card = read_card(arguments.draft)
     if card is None:
         raise SystemExit(f"{arguments.draft} is no trained draft")
     engine = open_draft(arguments.draft, spec, store, arguments.threads)
-    reader = PromiseReader(engine, card.calibration, shipped_prior(digest))
+    reader = GuessReader(engine, card.calibration, shipped_prior(digest))
     replies = (reply for folder in arguments.replies for reply in load(folder))
-    promises = list(reader.promises(replies))
+    guesses = list(reader.guesses(replies))
     engine.close()
-    fitted = fit_sources(promises)
+    fitted = fit_sources(guesses)
     out = arguments.out or sources_file(spec.name)
     out.write_text(calibrations_to_json(digest, fitted), encoding="utf-8")
-    print(sources_table(promises, fitted))
+    print(sources_table(guesses, fitted))
 
 
 def display(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What the sources of drafts promise on recorded replies, and what that is worth.
+"""What the sources of drafts guess on recorded replies, and the calibration of their confidence.
 
 Every source is asked for every token of every reply, the text before it being the target's own, as
 in a chat whose drafts were all right so far. Nothing is carried from one reply to the next: what is
@@ -40,23 +40,23 @@ from tools.train_draft.replies import Reply
 _POOLED_BELIEF = 1.0
 _BUCKET_BELIEF = 4.0
 """Precision of the prior of shift and slope: how sure it is that all positions of a source together
-are as it promises, and that one bucket is as all of them. An observation of an even chance weighs a
-quarter, so 4 is as much as 16 of these."""
+are as its confidence says, and that one bucket is as all of them. An observation of an even chance
+weighs a quarter, so 4 is as much as 16 of these."""
 _NEWTON_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class SourceGuess:
     """A source's guess for one token of a reply."""
 
     source: str
     are_sampled: bool
     position: int
-    chance: float
+    confidence: float
     right: bool
 
 
-class PromiseReader:
+class GuessReader:
     """Asks all sources of an edge for the tokens of recorded replies."""
 
     def __init__(
@@ -68,13 +68,13 @@ class PromiseReader:
         self._prior = prior
         self._plain = OnlineCalibration.starting(SourceCalibrations(), are_sampled=False)
 
-    def promises(self, replies: Iterable[Reply]) -> Iterator[Promise]:
+    def guesses(self, replies: Iterable[Reply]) -> Iterator[SourceGuess]:
         """Of all sources, for all tokens of the replies that the engine has room for."""
         for reply in replies_with_room(self._engine, replies):
             yield from self._copies(reply)
             yield from self._drafters(reply)
 
-    def _copies(self, reply: Reply) -> Iterator[Promise]:
+    def _copies(self, reply: Reply) -> Iterator[SourceGuess]:
         """What the edge itself copies."""
         copies = CopyDrafter(self._engine.info.max_context_tokens)
         copies.extend(reply.prompt.tolist())
@@ -82,12 +82,12 @@ class PromiseReader:
             guess = copies.draft_after((), 1)
             if guess.ids:
                 right = guess.ids[0] == token
-                yield Promise(
+                yield SourceGuess(
                     guess.sources[0], reply.temperature > 0, position, guess.survival[0], right
                 )
             copies.extend((token,))
 
-    def _drafters(self, reply: Reply) -> Iterator[Promise]:
+    def _drafters(self, reply: Reply) -> Iterator[SourceGuess]:
         """What the drafter's sources say beside each other."""
         info, prompt, are_sampled = self._engine.info, reply.prompt.tolist(), reply.temperature > 0
         params = SamplingParams(temperature=reply.temperature, seed=reply.seed)
@@ -107,7 +107,7 @@ class PromiseReader:
             copied = TokenEstimate(guess.ids[0], guess.survival[0]) if guess.ids else None
             draft = best_draft(copied, proposal, self._plain, position)
             for said in draft.estimates if draft else ():
-                yield Promise(
+                yield SourceGuess(
                     SOURCE_NAMES[said.source],
                     are_sampled,
                     position,
@@ -118,11 +118,11 @@ class PromiseReader:
             proposer.observe((token,))
 
 
-def fit_sources(promises: Iterable[Promise]) -> SourceCalibrations:
+def fit_sources(guesses: Iterable[SourceGuess]) -> SourceCalibrations:
     """One line per source, kind of reply and bucket of positions."""
-    by_source: dict[tuple[bool, str], list[Promise]] = {}
-    for promise in promises:
-        by_source.setdefault((promise.are_sampled, promise.source), []).append(promise)
+    by_source: dict[tuple[bool, str], list[SourceGuess]] = {}
+    for guess in guesses:
+        by_source.setdefault((guess.are_sampled, guess.source), []).append(guess)
     greedy, sampled = (
         {source: _lines(found) for (kind, source), found in by_source.items() if kind == wanted}
         for wanted in (False, True)
@@ -130,21 +130,21 @@ def fit_sources(promises: Iterable[Promise]) -> SourceCalibrations:
     return SourceCalibrations(greedy, sampled)
 
 
-def _lines(promises: Sequence[Promise]) -> Lines:
-    promised = np.array([logit(promise.chance) for promise in promises])
-    right = np.array([promise.right for promise in promises])
-    buckets = np.array([position_bucket(promise.position) for promise in promises])
-    pooled = fit_platt(promised, right, Platt(), _POOLED_BELIEF)
+def _lines(guesses: Sequence[SourceGuess]) -> Lines:
+    confidence = np.array([logit(guess.confidence) for guess in guesses])
+    right = np.array([guess.right for guess in guesses])
+    buckets = np.array([position_bucket(guess.position) for guess in guesses])
+    pooled = fit_platt(confidence, right, Platt(), _POOLED_BELIEF)
     return tuple(
-        fit_platt(promised[buckets == at], right[buckets == at], pooled, _BUCKET_BELIEF)
+        fit_platt(confidence[buckets == at], right[buckets == at], pooled, _BUCKET_BELIEF)
         for at in range(len(POSITION_BEGINS))
     )
 
 
-def fit_platt(promised: Floats, right: Bools, prior: Platt, belief: float) -> Platt:
-    """The likeliest line for promises (log-odds [n]) and what became of them, by Newton's method;
-    shift and slope have a normal prior of precision `belief` around those of `prior`."""
-    inputs = np.stack([np.ones(len(promised)), promised], axis=1)
+def fit_platt(confidence: Floats, right: Bools, prior: Platt, belief: float) -> Platt:
+    """The likeliest line for confidences (log-odds [n]) and what became of them, by Newton's
+    method; shift and slope have a normal prior of precision `belief` around those of `prior`."""
+    inputs = np.stack([np.ones(len(confidence)), confidence], axis=1)
     centre = np.array([prior.shift, prior.slope])
     line = centre.copy()
     for _ in range(_NEWTON_STEPS):
@@ -160,11 +160,11 @@ def fit_platt(promised: Floats, right: Bools, prior: Platt, belief: float) -> Pl
     )
 
 
-def sources_table(promises: Sequence[Promise], fitted: SourceCalibrations) -> str:
-    """What sources promised at each place, as a Markdown table: how often, and on average promised,
-    worth by the fit, and right."""
+def sources_table(guesses: Sequence[SourceGuess], fitted: SourceCalibrations) -> str:
+    """What sources guessed at each place, as a Markdown table: how often, and on average the
+    confidence, the same by the fit, and the share that was right."""
     lines = [
-        "| source | mode | reply token | guesses | promised | fitted | right |",
+        "| source | mode | reply token | guesses | confidence | fitted | right |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     names = [*(str(begin + 1) for begin in POSITION_BEGINS[:3]), "4-8", "9+"]
@@ -173,18 +173,18 @@ def sources_table(promises: Sequence[Promise], fitted: SourceCalibrations) -> st
         for source, by_place in sorted(by_source.items()):
             for at, line in enumerate(by_place):
                 found = [
-                    promise
-                    for promise in promises
-                    if (promise.are_sampled, promise.source) == (are_sampled, source)
-                    and position_bucket(promise.position) == at
+                    guess
+                    for guess in guesses
+                    if (guess.are_sampled, guess.source) == (are_sampled, source)
+                    and position_bucket(guess.position) == at
                 ]
                 if found:
-                    promised = np.mean([promise.chance for promise in found])
-                    worth = np.mean([line.chance(promise.chance) for promise in found])
-                    right = np.mean([promise.right for promise in found])
+                    confidence = np.mean([guess.confidence for guess in found])
+                    fitted_chance = np.mean([line.chance(guess.confidence) for guess in found])
+                    right = np.mean([guess.right for guess in found])
                     mode = "sampled" if are_sampled else "greedy"
                     lines.append(
-                        f"| {source} | {mode} | {names[at]} | {len(found)} | {promised:.2f} "
-                        f"| {worth:.2f} | {right:.2f} |"
+                        f"| {source} | {mode} | {names[at]} | {len(found)} | {confidence:.2f} "
+                        f"| {fitted_chance:.2f} | {right:.2f} |"
                     )
     return "\n".join(lines)

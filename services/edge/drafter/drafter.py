@@ -80,7 +80,7 @@ class Drafter:
         """`learning`: what sessions learn from others. Raises ConfigError for an engine that cannot
         compute slices of one token."""
         if info.min_rows > 1:
-            raise ConfigError(f"the engine {info.name} takes no rounds of one token; use another")
+            raise ConfigError(f"the engine {info.name} takes no slices of one token; use another")
         self._info = info
         self._limits = limits
         self._calibration = calibration
@@ -159,7 +159,7 @@ class Drafter:
         scheduled = self._steps(now)
         scheduled += self._chunks(now, is_idle=not scheduled)
         if not scheduled:
-            scheduled = list(islice(self._alternatives(now), self._limits.max_rounds))
+            scheduled = list(islice(self._alternatives(now), self._limits.max_slices))
         if not scheduled:
             # Sessions that just found no blocks for the model go on with copies alone.
             for session in self._sessions.values():
@@ -203,7 +203,7 @@ class Drafter:
         ]
         ready.sort(key=lambda session: -session.main.survival())
         found = []
-        for session in ready[: self._limits.max_rounds]:
+        for session in ready[: self._limits.max_slices]:
             count = max(1, session.main.num_uncomputed)
             found.append(self._slice(session, session.main, count, now))
         return [scheduled for scheduled in found if scheduled is not None]

@@ -34,7 +34,7 @@ class DrafterLimits:
     """Drafts behind an alternative token."""
     min_branch: float = 0.2
     """Least probability that an alternative will be needed: it saves a step, and costs several."""
-    max_rounds: int = 16
+    max_slices: int = 16
     """Most sessions in one call of the model."""
     catch_up_tokens: int = 16
     """A session that lacks KV for more tokens than this is computed in chunks, as a prompt is."""

@@ -113,7 +113,7 @@ def _load(settings: DrafterSettings) -> DraftModel:
     config = EngineConfig(
         threads=settings.drafter.threads,
         pin_threads=False,
-        max_fixed_rows=settings.limits.max_rounds,
+        max_fixed_rows=settings.limits.max_slices,
         prepare_first=True,
         kv_bytes=settings.drafter.kv_bytes,
     )

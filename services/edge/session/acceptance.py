@@ -44,7 +44,7 @@ _LAST_LEARNING_RATE: Final = 0.01
 _RATE_HALVED_AFTER: Final = 20
 """Drafts after which the learning rate is half of the first."""
 _SLOPE_LEARNING_RATE: Final = 0.25
-"""Relative to the shift's: the slope's gradient is larger by the logit of the promise."""
+"""Relative to the shift's: the slope's gradient is larger by the logit of the confidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DraftOutcome:
     """The reply's token it was made for, counted from 0."""
     depth: int
     """Drafts of its chain before it, confirmed ones included."""
-    promise: float
+    confidence: float
     """The probability its source gave it, given that all before it are right."""
     right: bool
     first_wrong: bool = False
@@ -156,25 +156,25 @@ class Acceptance:
 
 class Calibration:
     """Online Platt scaling of the probabilities that one source gives its drafts: after each draft
-    shift and slope move along the gradient of its log loss. The order of promises is kept; text of
-    another kind is followed within some hundred drafts."""
+    shift and slope move along the gradient of its log loss. The order of confidences is kept;
+    text of another kind is followed within some hundred drafts."""
 
     def __init__(self, start: Platt | None = None) -> None:
-        """Without `start`, promises are taken at their word at first."""
+        """Without `start`, confidences are taken as they are at first."""
         self._line = start or Platt()
         self._num_seen = 0
 
-    def chance(self, promise: float) -> float:
-        """Probability that a draft of this promise is right, given that all before it are."""
-        return self._line.chance(promise)
+    def chance(self, confidence: float) -> float:
+        """Probability that a draft of this confidence is right, given that all before it are."""
+        return self._line.chance(confidence)
 
-    def observe(self, promise: float, right: bool) -> None:
-        """A draft of this promise was decided, all before it having been right."""
+    def observe(self, confidence: float, right: bool) -> None:
+        """A draft of this confidence was decided, all before it having been right."""
         decayed = _FIRST_LEARNING_RATE / (1 + self._num_seen / _RATE_HALVED_AFTER)
         rate = max(_LAST_LEARNING_RATE, decayed)
         self._num_seen += 1
-        x = logit(promise)
-        step = rate * (right - self._line.chance(promise))
+        x = logit(confidence)
+        step = rate * (right - self._line.chance(confidence))
         shift = min(max(self._line.shift + step, -MOST_SHIFT), MOST_SHIFT)
         slope = self._line.slope + step * x * _SLOPE_LEARNING_RATE
         self._line = Platt(shift, min(max(slope, LEAST_SLOPE), MOST_SLOPE))
@@ -195,14 +195,14 @@ class Calibrations:
         """Sources that have a calibration."""
         return tuple(self._by_source)
 
-    def chance(self, source: str, promise: float, position: int) -> float:
+    def chance(self, source: str, confidence: float, position: int) -> float:
         """Probability that a draft for position `position` of the reply is right, given that all
         before it are."""
-        return self._of(source, position).chance(promise)
+        return self._of(source, position).chance(confidence)
 
-    def observe(self, source: str, promise: float, position: int, right: bool) -> None:
+    def observe(self, source: str, confidence: float, position: int, right: bool) -> None:
         """Such a draft was decided, all before it having been right."""
-        self._of(source, position).observe(promise, right)
+        self._of(source, position).observe(confidence, right)
 
     def _of(self, source: str, position: int) -> Calibration:
         if source not in self._by_source and len(self._by_source) >= MAX_SOURCES:
@@ -231,7 +231,7 @@ class Averages:
         shared: SharedConditions | None = None,
     ) -> None:
         """`shipped`: calibrations before the first chat. Only the edge's own copies use them: the
-        drafter process has calibrated its promises already. `shared`: common to all groups."""
+        drafter process has calibrated its confidences already. `shared`: common to all groups."""
         own = None if shipped is None else shipped.only(CopyDrafter.SOURCE)
         self._shared = shared or SharedConditions()
         self.acceptance = Acceptance()

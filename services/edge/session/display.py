@@ -1,13 +1,13 @@
 """The text of a reply: what is final, which drafts are shown behind it as provisional text, and
 when that is retracted.
 
-Shown is the longest run of drafts whose estimated survival is at least theta, cut back to the end
-of a word; a line break, which moves all that follows, has to be likelier. Theta 0.5 shows what is
-more likely right than wrong, enough for a first word; 0.6 for what follows keeps the normalised
-erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is retracted at once.
-Retractions are limited by the generic cell rate algorithm (ITU-T I.371): one per
-`rewrite_interval_s` in the long run, `rewrite_burst` of them close together; beyond that nothing
-new is shown for a while.
+Shown is the longest run of drafts whose estimated survival is at least the threshold, cut back to
+the end of a word; a line break, which moves all that follows, has to be likelier. A threshold of
+0.5 shows what is more likely right than wrong, enough for a first word; 0.6 for what follows keeps
+the normalised erasure (Arivazhagan et al., IWSLT 2020) near 0.2. Text that proved wrong is
+retracted at once. Retractions are limited by the generic cell rate algorithm (ITU-T I.371): one
+per `rewrite_interval_s` in the long run, `rewrite_burst` of them close together; beyond that
+nothing new is shown for a while.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 class DisplayPolicy:
     """How likely drafts have to be to be shown, and how often text may be retracted."""
 
-    theta: float = 0.5
+    threshold: float = 0.5
     """Least estimated survival of what is shown."""
-    first_theta: float = 0.5
+    first_threshold: float = 0.5
     """The same for the reply's first `first_tokens`."""
     first_tokens: int = 4
     """If so many are likely but no word ends in them, they are shown without waiting for its end:
     in scripts that the vocabulary spells out, a token is half a letter."""
-    line_theta: float = 0.7
+    line_threshold: float = 0.7
     """Least estimated survival of a line break."""
     max_risk: float = 1.0
     """Most tokens of what is shown that may be expected to be wrong: bounds how much of a long
@@ -49,7 +49,7 @@ class DisplayPolicy:
     erasure: float = 0.15
     """Target of retracted tokens per final token."""
     caution: float = 0.05
-    """Added to theta for each retracted token above that target."""
+    """Added to the threshold for each retracted token above that target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,14 @@ class DisplayConfig:
     """How bold provisional text is: table `[edge.display]`."""
 
     preset: str = "balanced"
-    """"balanced" shows what is rather right than wrong (theta 0.6, first_theta 0.5), "shy" what is
-    likely (0.7), "eager" a reply's first tokens from 0.3 on and others from 0.4 on."""
-    theta: float | None = None
+    """"balanced" shows what is rather right than wrong (threshold 0.6, first_threshold 0.5),
+    "shy" what is likely (0.7), "eager" a reply's first tokens from 0.3 on and others from 0.4
+    on."""
+    threshold: float | None = None
     """Least estimated probability of text that is shown; None: as `preset` says."""
-    first_theta: float | None = None
+    first_threshold: float | None = None
     """The same for a reply's first `drafts.first_tokens`."""
-    line_theta: float = 0.7
+    line_threshold: float = 0.7
     """Least estimated probability of a line break that is shown."""
     rewrite_interval_ms: float = 150.0
     """Least time between two visible corrections, averaged over `rewrite_burst`."""
@@ -75,7 +76,7 @@ class DisplayConfig:
             raise ConfigError(
                 f"display.preset is {', '.join(DISPLAY_PRESETS)}, not {self.preset!r}"
             )
-        for name in ("theta", "first_theta", "line_theta"):
+        for name in ("threshold", "first_threshold", "line_threshold"):
             value = getattr(self, name)
             if value is not None and not 0.01 <= value <= 1.0:
                 raise ConfigError(f"display.{name} must be 0.01 to 1, not {value}")
@@ -90,10 +91,12 @@ class DisplayConfig:
         """The policy; `first_tokens` at the start of a reply have a threshold of their own."""
         preset = DISPLAY_PRESETS[self.preset]
         return DisplayPolicy(
-            theta=preset.theta if self.theta is None else self.theta,
-            first_theta=preset.first_theta if self.first_theta is None else self.first_theta,
+            threshold=preset.threshold if self.threshold is None else self.threshold,
+            first_threshold=preset.first_threshold
+            if self.first_threshold is None
+            else self.first_threshold,
             first_tokens=first_tokens,
-            line_theta=self.line_theta,
+            line_threshold=self.line_threshold,
             rewrite_interval_s=self.rewrite_interval_ms / 1000,
             rewrite_burst=self.rewrite_burst,
         )
@@ -103,8 +106,8 @@ class DisplayConfig:
 class DisplayThresholds:
     """Two fields of DisplayPolicy."""
 
-    first_theta: float
-    theta: float
+    first_threshold: float
+    threshold: float
 
 
 DISPLAY_PRESETS: Final[Mapping[str, DisplayThresholds]] = {
@@ -256,9 +259,9 @@ class Display:
         """Least survival of the reply's token `number`; a break that is shown already is no more
         than any other text."""
         policy = self._policy
-        theta = policy.first_theta if number < policy.first_tokens else policy.theta
-        theta += policy.caution * max(0.0, self._excess)
-        return max(theta, policy.line_theta) if breaks_line else theta
+        threshold = policy.first_threshold if number < policy.first_tokens else policy.threshold
+        threshold += policy.caution * max(0.0, self._excess)
+        return max(threshold, policy.line_threshold) if breaks_line else threshold
 
 
 def word_end(text: str, limit: int, final: bool) -> int:

@@ -66,7 +66,7 @@ class _Draft:
     survival: float
     """Counted from the last commit, of calibrated chances."""
     source: str
-    promise: float
+    confidence: float
     """The probability its source gave it, given that all before it are right."""
 
 
@@ -83,10 +83,12 @@ class DraftChain:
         limits: DraftLimits,
         stop_ids: frozenset[int],
         max_tokens: int,
-        chance: Callable[[str, float, int], float] = lambda source, promise, position: promise,
+        chance: Callable[[str, float, int], float] = lambda source, confidence, position: (
+            confidence
+        ),
     ) -> None:
         """`chance`: the calibrated probability of a draft given that those before it are right,
-        from its source, its promise and its position in the reply."""
+        from its source, its confidence and its position in the reply."""
         self._drafter = drafter
         self._limits = limits
         self._chance = chance
@@ -240,7 +242,7 @@ class DraftChain:
                     draft.source,
                     self.committed + index,
                     depth,
-                    draft.promise,
+                    draft.confidence,
                     right,
                     first_wrong=first_wrong,
                 )
@@ -256,19 +258,19 @@ class DraftChain:
 
     def _grow(self, room: int) -> Guess:
         survival = self._drafts[-1].survival if self._drafts else 1.0
-        guess, promised = self._drafter.draft_after(self.ids, room), 1.0
+        guess, before = self._drafter.draft_after(self.ids, room), 1.0
         self._has_ended = guess.ended
-        for token, promise, source in zip(
+        for token, raw_survival, source in zip(
             guess.ids[:room], guess.survival, guess.sources, strict=False
         ):
-            chance = promise / promised if promised else 0.0
+            confidence = raw_survival / before if before else 0.0
             position = self.committed + len(self._drafts)
-            survival *= self._chance(source, chance, position)
-            promised = promise
+            survival *= self._chance(source, confidence, position)
+            before = raw_survival
             if survival < self._limits.least(position):
                 self._has_ended = True
                 break
-            self._drafts.append(_Draft(token, survival, source, chance))
+            self._drafts.append(_Draft(token, survival, source, confidence))
             if token in self._stop_ids:
                 break
         return guess
@@ -282,6 +284,6 @@ class DraftChain:
         elif gone:
             given = gone[-1].survival
             self._drafts = [
-                _Draft(d.token, min(1.0, d.survival / given), d.source, d.promise)
+                _Draft(d.token, min(1.0, d.survival / given), d.source, d.confidence)
                 for d in self._drafts
             ]

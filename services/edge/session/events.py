@@ -38,7 +38,7 @@ class ReplicaPace:
     overload_level: int = 0
     echo: int = 0
     """`echo` of the newest SendDraft since the last commit; 0: there was none."""
-    held_s: float = 0.0
+    ack_delay_s: float = 0.0
     """Time from the arrival of that frame to this commit."""
 
 
@@ -166,7 +166,7 @@ class RegionOpened:
     """Most drafts of a session in one call of the model; 0: it did not say."""
     echo: int = 0
     """`echo` of OpenRegion; 0: it did not come back."""
-    held_s: float = 0.0
+    ack_delay_s: float = 0.0
     """Time from the arrival of OpenRegion to this answer."""
 
 

@@ -160,7 +160,7 @@ class ReplyFlow:
 
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica opened the session."""
-        self.controller.opened(opened.echo, opened.held_s, opened.max_drafts, now)
+        self.controller.opened(opened.echo, opened.ack_delay_s, opened.max_drafts, now)
 
     def lost(self, epoch: int | None = None) -> None:
         """The region has no drafts of this epoch or any before it; without `epoch`, none at all."""
@@ -203,7 +203,7 @@ class ReplyFlow:
         for outcome in resolved.outcomes:
             if outcome.decides:
                 self._calibrations.observe(
-                    outcome.source, outcome.promise, outcome.position, outcome.right
+                    outcome.source, outcome.confidence, outcome.position, outcome.right
                 )
         self.controller.committed(
             commit.pace,
@@ -254,8 +254,8 @@ class ReplyFlow:
             sent_tokens=counts.sent,
             checked_tokens=counts.checked,
             right_tokens=counts.right,
-            sending_rounds=counts.sending_rounds,
-            holding_rounds=counts.holding_rounds,
+            commits_with_uploads=counts.commits_with_uploads,
+            commits_without_uploads=counts.commits_without_uploads,
             switches=counts.switches,
             rtt_ms=(controller.round_trip.median_s or 0.0) * 1e3,
             commit_interval_ms=pace.interval_s * 1e3,

@@ -8,7 +8,7 @@ trip has passed, in which the replica went on: the chain has to be right for
 only to catch up, with t_s the replica's time per token and t_d the edge's; it does so with a chance
 of survival(J), for a constant acceptance a that is a^J. From there on it is ahead until its next
 miss. J and the law come from a model in whole calls, which this module evaluates: drafts that
-arrive while a call runs have to wait for the next, so the smooth formula would promise too much.
+arrive while a call runs have to wait for the next, so the smooth formula would predict too much.
 """
 
 from __future__ import annotations

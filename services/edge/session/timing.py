@@ -126,14 +126,14 @@ class RoundTrip:
             self._sent.popitem(last=False)
         return self._last_echo
 
-    def returned(self, echo: int, held_s: float, now: float) -> None:
+    def returned(self, echo: int, ack_delay_s: float, now: float) -> None:
         """A number came back; 0 and numbers that are not pending are ignored."""
         sent_at = self._sent.get(echo)
         if sent_at is None:
             return
         while self._sent and echo in self._sent:
             self._sent.popitem(last=False)  # frames before it were never answered
-        self._samples.append(max(0.0, now - sent_at - held_s))
+        self._samples.append(max(0.0, now - sent_at - ack_delay_s))
         self._detect_path_change()
 
     def _detect_path_change(self) -> None:

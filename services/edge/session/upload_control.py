@@ -58,7 +58,7 @@ class UploadPolicy:
     """Uploads begin when they are predicted to save at least this share of the time per token."""
     leave_gain: float = 0.05
     """Uploads end when the predicted saving falls below this share."""
-    dwell_rounds: int = 24
+    dwell_commits: int = 24
     """Fewest commits between two changes, unless the network path changes."""
     probe_every: int = 50
     """While uploads do not pay, drafts are uploaded after one commit in so many, to measure."""
@@ -74,8 +74,8 @@ class UploadCounts:
     sent: int = 0
     checked: int = 0
     right: int = 0
-    sending_rounds: int = 0
-    holding_rounds: int = 0
+    commits_with_uploads: int = 0
+    commits_without_uploads: int = 0
     switches: int = 0
 
 
@@ -163,9 +163,9 @@ class UploadController:
             **limits,
         )
 
-    def opened(self, echo: int, held_s: float, max_drafts: int, now: float) -> None:
+    def opened(self, echo: int, ack_delay_s: float, max_drafts: int, now: float) -> None:
         """The replica opened the session."""
-        self.round_trip.returned(echo, held_s, now)
+        self.round_trip.returned(echo, ack_delay_s, now)
         self._max_drafts = max_drafts
 
     def drafted(self, progress: DraftProgress) -> None:
@@ -183,12 +183,12 @@ class UploadController:
     ) -> None:
         """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call,
         `by_drafts`: some were right."""
-        self.round_trip.returned(pace.echo, pace.held_s, now)
+        self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
         self.pace.committed(pace, num_tokens, on_its_own=on_its_own, by_drafts=by_drafts)
         if self.mode is DraftMode.EDGE_DRAFTS:
-            self.counts.sending_rounds += 1
+            self.counts.commits_with_uploads += 1
         else:
-            self.counts.holding_rounds += 1
+            self.counts.commits_without_uploads += 1
         self._overloaded = pace.overload_level >= NO_DRAFTS
         self._review()
         self._probe()
@@ -202,10 +202,11 @@ class UploadController:
             self.counts.right += outcome.right
 
     def _decide_by_earlier_chats(self) -> None:
-        """Until there are figures of this chat; then it decides at once, without `dwell_rounds`."""
+        """Until there are figures of this chat; then it decides at once, before `dwell_commits`
+        commits."""
         self._predict()
         self._decide(self.predicted_gain)
-        self._since_change = self._policy.dwell_rounds
+        self._since_change = self._policy.dwell_commits
         self.counts.switches = 0
 
     def _review(self) -> None:
@@ -215,7 +216,7 @@ class UploadController:
         if is_new_path or self._since_change % _PREDICT_EVERY == 0:
             self._predict()
         self._move_lead(at_once=is_new_path)
-        if is_new_path or self._since_change >= self._policy.dwell_rounds:
+        if is_new_path or self._since_change >= self._policy.dwell_commits:
             self._decide(self.predicted_gain)
 
     def _predict(self) -> None:

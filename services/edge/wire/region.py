@@ -129,7 +129,7 @@ class RegionWire:
             vocabulary_digest=opened.vocabulary_digest,
             max_drafts=opened.max_drafts,
             echo=opened.echo,
-            held_s=_seconds(opened.held_ms),
+            ack_delay_s=_seconds(opened.ack_delay_ms),
         )
 
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
@@ -156,7 +156,7 @@ def _pace(pace: inference_pb2.Pace) -> ReplicaPace:
         max_lead=pace.max_lead,
         overload_level=pace.overload_level,
         echo=pace.echo,
-        held_s=_seconds(pace.held_ms),
+        ack_delay_s=_seconds(pace.ack_delay_ms),
     )
 
 

@@ -242,7 +242,7 @@ class InstancePlacement:
     def _observe(self, event: Finished) -> None:
         completion_tokens = event.usage.completion_tokens
         if completion_tokens:
-            self._forecast.observe_stay(event.timings.total_ms - event.timings.queue_ms)
+            self._forecast.observe_service(event.timings.total_ms - event.timings.queue_ms)
         if event.reason in _COMPLETE:
             self._reply_tokens += _SMOOTHING * (completion_tokens - self._reply_tokens)
 

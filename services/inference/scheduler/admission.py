@@ -26,7 +26,7 @@ _MAX_RETRY_DELAY_MS = 30_000
 _LEAST_SHARE = 0.5
 """A deadline counts as out of reach if it comes before this share of the time predicted for a
 session alone on the machine."""
-_STAY_SMOOTHING = 0.1
+_SERVICE_SMOOTHING = 0.1
 _LEVEL_HOLD_S = 1.0
 """An overload level is left only after the pressure has been below it for this long."""
 _LEVEL_RELEASE = 0.7
@@ -94,27 +94,27 @@ def queue_ahead(queues: SessionQueues, priority: Priority, rank: tuple[float, in
 
 
 class Forecast:
-    """Learns how long sessions stay, and predicts when new ones have their first token."""
+    """Learns the service time of sessions, and predicts when new ones have their first token."""
 
     def __init__(self, limits: SchedulerLimits, cost: CostModel) -> None:
         self._limits = limits
         self._cost = cost
-        self.stay_ms = 0.0
-        """Mean time from a session's admission to its end; 0.0 before any ended."""
+        self.service_ms = 0.0
+        """Mean service time: from a session's admission to its end; 0.0 before any ended."""
 
-    def observe_stay(self, stay_ms: float) -> None:
+    def observe_service(self, service_ms: float) -> None:
         """A session ended that had been admitted this long ago."""
-        first = self.stay_ms == 0.0
-        self.stay_ms += (stay_ms - self.stay_ms) * (1.0 if first else _STAY_SMOOTHING)
+        first = self.service_ms == 0.0
+        self.service_ms += (service_ms - self.service_ms) * (1.0 if first else _SERVICE_SMOOTHING)
 
     def ttft_ms(self, num_tokens: int, ahead: QueueAhead) -> float:
         """Time to the first token of a session that has num_tokens to compute.
 
-        Places come free one by one, spread over a session's stay; before any session ended they
-        cost nothing. The prompts ahead are computed in the same time.
+        Places come free one by one, spread over a session's service time; before any session ended
+        they cost nothing. The prompts ahead are computed in the same time.
         """
         excess = max(0, ahead.num_sessions + 1 - ahead.num_free_places)
-        place_ms = excess * self.stay_ms / self._limits.max_sessions
+        place_ms = excess * self.service_ms / self._limits.max_sessions
         ahead_ms = self._prefill_ms(ahead.prompt_tokens, ahead.num_replying)
         return max(place_ms, ahead_ms) + self._prefill_ms(num_tokens, ahead.num_replying)
 

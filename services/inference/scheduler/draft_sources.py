@@ -264,8 +264,8 @@ class DraftSources:
         """At most max_tokens drafts, as long as they are at least this likely to survive.
 
         Either the edge's chain, continued by the suffix drafter, or the suffix drafter's own drafts
-        if these promise more tokens: a chain of bad drafts costs nothing where the text repeats
-        itself.
+        if more of these are expected to be accepted: a chain of bad drafts costs nothing where the
+        text repeats itself.
         """
         self._was_asked = ask_drafter
         edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()

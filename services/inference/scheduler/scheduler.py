@@ -277,7 +277,7 @@ class Scheduler:
 
     def _finish(self, session: Session, reason: FinishReason, now: float) -> Finished:
         if session.num_reply and session.state is not SessionState.WAITING:
-            self._admission.forecast.observe_stay(session.stay_ms(now))
+            self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
         return Finished(
             session_id=session.session_id,
@@ -309,7 +309,7 @@ class Scheduler:
             overload_level=self._admission.level,
             low=self._class_load(Priority.LOW),
             medium=self._class_load(Priority.MEDIUM),
-            stay_ms=self._admission.forecast.stay_ms,
+            service_ms=self._admission.forecast.service_ms,
         )
 
     def _class_load(self, priority: Priority) -> ClassLoad:

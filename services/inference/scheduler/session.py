@@ -294,7 +294,7 @@ class Session:
         """When its first token was committed here; infinity until then."""
         return self._times.first_commit_at
 
-    def stay_ms(self, now: float) -> float:
+    def service_ms(self, now: float) -> float:
         """Since it was first admitted; 0 before."""
         return max(0.0, now - self._times.admitted_at) * 1e3
 

@@ -146,8 +146,8 @@ class Load:
     low: ClassLoad = ClassLoad()
     """LOW sessions: MEDIUM and HIGH ones are served before them."""
     medium: ClassLoad = ClassLoad()
-    stay_ms: float = 0.0
-    """Mean time from a session's admission to its end; 0: none has ended yet."""
+    service_ms: float = 0.0
+    """Mean service time: from a session's admission to its end; 0: none has ended yet."""
 
 
 def total_load(loads: Sequence[Load]) -> Load:
@@ -172,7 +172,7 @@ def total_load(loads: Sequence[Load]) -> Load:
         num_instances=sum(load.num_instances for load in loads),
         low=_total_class_load(load.low for load in loads),
         medium=_total_class_load(load.medium for load in loads),
-        stay_ms=sum(load.stay_ms for load in loads) / count,
+        service_ms=sum(load.service_ms for load in loads) / count,
     )
 
 

@@ -88,7 +88,7 @@ class Echo:
         """Return it in `frame`, with the time since it came."""
         if self.number:
             frame.echo = self.number
-            frame.held_ms = (now - self.came_at) * 1e3
+            frame.ack_delay_ms = (now - self.came_at) * 1e3
 
 
 NO_ECHO = Echo()
@@ -275,7 +275,7 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         num_instances=load.num_instances,
         low=inference_pb2.ClassLoad(**asdict(load.low)),
         medium=inference_pb2.ClassLoad(**asdict(load.medium)),
-        stay_ms=load.stay_ms,
+        service_ms=load.service_ms,
         queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
         refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
     )

@@ -217,9 +217,9 @@ class Registry:
         self._replicas[name].release(session)
         self.changed.add(name)
 
-    def opened(self, name: str, session: int, held_ms: float, now: float) -> None:
-        """It answered a session's open after `held_ms`; 0: not reported."""
-        self._replicas[name].opened(session, held_ms, now)
+    def opened(self, name: str, session: int, ack_delay_ms: float, now: float) -> None:
+        """It answered a session's open after `ack_delay_ms`; 0: not reported."""
+        self._replicas[name].opened(session, ack_delay_ms, now)
         self.changed.add(name)
 
     def was_late(self) -> None:

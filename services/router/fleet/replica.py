@@ -96,8 +96,8 @@ class ReplicaLoad:
     """What of the above is of LOW sessions; new sessions of higher classes are served before."""
     medium: ClassLoad = _NO_LOAD
     """What of the above is of MEDIUM sessions."""
-    stay_ms: float = 0.0
-    """Mean time for which a session keeps its place; 0: not reported."""
+    service_ms: float = 0.0
+    """Mean service time of a session; 0: not reported."""
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own
@@ -179,18 +179,25 @@ class Replica:
         limits = self.model.prefill_limits if self.model else None
         return limits.max_chunk_tokens if limits else CHUNK_TOKENS
 
+    @property
+    def longest_call_ms(self) -> float:
+        """Duration of an engine call of as many prompt tokens as it takes at most, by the cost that
+        it reports; 0 before its first report."""
+        load = self.load or ReplicaLoad()
+        return load.fixed_ms + load.row_ms * self.max_chunk_tokens
+
     def place(self, session: int, now: float) -> None:
         """A session was sent to it."""
         self.sessions.add(session)
         self._sent_at[session] = now
         self.health.begin_session(session)
 
-    def opened(self, session: int, held_ms: float, now: float) -> None:
-        """It answered the open after holding it for `held_ms` (0: not reported); the rest was the
+    def opened(self, session: int, ack_delay_ms: float, now: float) -> None:
+        """It answered the open `ack_delay_ms` after it came (0: not reported); the rest was the
         round trip (RFC 9002, section 5.3). Only the first answer to an open counts."""
         sent_at = self._sent_at.pop(session, None)
-        if sent_at is not None and held_ms > 0.0:
-            rtt_ms = (now - sent_at) * 1000.0 - held_ms
+        if sent_at is not None and ack_delay_ms > 0.0:
+            rtt_ms = (now - sent_at) * 1000.0 - ack_delay_ms
             if rtt_ms > 0.0:  # the clocks of the two machines may differ in rate
                 self.rtt.add(rtt_ms)
 

@@ -265,8 +265,8 @@ class ReplicaTable:
         self.num_excess[:, row] = [max(0, count + 1 - limit) for count in num_sessions]
         self.drained_ms[:, row] = [at * 1000.0 for at in unreported.drained_at]
         row_ms, call_ms = self._compute_call_cost(row, load, min(num_sessions[0], limit))
-        # One place comes free in a `limit`-th of the time for which a session keeps its place.
-        self.columns["place_ms"][row] = (load.stay_ms or REPLY_TOKENS * call_ms) / limit
+        # One place comes free in a `limit`-th of the time that serving a session takes.
+        self.columns["place_ms"][row] = (load.service_ms or REPLY_TOKENS * call_ms) / limit
         max_chunk = int(self.columns["max_chunk_tokens"][row])
         self.queue_ms[:, row] = [
             count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
-from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
 from services.router.relay.sessions import SessionInput, SessionState
 
@@ -142,10 +141,8 @@ class ReplicaMonitor:
 
     def _hung(self, stream: int, name: str, now: float) -> list[Departure]:
         replica = self._registry[name]
-        load = replica.load or ReplicaLoad()
         is_suspect = replica.state is PeerState.SUSPECT  # it does not report either
-        longest_call_ms = load.fixed_ms + load.row_ms * replica.max_chunk_tokens
-        limit_s = self._hangs.limit_s(0.0 if is_suspect else longest_call_ms)
+        limit_s = self._hangs.limit_s(0.0 if is_suspect else replica.longest_call_ms)
         if not self._hangs.is_silent(stream, limit_s, now):
             return []
         sessions = [

@@ -240,8 +240,8 @@ class Switch:
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
         else:
-            held_ms = frame.opened.held_ms
-            self._registry.opened(session.replica, session.router_session_id, held_ms, now)
+            ack_delay_ms = frame.opened.ack_delay_ms
+            self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
             if not self._table.announce(session):
                 response = Down(frame=frames.session_moved(frame.opened, session))
         self._advance(session, event, now, down=response)

@@ -246,7 +246,7 @@ async def watch_load(
             overload_level=report.overload_level,
             low=_class_load(report.low),
             medium=_class_load(report.medium),
-            stay_ms=_cost_ms(report.stay_ms),
+            service_ms=_cost_ms(report.service_ms),
             queues_low=report.queues_low,
             refuses_sessions=report.refuses_sessions,
         )

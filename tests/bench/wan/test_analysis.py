@@ -26,8 +26,8 @@ from bench.wan.plan import (
     PLAIN,
     QUICK,
     REGION_DRAFTER,
-    ROUNDS,
     SCHEMES,
+    STOP_AND_WAIT_EDGE,
     STREAM,
     Cell,
     Scheme,
@@ -59,7 +59,7 @@ def sample(first_ms: float, token_ms: float, count: int = 11, visible_ms: float 
 
 def token_ms(scheme: Scheme, rtt_ms: float) -> float:
     """Rounds pay the RTT every other token; ours is a quarter faster than plain streaming."""
-    if scheme in (ROUNDS, STREAM):
+    if scheme in (STOP_AND_WAIT_EDGE, STREAM):
         return (STEP_MS + rtt_ms) / 2
     return STEP_MS / 1.25 if scheme == OURS else STEP_MS
 
@@ -103,7 +103,7 @@ def test_a_chat_is_read_as_its_reader_sees_it() -> None:
     assert seen.ahead == ((20.0, 3), (10.0, 3), (30.0, 3))
     assert seen.provisional_chars == 13
     assert seen.word == Word(10.0, 30.0, 50.0, is_early=True, is_right=False)
-    assert (seen.whole_ms, seen.token_ms, seen.num_rounds) == (70.0, 10.0, 1)
+    assert (seen.whole_ms, seen.token_ms, seen.num_later_commits) == (70.0, 10.0, 1)
 
 
 def test_a_reply_that_came_at_once_has_no_pace() -> None:
@@ -138,7 +138,7 @@ def test_schemes_are_compared_chat_by_chat() -> None:
     assert results.rtts_ms() == list(RTTS_MS)
     far = Selection(100.0, 1)
     assert results.pace_ratios(OURS, far) == pytest.approx([1.25])
-    assert results.pace_ratios(ROUNDS, far) == pytest.approx([20 / 60])
+    assert results.pace_ratios(STOP_AND_WAIT_EDGE, far) == pytest.approx([20 / 60])
     assert results.pace_ratios(OURS, Selection(sessions=4)) == pytest.approx([1.25] * 2)
     assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
     assert results.step_ms(Selection(0.0)) == pytest.approx(20.0)
@@ -194,19 +194,21 @@ def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[s
     record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
     paces = next(t for t in record["tables"] if t["title"].startswith("Pace of committed tokens"))
     rows = {row[0]: row[1:] for row in paces["rows"]}
-    assert rows[ROUNDS.name][2].startswith("0.333")
+    assert rows[STOP_AND_WAIT_EDGE.name][2].startswith("0.333")
 
 
 def test_break_even_where_theory_and_line_agree() -> None:
     model = model_of(Results(batches()))
-    assert model.measured_ms[ROUNDS.name, PLAIN.name] == pytest.approx(100 * 1 / (2 - 1 / 3))
+    assert model.measured_ms[STOP_AND_WAIT_EDGE.name, PLAIN.name] == pytest.approx(
+        100 * 1 / (2 - 1 / 3)
+    )
     assert model.measured_ms[OURS.name, PLAIN.name] == 100.0
     assert (model.t_s, model.t_v) == pytest.approx((20.0, 30.0))
 
 
 def test_the_formulas_of_the_papers() -> None:
     # alpha .8, k 4: E = (1 - .8^5) / .2
-    assert analysis.rounds_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(
+    assert analysis.stop_and_wait_break_even_ms(3.3616, 4, 30, 30 * 1.08, 5) == pytest.approx(
         48.4, abs=0.1
     )
     assert analysis.chain_break_even_ms(0.2, 30, 30, 5) == pytest.approx(90)
@@ -299,7 +301,7 @@ def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path
     add_tables(run, results, measured, model, exact)
     run.figures.update(figures_of(results, measured, model, exact))
     keep_samples(run, results)
-    keep_settings(run, size, Links(client_rtt_ms=10.0), measured, ["edge.display.theta=0.5"])
+    keep_settings(run, size, Links(client_rtt_ms=10.0), measured, ["edge.display.threshold=0.5"])
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan -->\n<!-- /bench:wan -->", tmp_path)
     assert all(table.title in page for table in run.tables)

@@ -13,14 +13,14 @@ from bench.wan.testbed import RegionEngine
 
 
 def test_all_combinations_of_the_values_are_settings() -> None:
-    assert frontier.combinations(["display.theta=0.4,0.5", "display.line_theta=0.7"]) == {
-        "display.theta 0.4, display.line_theta 0.7": {
-            "display.theta": 0.4,
-            "display.line_theta": 0.7,
+    assert frontier.combinations(["display.threshold=0.4,0.5", "display.line_threshold=0.7"]) == {
+        "display.threshold 0.4, display.line_threshold 0.7": {
+            "display.threshold": 0.4,
+            "display.line_threshold": 0.7,
         },
-        "display.theta 0.5, display.line_theta 0.7": {
-            "display.theta": 0.5,
-            "display.line_theta": 0.7,
+        "display.threshold 0.5, display.line_threshold 0.7": {
+            "display.threshold": 0.5,
+            "display.line_threshold": 0.7,
         },
     }
 
@@ -36,7 +36,7 @@ async def test_every_setting_is_asked_the_tuning_prompts(monkeypatch: pytest.Mon
     monkeypatch.setattr(frontier, "load_prompts", watched)
     monkeypatch.setattr(frontier, "_MAX_TOKENS", 4)
     cores = os.sched_getaffinity(0)
-    settings = frontier.combinations(["display.theta=0.4,0.6"])
+    settings = frontier.combinations(["display.threshold=0.4,0.6"])
     try:
         chats = await frontier.ask_all(
             settings, 1, Links(client_rtt_ms=4.0), ["drafter.model=none"], RegionEngine("fake")

@@ -55,7 +55,7 @@ class Region:
     def call(self) -> list[Verdict]:
         """The next call, if somebody asked."""
         parts: list[ScheduledSession] = self.verifier.decide()
-        rows = self.engine.step([part.round for part in parts]) if parts else []
+        rows = self.engine.step([part.slice for part in parts]) if parts else []
         return self.verifier.apply(parts, rows)
 
 
@@ -180,7 +180,7 @@ async def test_replies_are_exact(policy: WaitingPolicy, sampling: SamplingParams
     assert got.num_restarts <= len(got.commits)
 
 
-async def test_stop_and_wait_pays_the_round_trip_every_round() -> None:
+async def test_stop_and_wait_pays_the_round_trip_every_exchange() -> None:
     async with asking(delay_ms=10) as client:
         got = await reply(client, GREEDY, STOP_AND_WAIT, SuffixSource(PROMPT))
     assert tuple(got.ids) == truth(PROMPT, GREEDY)

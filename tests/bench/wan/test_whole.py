@@ -11,7 +11,7 @@ from bench.wan.analysis import figures_of, model_of
 from bench.wan.draft_source import Sources
 from bench.wan.measure import Links, measure
 from bench.wan.meter import tree
-from bench.wan.plan import ROUNDS, SCHEMES, CellGroup, Size
+from bench.wan.plan import SCHEMES, STOP_AND_WAIT_EDGE, CellGroup, Size
 from bench.wan.results import Results, Selection
 from bench.wan.samples import Sample
 from bench.wan.testbed import RegionEngine, running_testbed
@@ -51,7 +51,7 @@ async def test_every_scheme_gives_the_same_replies_and_pays_the_distance(
     for scheme in SCHEMES:
         assert all(s.committed_ms >= 50 for s in results.samples(scheme, Selection(40.0)))
         assert all(s.committed_ms >= 10 for s in results.samples(scheme, Selection(0.0)))
-    assert all(gap_ms(s) >= 40 for s in results.samples(ROUNDS, Selection(40.0)))
+    assert all(gap_ms(s) >= 40 for s in results.samples(STOP_AND_WAIT_EDGE, Selection(40.0)))
     assert all(batch.up.num_bytes > 0 < batch.down.num_bytes for batch in measured.batches)
     with_words = [s for batch in measured.batches for s in batch.samples if s.num_chars]
     assert with_words and all(s.word is not None for s in with_words)

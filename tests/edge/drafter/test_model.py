@@ -191,7 +191,7 @@ async def test_a_stranger_is_neither_shown_nor_drafted_what_another_was_told(
     vocabulary: Vocabulary, tmp_path: Path, draft_file: Path
 ) -> None:
     letter = "Dear Miriam, your blood test was positive."
-    display = DisplayConfig(preset="eager", theta=0.01, first_theta=0.01)
+    display = DisplayConfig(preset="eager", threshold=0.01, first_threshold=0.01)
     config = {"display": display, "uploads": "always"}
     async with drafting(
         vocabulary, tmp_path, str(draft_file), DrafterState.READY, **config

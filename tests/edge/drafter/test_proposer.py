@@ -108,7 +108,7 @@ def test_a_sampled_choice_is_as_sure_as_its_lead() -> None:
     assert num_same >= 36
 
 
-def test_a_certain_row_needs_no_second_guess() -> None:
+def test_a_certain_row_needs_no_alternative() -> None:
     row = np.zeros(len(HEAD), np.float32)
     row[3] = 50.0
     sure = Proposer(SamplingParams(), SIZE, (), DraftCalibration())

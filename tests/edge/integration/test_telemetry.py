@@ -59,7 +59,7 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
         assert float(lines["outrider_edge_open_chats"]) == 0
         assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts"}']) == 2
         assert float(lines['outrider_edge_drafts_total{fate="drafted"}']) >= stats.sent_tokens
-        assert float(lines['outrider_edge_rounds_total{drafts="sent"}']) >= 1
+        assert float(lines['outrider_edge_commits_total{uploads="on"}']) >= 1
         assert float(lines["outrider_edge_shown_tokens_total"]) == stats.shown_tokens
         assert float(lines["outrider_edge_erased_tokens_total"]) == stats.erased_tokens
         assert float(lines["outrider_edge_erased_chars_total"]) == result.erased_chars

@@ -89,7 +89,7 @@ async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> N
         await mesh.settled()
 
 
-async def test_an_edge_that_does_not_compute_ahead_says_nothing(
+async def test_an_edge_that_does_not_prefill_says_nothing(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     for settings in ({"min_prefill_tokens": 0}, {"trust": "chat"}):

@@ -82,7 +82,7 @@ def test_a_question_behind_a_long_prompt_does_not_wait_for_it(
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_datagram_that_cannot_be_looked_at_holds_up_nobody(
+def test_a_malformed_datagram_holds_up_nobody(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     reported: list[BaseException] = []

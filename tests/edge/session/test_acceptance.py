@@ -1,4 +1,4 @@
-"""Acceptance by source and depth, and what promises are worth."""
+"""Acceptance by source and depth, and how far their confidence is right."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from services.edge.session.draft_sources import CopyDrafter
 from services.edge.session.speedup_model import SessionConditions
 
 
-def outcome(depth: int, right: bool, source: str = "model", promise: float = 0.8) -> DraftOutcome:
-    return DraftOutcome(source, depth, depth, promise, right, first_wrong=not right)
+def outcome(
+    depth: int, right: bool, source: str = "model", confidence: float = 0.8
+) -> DraftOutcome:
+    return DraftOutcome(source, depth, depth, confidence, right, first_wrong=not right)
 
 
 def test_depths_have_buckets() -> None:
@@ -119,36 +121,36 @@ def test_groups_share_what_the_region_is_like_and_nothing_that_follows_from_word
     assert len(known) == 2, "the group not asked for longest is forgotten"
 
 
-def after(kept: Callable[[float], float], count: int = 2000) -> Calibration:
-    """After drafts of even promises, of which a share `kept(promise)` was right."""
+def after(share: Callable[[float], float], count: int = 2000) -> Calibration:
+    """After drafts of evenly spread confidence, of which a share `share(confidence)` was right."""
     calibration, rng = Calibration(), Random(3)
     for _ in range(count):
-        promise = rng.uniform(0.05, 0.99)
-        calibration.observe(promise, rng.random() < kept(promise))
+        confidence = rng.uniform(0.05, 0.99)
+        calibration.observe(confidence, rng.random() < share(confidence))
     return calibration
 
 
-@pytest.mark.parametrize("promise", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_what_is_kept_is_believed(promise: float) -> None:
-    assert Calibration().chance(promise) == pytest.approx(promise)
-    assert after(lambda p: p).chance(promise) == pytest.approx(promise, abs=0.08)
-    assert after(lambda p: p * p).chance(promise) == pytest.approx(promise**2, abs=0.1)
-    assert after(lambda p: 0.5 + p / 2).chance(promise) == pytest.approx(
-        0.5 + promise / 2, abs=0.15
+@pytest.mark.parametrize("confidence", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_calibration_follows_the_share_that_was_right(confidence: float) -> None:
+    assert Calibration().chance(confidence) == pytest.approx(confidence)
+    assert after(lambda p: p).chance(confidence) == pytest.approx(confidence, abs=0.08)
+    assert after(lambda p: p * p).chance(confidence) == pytest.approx(confidence**2, abs=0.1)
+    assert after(lambda p: 0.5 + p / 2).chance(confidence) == pytest.approx(
+        0.5 + confidence / 2, abs=0.15
     )
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=200))
-def test_the_order_of_promises_stays(seen: list[tuple[float, bool]]) -> None:
+def test_the_order_of_confidences_stays(seen: list[tuple[float, bool]]) -> None:
     calibration = Calibration()
-    for promise, right in seen:
-        calibration.observe(promise, right)
+    for confidence, right in seen:
+        calibration.observe(confidence, right)
     chances = [calibration.chance(n / 20) for n in range(21)]
     assert chances == sorted(chances)
     assert all(0 < chance < 1 for chance in chances)
 
 
-def test_promises_that_are_not_kept_are_worth_less() -> None:
+def test_overconfidence_is_corrected() -> None:
     calibrations, rng = Calibrations(are_sampled=False), Random(1)
     for _ in range(600):
         calibrations.observe("loud", 0.9, 0, rng.random() < 0.3)

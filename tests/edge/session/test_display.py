@@ -68,7 +68,7 @@ def test_a_reply_may_begin_inside_a_word_that_is_long_in_coming() -> None:
 
 
 def test_the_first_tokens_may_have_a_threshold_of_their_own() -> None:
-    bold = DisplayPolicy(first_tokens=2, first_theta=0.3, max_risk=9.0)
+    bold = DisplayPolicy(first_tokens=2, first_threshold=0.3, max_risk=9.0)
     pieces = ((" the", 0.4), (" cat", 0.3), (" sat", 0.29), (" on", 0.28))
     shown = Display(bold).show(draft_text(*pieces, base=0), 0.0)
     assert shown == Provisional(0, 0, " the cat", 0.3)

@@ -132,7 +132,7 @@ def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:
     assert [type(action) for action in chat.handle(Tick(), at)] == [OpenRegion]
 
 
-def test_time_for_which_this_edge_stood_still_is_no_time_to_give_up() -> None:
+def test_time_for_which_this_edge_stalled_is_no_time_to_give_up() -> None:
     chat = in_state(SessionState.STREAMING)
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
     opened(chat, LOST, 1.0)

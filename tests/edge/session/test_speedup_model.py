@@ -94,7 +94,7 @@ def test_the_lead_is_what_is_on_its_way_and_one_calls_worth() -> None:
     rates=st.lists(st.floats(0, 1), min_size=1, max_size=30),
 )
 @example(0.0, 2.225e-311, 0.125, 0.0, 1.0, 1, [1.0]).via("drafts in no time at all")
-def test_nobody_is_promised_to_wait_longer(
+def test_nobody_is_predicted_to_wait_longer(
     rtt_s: float,
     draft_s: float,
     interval_s: float,

@@ -10,14 +10,14 @@ from services.edge.session.events import ReplicaPace
 from services.edge.session.timing import OwnTokensAverage, PaceTracker, RoundTrip
 
 
-def trip(path: RoundTrip, rtt_s: float, now: float = 0.0, held_s: float = 0.0) -> None:
-    path.returned(path.next_echo(now), held_s, now + rtt_s + held_s)
+def trip(path: RoundTrip, rtt_s: float, now: float = 0.0, ack_delay_s: float = 0.0) -> None:
+    path.returned(path.next_echo(now), ack_delay_s, now + rtt_s + ack_delay_s)
 
 
 def test_what_the_far_end_held_is_not_the_network() -> None:
     path = RoundTrip()
     assert path.median_s is None
-    trip(path, 0.1, held_s=0.5)
+    trip(path, 0.1, ack_delay_s=0.5)
     trip(path, 0.3)
     trip(path, 0.2)
     assert path.median_s == pytest.approx(0.2)

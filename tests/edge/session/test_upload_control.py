@@ -82,7 +82,10 @@ def test_drafts_that_are_wrong_end_it_and_right_ones_begin_it_again() -> None:
     # Not before enough was seen.
     assert modes == [DraftMode.EDGE_DRAFTS, DraftMode.DISPLAY_ONLY, DraftMode.EDGE_DRAFTS]
     assert chat.controller.counts.switches == 2
-    assert chat.controller.counts.sending_rounds + chat.controller.counts.holding_rounds == 324
+    assert (
+        chat.controller.counts.commits_with_uploads + chat.controller.counts.commits_without_uploads
+        == 324
+    )
 
 
 def test_between_the_bounds_it_stays_what_it_is() -> None:

@@ -109,12 +109,17 @@ def test_numbers_go_up_and_come_back() -> None:
     wire = fresh()
     assert wire.open(OpenRegion(request(), (1,), 0, echo=3), ("", "")).open.echo == 3
     assert wire.draft(SendDraft(0, 0, (7,), echo=4)).draft.echo == 4
-    opened = inference_pb2.SessionOpened(echo=3, held_ms=250, max_drafts=8)
+    opened = inference_pb2.SessionOpened(echo=3, ack_delay_ms=250, max_drafts=8)
     got = wire.read(inference_pb2.SessionDown(opened=opened))
     assert isinstance(got, RegionOpened)
-    assert (got.echo, got.held_s, got.max_drafts) == (3, 0.25, 8)
+    assert (got.echo, got.ack_delay_s, got.max_drafts) == (3, 0.25, 8)
     pace = inference_pb2.Pace(
-        commit_interval_ms=30, row_ms=2, ready_sessions=5, echo=4, held_ms=12.5, overload_level=2
+        commit_interval_ms=30,
+        row_ms=2,
+        ready_sessions=5,
+        echo=4,
+        ack_delay_ms=12.5,
+        overload_level=2,
     )
     commit = inference_pb2.Commit(accepted=1, upto=1, pace=pace)
     assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
@@ -123,13 +128,13 @@ def test_numbers_go_up_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "held_ms"])
+@pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "ack_delay_ms"])
 def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
     commit = inference_pb2.Commit(accepted=1, upto=1)
     setattr(commit.pace, field, ms)
     with pytest.raises(MalformedFrameError, match="time"):
         fresh().read(inference_pb2.SessionDown(commit=commit))
-    opened = inference_pb2.SessionOpened(held_ms=ms)
+    opened = inference_pb2.SessionOpened(ack_delay_ms=ms)
     with pytest.raises(MalformedFrameError, match="time"):
         fresh().read(inference_pb2.SessionDown(opened=opened))
 

@@ -71,7 +71,7 @@ def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
 
 
 @given(st.lists(slices(), min_size=1, max_size=8))
-def test_asked_rows_are_each_rounds_last(parts: list[SequenceSlice]) -> None:
+def test_asked_rows_are_each_slices_last(parts: list[SequenceSlice]) -> None:
     inputs = lay_out(parts)
     rows = inputs["logit_rows"]
     expected = np.concatenate(

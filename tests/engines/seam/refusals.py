@@ -23,7 +23,7 @@ from tests.engines.seam.driving import (
 class RefusalContract:
     """See EngineContract for the fixtures."""
 
-    def test_bad_rounds_are_refused(self, engine: Engine) -> None:
+    def test_bad_slices_are_refused(self, engine: Engine) -> None:
         ids, blocks, info = random_ids(engine, 40), table(engine, 40), engine.info
         with opened(engine, ids) as (sequence,):
             for past, tokens, own, rows, words in [

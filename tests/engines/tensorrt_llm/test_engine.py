@@ -34,7 +34,7 @@ class TestTensorRtLlmEngine(EngineContract):
         return make_engine()[0]
 
 
-def test_a_round_is_one_request_with_one_candidate_when_greedy() -> None:
+def test_a_slice_is_one_request_with_one_candidate_when_greedy() -> None:
     engine, llm = make_engine(num_candidates=20)
     ids, blocks = random_ids(engine, 40), table(engine, 60)
     engine.open(1, ids[:30], b"tenant", num_candidates=1)
@@ -145,7 +145,7 @@ def test_new_text_brings_the_drafts_back() -> None:
     assert lengths[2:] == [4] * 38
 
 
-def test_a_prefill_chunk_is_waited_for_in_the_next_round() -> None:
+def test_a_prefill_chunk_is_waited_for_in_the_next_call() -> None:
     engine, llm = make_engine()
     ids, blocks = random_ids(engine, 60), table(engine, 60)
     with opened(engine, ids) as (sequence,):

@@ -111,7 +111,7 @@ def test_drafts_get_the_rows_of_plain_decoding(engine: TensorRtLlmEngine, num_dr
     assert np.abs(rows.logits[:, 0] - plain.logits[:, 0]).max() < _NEAR_TIE
 
 
-def test_a_repeated_round_has_its_first_row(engine: TensorRtLlmEngine) -> None:
+def test_a_repeated_call_has_its_first_row(engine: TensorRtLlmEngine) -> None:
     ids, blocks = random_ids(engine, 80, 5), table(engine, 80)
     with opened(engine, ids) as (sequence,):
         engine.step([SequenceSlice(sequence, ids[:60], 0, blocks, 0)])

@@ -53,8 +53,8 @@ def committed(session: int) -> Committed:
     return Committed(session, 0, 0, 0, (7,), 10.0, 1.2)
 
 
-def finished(session: int, num_reply: int = 100, stay_ms: float = 1000.0) -> Finished:
-    usage, timings = Usage(40, 0, num_reply, 0, 0), Timings(0.0, 10.0, 10.0, stay_ms)
+def finished(session: int, num_reply: int = 100, service_ms: float = 1000.0) -> Finished:
+    usage, timings = Usage(40, 0, num_reply, 0, 0), Timings(0.0, 10.0, 10.0, service_ms)
     return Finished(session, FinishReason.LENGTH, num_reply, usage, timings)
 
 
@@ -148,7 +148,7 @@ def test_lower_classes_are_no_queue_for_a_higher_one() -> None:
 def test_a_full_instance_costs_the_wait_for_a_place() -> None:
     it, prompt = placement(), tuple(range(3, 203))
     it.place(request(90))
-    it.take(finished(90, stay_ms=60_000.0))
+    it.take(finished(90, service_ms=60_000.0))
     it.report(0, IDLE, stored(prompt))
     places = [it.place(request(n, prompt, max_tokens=1)) for n in range(5)]
     assert places == [0, 0, 0, 0, 1]
@@ -198,7 +198,10 @@ def test_the_replica_reports_sums_and_the_cost_of_one_call() -> None:
         low=low,
         medium=medium,
     )
-    assert total_load([replace(busy, stay_ms=10.0), replace(busy, stay_ms=20.0)]).stay_ms == 15.0
+    assert (
+        total_load([replace(busy, service_ms=10.0), replace(busy, service_ms=20.0)]).service_ms
+        == 15.0
+    )
     assert total_load([busy, busy]).low == ClassLoad(4, 60)
     assert total_load([IDLE, busy]) == Load(
         running_sessions=3,

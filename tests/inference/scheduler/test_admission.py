@@ -135,7 +135,7 @@ def test_a_forecast_grows_with_what_is_ahead() -> None:
     assert forecast.ttft_ms(100, replace(free, num_replying=3)) > 110.0
     full = replace(free, num_sessions=7, num_free_places=0)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0), "nobody has left yet"
-    forecast.observe_stay(1000.0)
+    forecast.observe_service(1000.0)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0 + 8 * 1000.0 / 4)
 
 
@@ -215,7 +215,7 @@ def test_low_sessions_stay_in_the_queue_while_others_are_served() -> None:
     assert tuple(low.reply) == reference(numbered(20), OPTIONS)
 
 
-def test_a_crowd_of_low_sessions_is_no_overload() -> None:
+def test_many_low_sessions_are_no_overload() -> None:
     driver = overloaded()
     for number in range(12):
         driver.open(numbered(number, priority=Priority.LOW))

@@ -134,7 +134,7 @@ def test_decode_calls_of_one_size_go_by_the_expected_slope() -> None:
     assert cost.predict_ms(8) == pytest.approx(20.0)
 
 
-def test_the_more_sessions_the_likelier_a_draft_must_be_to_be_looked_for() -> None:
+def test_the_more_sessions_the_likelier_a_draft_must_be() -> None:
     cost = DecodeCostModel(9.0, 1.0)
     least = [cost.least_survival(num_sessions) for num_sessions in (0, 1, 9, 200)]
     assert least == [0.01, pytest.approx(0.1), pytest.approx(0.5), 0.6]

@@ -190,7 +190,8 @@ def sources(edge: EdgeChain | None, drafter: SuffixDrafter | None) -> DraftSourc
 def test_the_region_goes_on_behind_the_edge() -> None:
     made = DraftSources(chain(3), SuffixDrafter(), EdgeAcceptance(0.9))
     made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
-    # As long as the edge's guess and what follows it promise more than the region's own.
+    # As long as the edge's guess and what follows it are expected to bring more than the
+    # region's own.
     proposal = made.propose(1)
     assert proposal.ids == (3,)
     assert proposal.survival[0] == pytest.approx(0.9)
@@ -208,7 +209,7 @@ def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]
     made.observe(0, Verification(committed, 0, ()))
 
 
-def test_the_source_that_promises_more_tokens_drafts() -> None:
+def test_the_source_with_more_expected_tokens_drafts() -> None:
     made = DraftSources(chain(50, 51), SuffixDrafter(), EdgeAcceptance(0.5))
     made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
     assert made.propose(1).ids == (3,), "a copy, and an edge that is as often wrong as right"
@@ -228,7 +229,7 @@ def test_what_the_edge_guessed_is_learned_whether_it_was_verified_or_not() -> No
     assert average.rate == rate, "who had nothing to say was not wrong"
 
 
-def test_a_round_without_a_proposal_says_nothing_of_the_edge() -> None:
+def test_a_call_without_a_proposal_says_nothing_of_the_edge() -> None:
     """As beside the end of another session's prompt."""
     average = EdgeAcceptance(0.9)
     made = DraftSources(chain(), None, average)

@@ -60,7 +60,7 @@ def test_a_short_prompt_is_computed_at_once_and_overtakes_a_long_one() -> None:
     assert driver.intervals_ms([1])[-1] <= LIMITS.max_tick_ms + 5.0
 
 
-def test_a_crowd_of_prompts_is_not_computed_in_small_bites() -> None:
+def test_many_prompts_are_not_computed_in_small_chunks() -> None:
     """Those in line have nothing to read yet: the few who do wait longer than usual."""
     many = 24
     document = replace(DOCUMENT, sampling=replace(DOCUMENT.sampling, max_tokens=64))

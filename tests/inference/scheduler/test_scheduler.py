@@ -75,12 +75,12 @@ def test_load_tells_what_is_there_of_each_class() -> None:
     assert driver.scheduler.load().low == driver.scheduler.load().medium == ClassLoad()
 
 
-def test_load_counts_no_prompt_tokens_that_are_cached_and_tells_how_long_sessions_stay() -> None:
+def test_load_counts_no_prompt_tokens_that_are_cached_and_tells_service_times() -> None:
     driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2))
-    assert driver.scheduler.load().stay_ms == 0.0
+    assert driver.scheduler.load().service_ms == 0.0
     driver.open(request(0))
     driver.finish()
-    assert driver.scheduler.load().stay_ms > 0.0
+    assert driver.scheduler.load().service_ms > 0.0
     for number in (1, 2, 3):
         driver.open(request(number))
     assert driver.scheduler.load().queued_prompt_tokens < 3 * OPTIONS.block_tokens

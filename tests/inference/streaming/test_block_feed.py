@@ -73,7 +73,7 @@ def prompt_of(number: int) -> list[int]:
     return [4 + number % 50] * BLOCK + [5] * (BLOCK + 3)
 
 
-async def test_a_watcher_learns_what_is_cached_and_under_which_names() -> None:
+async def test_a_subscriber_learns_what_is_cached_and_under_which_names() -> None:
     async with running() as it:
         watch = it.stub.WatchKv(inference_pb2.WatchKvRequest())
         follower = Follower()

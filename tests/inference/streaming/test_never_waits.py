@@ -26,7 +26,7 @@ REPEATING = FakeOptions(repetition=1.0, sizing=SizingRule((LEAD,)))
 """Drafts cost nothing here, however long the test takes for a step: a call has room for them."""
 
 TOLERANCE = 1.4
-"""What a draft must promise depends on how long calls take, and these take as long as this machine
+"""How likely a draft must be depends on how long calls take, and these take as long as this machine
 does. In virtual time tests/inference/scheduler/test_never_waits.py counts exactly."""
 
 Frames = Callable[[Sequence[int], int], tuple[int, Sequence[int]] | None]

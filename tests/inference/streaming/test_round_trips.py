@@ -20,7 +20,7 @@ async def test_numbers_come_back_once_with_the_time_they_were_held() -> None:
         await peer.send(inference_pb2.SessionUp(session=1, open=frame))
         opened = (await peer.next(1)).opened
         assert (opened.echo, opened.max_drafts) == (9, 8)
-        assert 0 < opened.held_ms <= (time.monotonic() - began) * 1e3
+        assert 0 < opened.ack_delay_ms <= (time.monotonic() - began) * 1e3
         await eventually(it.engine.waiting.is_set)
         for number in (11, 12):
             draft = inference_pb2.Draft(epoch=number, base=50, echo=number)
@@ -33,8 +33,8 @@ async def test_numbers_come_back_once_with_the_time_they_were_held() -> None:
         echoes = [commit.pace.echo for commit in reply.commits]
         assert echoes[0] == 12, "the newest one, as that is the one whose answer this is"
         assert not any(echoes[1:])
-        assert reply.commits[0].pace.held_ms > 0
-        assert reply.commits[-1].pace.held_ms == 0
+        assert reply.commits[0].pace.ack_delay_ms > 0
+        assert reply.commits[-1].pace.ack_delay_ms == 0
 
 
 async def test_who_wants_nothing_back_gets_nothing() -> None:
@@ -43,7 +43,7 @@ async def test_who_wants_nothing_back_gets_nothing() -> None:
         await peer.open(1, [5, 6], SAMPLING)
         reply = await peer.finish(1)
         assert reply.opened is not None and reply.opened.echo == 0
-        assert reply.opened.held_ms == 0
+        assert reply.opened.ack_delay_ms == 0
         assert all(commit.pace.echo == 0 for commit in reply.commits)
         pace = reply.commits[-1].pace
         assert pace.commit_interval_ms > 0

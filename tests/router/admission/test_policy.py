@@ -50,6 +50,6 @@ def test_lengths_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
         ({"slo_ttft_medium_ms": 9000.0}, "larger than slo_ttft_low_ms"),
     ],
 )
-def test_promises_that_cannot_work_are_refused(policy: dict[str, Any], said: str) -> None:
+def test_targets_that_cannot_work_are_refused(policy: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         AdmissionPolicy(**policy)

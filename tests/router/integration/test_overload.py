@@ -11,7 +11,7 @@ from tests.router.relay.mesh import commit, done, opening
 from tests.router.replica import Replica, running_router, started
 
 LOW, HIGH = common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_HIGH
-FULL = {"running_sessions": 8, "queued_sessions": 8, "max_sessions": 8, "stay_ms": 9000.0}
+FULL = {"running_sessions": 8, "queued_sessions": 8, "max_sessions": 8, "service_ms": 9000.0}
 COST = {"fixed_ms": 10.0, "row_ms": 1.0}
 
 

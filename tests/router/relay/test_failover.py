@@ -122,7 +122,7 @@ async def test_a_hung_replica_is_left_and_heard_no_more() -> None:
     assert all(chat.done for chat in world.chats.values())
 
 
-async def test_sessions_of_a_replica_that_stands_still_move_at_once_and_bear_no_blame() -> None:
+async def test_sessions_of_a_stalled_replica_move_at_once_and_bear_no_blame() -> None:
     """A process that starves says nothing of its requests, with tokens or without any."""
     world = World(11)
     await streaming(world, 1)

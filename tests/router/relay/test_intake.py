@@ -22,7 +22,7 @@ FULL = ReplicaLoad(
     fixed_ms=10.0,
     row_ms=1.0,
     max_sessions=8,
-    stay_ms=9000.0,
+    service_ms=9000.0,
 )
 IDLE = ReplicaLoad(fixed_ms=10.0, row_ms=1.0, max_sessions=8)
 TENANTS = (
@@ -59,7 +59,7 @@ def state(mesh: Mesh, edge: int, number: int = 1) -> SessionState:
     return session.state
 
 
-async def test_a_report_lets_who_waits_look_again_but_not_every_report_does(mesh: Mesh) -> None:
+async def test_a_report_places_waiting_sessions_anew_but_not_every_report_does(mesh: Mesh) -> None:
     mesh.switch.reported(mesh.clock())
     assert mesh.num_retries_scheduled == 0, "nobody waits"
     edge = mesh.edge()

@@ -143,4 +143,4 @@ def test_the_report_has_every_setting_and_round_trip() -> None:
     text = tables(found)
     assert "| 100 | balanced | 4 | 0.50 | 0.50 | 0.30 | 5 | 125 | 150 | 0.83 |" in text
     assert "| 50 | shy | 1 | 0.00 | - | - |" in text
-    assert {"shy", "balanced", "eager", "theta 0.5"} <= set(policies())
+    assert {"shy", "balanced", "eager", "threshold 0.5"} <= set(policies())

@@ -1,4 +1,4 @@
-"""What sources promise on recorded replies, and the lines fitted to it."""
+"""What sources guess on recorded replies, and the lines fitted to their confidence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider.speculation.calibration import Platt
 from outrider.speculation.ngrams import NgramPrior
 from tools.train_draft.replies import NUM_TOP, Reply
 from tools.train_draft.source_calibration import (
-    Promise,
-    PromiseReader,
+    GuessReader,
+    SourceGuess,
     fit_platt,
     fit_sources,
     sources_table,
@@ -36,29 +36,29 @@ def reply(prompt: list[int], ids: list[int], temperature: float = 0.0) -> Reply:
     )
 
 
-def promises(*replies: Reply) -> list[Promise]:
-    reader = PromiseReader(FakeEngine(OPTIONS), DraftCalibration(), NgramPrior([{}, {}, {}]))
-    return list(reader.promises(replies))
+def guesses(*replies: Reply) -> list[SourceGuess]:
+    reader = GuessReader(FakeEngine(OPTIONS), DraftCalibration(), NgramPrior([{}, {}, {}]))
+    return list(reader.guesses(replies))
 
 
 def test_every_source_is_asked_for_every_token() -> None:
     """A text that repeats itself: copies know all of the reply, and are right but for the last."""
-    found = promises(reply([1, 2, 3, 4, 5, 1, 2], [3, 4, 5, 1, 9]))
-    copied = [promise for promise in found if promise.source == "copy"]
+    found = guesses(reply([1, 2, 3, 4, 5, 1, 2], [3, 4, 5, 1, 9]))
+    copied = [guess for guess in found if guess.source == "copy"]
     assert [(p.position, p.right) for p in copied] == [
         *((at, True) for at in range(4)),
         (4, False),
     ]
-    beside = [promise for promise in found if promise.source != "copy"]
+    beside = [guess for guess in found if guess.source != "copy"]
     assert {p.source for p in beside} <= {"suffix", "model", "both"}
     by_place = [{p.source for p in beside if p.position == at} for at in range(5)]
     assert all(sources in ({"both"}, {"suffix", "model"}) for sources in by_place)
-    assert all(not p.are_sampled and 0 <= p.chance <= 1 for p in found)
+    assert all(not p.are_sampled and 0 <= p.confidence <= 1 for p in found)
 
 
 def test_nothing_is_carried_from_one_reply_to_the_next() -> None:
     one, other = reply([1, 2, 3], [7, 8, 9, 7, 8]), reply([4, 5, 6], [7, 8, 9], 0.8)
-    assert promises(one, one, other)[-len(promises(other)) :] == promises(other)
+    assert guesses(one, one, other)[-len(guesses(other)) :] == guesses(other)
 
 
 def test_a_line_is_found_and_drawn_to_its_prior_where_little_was_seen() -> None:
@@ -76,7 +76,7 @@ def test_a_line_is_found_and_drawn_to_its_prior_where_little_was_seen() -> None:
 def test_sources_and_places_are_fitted_apart() -> None:
     rng = np.random.default_rng(1)
     seen = [
-        Promise("copy", sampled, position, 0.5, bool(rng.random() < chance))
+        SourceGuess("copy", sampled, position, 0.5, bool(rng.random() < chance))
         for sampled, position, chance in (
             *[(False, 0, 0.05)] * 400,
             *[(False, 20, 0.6)] * 400,

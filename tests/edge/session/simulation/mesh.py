@@ -236,7 +236,7 @@ class Mesh:
                 max_lead=self.limits.max_lead,
                 overload_level=self.scheduler.load().overload_level,
                 echo=echo,
-                held_s=self.now - came_at if echo else 0.0,
+                ack_delay_s=self.now - came_at if echo else 0.0,
             )
             item = RegionCommit(
                 event.epoch, event.base, event.accepted, event.ids, event.upto, pace

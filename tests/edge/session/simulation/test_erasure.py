@@ -35,7 +35,7 @@ def at(
 def test_calibrated_drafts_are_shown_early_and_seldom_taken_back(
     seed: int, accuracy: float, rtt_s: float, draft_s: float
 ) -> None:
-    """At the policy's own theta of 0.5."""
+    """At the policy's own threshold of 0.5."""
     chat = Reading(at(seed, accuracy, rtt_s, draft_s)).run()
     assert chat.erasure < NE + 0.02, "one chat"
     chats = [chat, *(Reading(at(seed + n, accuracy, rtt_s, draft_s)).run() for n in (1, 2))]
@@ -43,17 +43,17 @@ def test_calibrated_drafts_are_shown_early_and_seldom_taken_back(
     assert mean(chat.shown_early for chat in chats) >= SHOWN
 
 
-def test_promises_that_are_too_good_are_seen_through() -> None:
+def test_overconfidence_is_corrected() -> None:
     averages = Averages()
     chats = [Reading(at(seed), averages=averages, boast=0.4).run() for seed in range(5)]
     assert mean(chat.erasure for chat in chats[1:]) < NE
     assert mean(chat.shown_early for chat in chats[1:]) >= SHOWN
 
 
-@pytest.mark.parametrize("theta", [0.3, 0.5, 0.7, 0.9])
-def test_theta_is_a_choice_between_early_and_steady(theta: float) -> None:
-    bold = [Reading(at(seed), DisplayPolicy(theta=theta)).run() for seed in range(4)]
-    calm = [Reading(at(seed), DisplayPolicy(theta=theta + 0.09)).run() for seed in range(4)]
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.9])
+def test_threshold_is_a_choice_between_early_and_steady(threshold: float) -> None:
+    bold = [Reading(at(seed), DisplayPolicy(threshold=threshold)).run() for seed in range(4)]
+    calm = [Reading(at(seed), DisplayPolicy(threshold=threshold + 0.09)).run() for seed in range(4)]
     assert mean(chat.erasure for chat in calm) <= mean(chat.erasure for chat in bold) + 0.005
 
 
@@ -66,7 +66,7 @@ def test_without_a_bound_on_risk_very_right_drafts_fall_in_long_runs() -> None:
     assert mean(c.shown_early for c in bound) > 0.95 * mean(c.shown_early for c in free)
 
 
-def test_caution_bounds_what_false_promises_take_back() -> None:
+def test_caution_bounds_what_overconfidence_takes_back() -> None:
     free = [Reading(at(seed), DisplayPolicy(caution=0.0), boast=0.3).run() for seed in range(4)]
     cautious = [Reading(at(seed), boast=0.3).run() for seed in range(4)]
     assert mean(chat.erasure for chat in cautious) < mean(chat.erasure for chat in free)
