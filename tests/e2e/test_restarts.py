@@ -39,6 +39,11 @@ def is_back(mesh: LocalMesh, name: str) -> bool:
     return bool(row.get("restarts") == 1 and row["is_up"])
 
 
+def serves_with_all(mesh: LocalMesh) -> bool:
+    """Whether the router has all replicas."""
+    return [row["state"] for row in status(mesh)["replicas"]] == ["READY", "READY"]
+
+
 async def chat(client: Client, reference: ReferenceChat, is_enough: Callable[[], bool]) -> int:
     """Chats, one after the other until it is enough, each exact; how many."""
     count = 0
@@ -63,6 +68,10 @@ async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
             for name, row in before.items():
                 os.kill(row["pid"], signal.SIGKILL)
                 await eventually(partial(is_back, mesh, name), timeout_s=60.0)
+                # The router has to have found the replica again: with the next one killed too, it
+                # would have none.
+                while not await asyncio.to_thread(serves_with_all, mesh):
+                    pass
                 assert not chatting.done(), chatting.exception()
             is_over = True
             assert await chatting >= 1
