@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +23,20 @@ _TOKENIZER_FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a Hugging Face config.json says of a decoder."""
+    """What its config.json says of a decoder, and its tokenizer.json of ids."""
 
     vocabulary_size: int
     """Ids that the model scores: the rows of its embedding. Many models have more of them than
     their tokenizer has ids, up to a multiple of 64 or so."""
+    num_tokens: int
+    """Ids up to the tokenizer's last; without a tokenizer.json all that the model scores."""
     max_context_tokens: int
     kv_token_bytes: int
     """KV bytes of one token over all layers, in 16-bit floats."""
 
 
 def read_checkpoint(folder: Path | None) -> Checkpoint:
-    """Raises ConfigError if there is no usable config.json."""
+    """Raises ConfigError if there is no usable config.json, or a tokenizer.json that is none."""
     if folder is None:
         raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
     try:
@@ -45,6 +47,7 @@ def read_checkpoint(folder: Path | None) -> Checkpoint:
         decoder = facts.get("text_config") or facts
         found = Checkpoint(
             vocabulary_size=int(decoder["vocab_size"]),
+            num_tokens=int(decoder["vocab_size"]),
             max_context_tokens=int(decoder["max_position_embeddings"]),
             kv_token_bytes=int(decoder["num_hidden_layers"])
             * _kv_layer_values(decoder)
@@ -57,7 +60,8 @@ def read_checkpoint(folder: Path | None) -> Checkpoint:
             f"{folder} holds no usable config.json ({type(error).__name__}: {error}); name the "
             "folder of a Hugging Face checkpoint"
         ) from error
-    return found
+    tokens = _tokens(folder)
+    return found if tokens is None else replace(found, num_tokens=max(tokens, default=-1) + 1)
 
 
 def _kv_layer_values(decoder: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ Where the runtime has seen drafts before, in an earlier slice or another session
 from the tree and gives no row for them. The first row is always to be had, by a request that ends
 there: its last token is computed whatever is cached.
 
-A model may score padding ids, which no vocabulary has. Rows are used up to the first that has too
+A model may score padding ids, which no tokenizer has. Rows are used up to the first that has too
 few other ids among its likeliest; if that is the first row, it is asked for again with as many more
 ids as there are padding ids, of which enough are others.
 """
@@ -37,6 +37,7 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.engines.tensorrt_llm.api import Llm, TokenLogprobs
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint
 from outrider.engines.tensorrt_llm.reports import (
     CacheChanges,
     RuntimeStats,
@@ -89,14 +90,12 @@ class _Sequence:
 class TensorRtLlmEngine:
     """Implements base.Engine; loading.load_engine makes one."""
 
-    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo, num_scored_ids: int) -> None:
-        """`flight` has carried a request already: before the first, the runtime has no reports.
-
-        `num_scored_ids`: columns of the model's logits; those from info.vocabulary_size on are
-        padding."""
+    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo, checkpoint: Checkpoint) -> None:
+        """`flight` has carried a request already: before the first, the runtime has no reports."""
         self._llm = llm
         self._info = info
-        self._num_padding_ids = num_scored_ids - info.vocabulary_size
+        self._num_ids = min(info.vocabulary_size, checkpoint.num_tokens)
+        self._num_padding_ids = checkpoint.vocabulary_size - self._num_ids
         self._flight = flight
         self._sequences: dict[int, _Sequence] = {}
         self._closed = False
@@ -231,27 +230,19 @@ class TensorRtLlmEngine:
 
     def _first_row(self, sequence: _Sequence, first: int, *, padded: bool) -> _Dialogue:
         """The row behind position `first`; `padded`: it is known to have padding ids in front."""
-        if not padded:
-            answer = yield sequence.request(first + 1, first + 1, sequence.num_candidates)
-            row = self._rows(sequence, answer, 1)
-            if len(row.logits) == 0:
-                raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
-            if len(whole_rows(row).logits):
+        plain, wide = sequence.num_candidates, sequence.num_candidates + self._num_padding_ids
+        for num_ranks in (wide,) if padded else (plain, wide):
+            self.num_padded_rows += num_ranks > plain
+            answer = yield sequence.request(first + 1, first + 1, num_ranks)
+            row = whole_rows(self._rows(sequence, answer, 1, num_ranks))
+            if len(row.logits):
                 return row
-        self.num_padded_rows += 1
-        wide = sequence.num_candidates + self._num_padding_ids
-        answer = yield sequence.request(first + 1, first + 1, wide)
-        row = whole_rows(self._rows(sequence, answer, 1, wide))
-        if len(row.logits) == 0:
-            raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
-        return row
+        raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
 
     def _rows(
         self, sequence: _Sequence, answer: TokenLogprobs | None, num_rows: int, num_ranks: int = 0
     ) -> LogitsRows:
-        return last_rows(
-            answer, num_rows, sequence.num_candidates, self._info.vocabulary_size, num_ranks
-        )
+        return last_rows(answer, num_rows, sequence.num_candidates, self._num_ids, num_ranks)
 
     def _settle(self, sequence: _Sequence) -> None:
         if sequence.sent_ahead is not None:
@@ -276,6 +267,7 @@ class TensorRtLlmEngine:
             blocks_stored=changes.blocks_stored,
             blocks_removed=changes.blocks_removed,
             short_answers=self.num_short_answers,
+            padded_rows=self.num_padded_rows,
         )
 
     def _check_past(self, slices: Sequence[SequenceSlice]) -> None:

@@ -78,7 +78,7 @@ def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
         block_bytes=block_bytes,
         max_context_tokens=_context_tokens(config, checkpoint),
         exact=False,
-        num_candidates=min(options.num_candidates, num_ids),
+        num_candidates=min(options.num_candidates, num_ids, checkpoint.num_tokens),
         truncates_sampling=options.truncate_sampling,
         partial_rows=True,
         keeps_kv=True,
@@ -133,7 +133,7 @@ def start_engine(
         raise
     told = memory_bytes(config.trtllm, checkpoint, info)
     log.info("trtllm_memory", pool=info.pool_reason, **told)
-    return TensorRtLlmEngine(llm, flight, info, checkpoint.vocabulary_size)
+    return TensorRtLlmEngine(llm, flight, info, checkpoint)
 
 
 def make_llm(api: Api, config: EngineConfig, wanted: EngineInfo) -> Llm:

@@ -37,7 +37,7 @@ from tests.engines.tensorrt_llm.fake_types import (
 
 VOCABULARY = 64
 """Ids that the model scores."""
-CHECKPOINT = Checkpoint(VOCABULARY, max_context_tokens=512, kv_token_bytes=64)
+CHECKPOINT = Checkpoint(VOCABULARY, VOCABULARY, max_context_tokens=512, kv_token_bytes=64)
 _REPETITION = 0.8
 """Share of rows whose best id follows from the last token alone: drafts then hit."""
 _LOGIT_STEP = 0.125
@@ -252,7 +252,9 @@ API = Api(
 )
 
 
-def make_engine(num_ids: int = 0, **settings: Any) -> tuple[TensorRtLlmEngine, LLM]:
+def make_engine(
+    num_ids: int = 0, checkpoint: Checkpoint = CHECKPOINT, **settings: Any
+) -> tuple[TensorRtLlmEngine, LLM]:
     """An engine on a stand-in that serves so many ids of it (0: all); settings are
     TensorRtLlmOptions'."""
     options = TensorRtLlmOptions(**{"num_candidates": VOCABULARY, **settings})
@@ -266,6 +268,6 @@ def make_engine(num_ids: int = 0, **settings: Any) -> tuple[TensorRtLlmEngine, L
         return made[0]
 
     api = replace(API, make_llm=make_llm)
-    engine = start_engine(api, config, CHECKPOINT, engine_info(config, CHECKPOINT))
+    engine = start_engine(api, config, checkpoint, engine_info(config, checkpoint))
     made[0].forget()
     return engine, made[0]

@@ -48,7 +48,9 @@ def check(folder: Path | None) -> None:
 
 
 def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
-    assert read_checkpoint(write_checkpoint(tmp_path)) == Checkpoint(128_256, 8192, 131_072)
+    assert read_checkpoint(write_checkpoint(tmp_path)) == Checkpoint(
+        128_256, 128_256, 8192, 131_072
+    )
     assert read_checkpoint(write_checkpoint(tmp_path, head_dim=64)).kv_token_bytes == 65_536
     alone = write_checkpoint(tmp_path, num_key_value_heads=None)
     assert read_checkpoint(alone).kv_token_bytes == 4 * 131_072
@@ -59,7 +61,7 @@ def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
 def test_a_decoder_that_also_reads_pictures_has_a_table_of_its_own(tmp_path: Path) -> None:
     text = json.loads((write_checkpoint(tmp_path) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": {}}))
-    assert read_checkpoint(tmp_path) == Checkpoint(128_256, 8192, 131_072)
+    assert read_checkpoint(tmp_path) == Checkpoint(128_256, 128_256, 8192, 131_072)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,18 @@ def test_a_checkpoint_with_the_served_ids_passes_with_any_padding(
     tmp_path: Path, num_padding: int
 ) -> None:
     size = len(TOKENS) + num_padding
-    check(write_checkpoint(tmp_path, SERVED.tokenizer_json, vocab_size=size))
+    folder = write_checkpoint(tmp_path, SERVED.tokenizer_json, vocab_size=size)
+    check(folder)
+    read = read_checkpoint(folder)
+    assert (read.vocabulary_size, read.num_tokens) == (size, len(TOKENS))
+
+
+def test_a_vocabulary_that_names_the_padding_passes(tmp_path: Path) -> None:
+    """Some files list padding as tokens; the checkpoint's tokenizer knows better."""
+    tokenizer = vocabulary(TOKENS[:-1]).tokenizer_json
+    folder = write_checkpoint(tmp_path, tokenizer, vocab_size=len(TOKENS))
+    check(folder)
+    assert read_checkpoint(folder).num_tokens == len(TOKENS) - 1
 
 
 def test_without_its_tokenizer_only_the_same_size_passes(tmp_path: Path) -> None:

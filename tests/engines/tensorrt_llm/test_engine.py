@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from structlog.types import EventDict
@@ -12,7 +14,7 @@ from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import all_rows, assert_answers, opened, random_ids, run, table
-from tests.engines.tensorrt_llm.fake_llm import VOCABULARY, make_engine, top
+from tests.engines.tensorrt_llm.fake_llm import CHECKPOINT, VOCABULARY, make_engine, top
 from tests.engines.tensorrt_llm.fake_types import TokenRangeRetentionConfig
 
 
@@ -73,6 +75,16 @@ def test_padding_ids_are_never_among_the_candidates(num_candidates: int) -> None
     assert engine.num_padded_rows > 2, "the test shows nothing"
     asked = {request.params.prompt_logprobs for request in llm.requests}
     assert asked == {num_candidates, num_candidates + 24}
+
+
+def test_padding_that_the_vocabulary_names_is_not_chosen_either() -> None:
+    engine, _ = make_engine(checkpoint=replace(CHECKPOINT, num_tokens=40))
+    assert (engine.info.vocabulary_size, engine.info.num_candidates) == (VOCABULARY, 40)
+    ids, blocks = random_ids(engine, 30), table(engine, 40)
+    with opened(engine, ids) as (sequence,):
+        (rows,) = engine.step([SequenceSlice(sequence, ids, 0, blocks, 1)])
+    assert rows.ids is not None
+    assert sorted(rows.ids[0].tolist()) == list(range(40))
 
 
 def test_a_slice_is_one_request_with_one_candidate_when_greedy() -> None:

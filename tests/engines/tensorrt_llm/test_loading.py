@@ -179,7 +179,7 @@ def test_a_runtime_that_does_not_start_is_an_engine_error() -> None:
 
 
 def test_the_memory_of_an_iteration_with_rows_is_told() -> None:
-    checkpoint = Checkpoint(128_256, 8192, 131_072)
+    checkpoint = Checkpoint(128_256, 128_256, 8192, 131_072)
     settings = replace(config(max_num_tokens=8192), vocabulary_size=100_000)
     info = engine_info(settings, checkpoint)
     told = memory_bytes(settings.trtllm, checkpoint, info)
