@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tools.deploy_checks import kustomize
+from tools.deploy_checks.gpu_image import pin_problems
 from tools.deploy_checks.kustomize import ToolMissingError
 from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
 from tools.deploy_checks.manifests import Manifests, schema_problems
 from tools.deploy_checks.policies import POLICIES, policy_problems
+from tools.pin_hashes import FOLDER, project_requirements
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 
@@ -32,18 +34,23 @@ def components(deploy: Path = DEPLOY) -> list[Path]:
     return [folder for folder in found if f"components/{folder.name}\n" not in used]
 
 
-def component_problems(folder: Path) -> Iterator[str]:
-    """What is wrong with a whole region that has this component."""
+def overlay_manifests(folder: Path) -> Manifests:
+    """What an overlay builds. ValueError with kustomize's words if it fails."""
+    return Manifests.parse(kustomize.build(folder))
+
+
+def component_manifests(folder: Path) -> Manifests:
+    """A whole region that has this component. ValueError with kustomize's words if it fails."""
     with tempfile.TemporaryDirectory(dir=DEPLOY, prefix="check-") as scratch:
         overlay = f"resources: [../overlays/us-east]\ncomponents: [../components/{folder.name}]\n"
         Path(scratch, "kustomization.yaml").write_text(overlay, "utf-8")
-        yield from overlay_problems(Path(scratch))
+        return overlay_manifests(Path(scratch))
 
 
-def overlay_problems(folder: Path) -> Iterator[str]:
-    """What is wrong with one overlay, from building it to the policies."""
+def problems_of(build: Callable[[Path], Manifests], folder: Path) -> Iterator[str]:
+    """What is wrong with what a folder builds, from building it to the policies."""
     try:
-        manifests = Manifests.parse(kustomize.build(folder))
+        manifests = build(folder)
     except ValueError as error:
         yield f"kustomize: {error}"
         return
@@ -55,11 +62,14 @@ def checks() -> Iterator[tuple[str, list[str]]]:
     """Every check by name, with its problems."""
     yield "Dockerfiles (hadolint)", list(dockerfile_problems(DEPLOY / "docker"))
     yield "YAML (yamllint)", list(yaml_problems(DEPLOY))
+    pins = list(pin_problems(FOLDER, project_requirements()))
+    yield "pins of the image for GPUs (pyproject.toml, tensorrt-llm 1.2.1)", pins
     for folder in overlays():
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
-        yield title, list(overlay_problems(folder))
+        yield title, list(problems_of(overlay_manifests, folder))
     for folder in components():
-        yield f"component {folder.name} (in the overlay us-east)", list(component_problems(folder))
+        title = f"component {folder.name} (in the overlay us-east)"
+        yield title, list(problems_of(component_manifests, folder))
 
 
 def main(arguments: list[str]) -> int:

@@ -3,7 +3,8 @@
 python -m tools.pin_hashes           write them, for the Python that runs this (images: 3.11, amd64)
 
 pip resolves each role's extras as it would in the image, without installing anything, and reports
-the sha256 of every file it would take; `pip install --require-hashes` takes no other.
+the sha256 of every file it would take; `pip install --require-hashes` takes no other. The image for
+GPUs has pins of its own: tools/pin_gpu_image.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "deploy" / "docker" / "requirements"
@@ -29,13 +30,19 @@ BUILD: Final = "build"
 """What builds Outrider's own wheel."""
 
 
+def project_requirements() -> list[str]:
+    """What every role requires, as pyproject.toml has it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return list(project["project"]["dependencies"])
+
+
 def needed(role: str) -> list[str]:
     """The requirements of one file, as pyproject.toml has them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     if role == BUILD:
         return list(project["build-system"]["requires"])
     extras = project["project"]["optional-dependencies"]
-    found, waiting = list(project["project"]["dependencies"]), list(EXTRAS[role])
+    found, waiting = project_requirements(), list(EXTRAS[role])
     while waiting:
         for requirement in extras[waiting.pop()]:
             inner = requirement.removeprefix("outrider[").removesuffix("]")
@@ -48,22 +55,31 @@ def needed(role: str) -> list[str]:
 
 def resolved(requirements: Sequence[str]) -> list[str]:
     """Lines `NAME==VERSION --hash=sha256:...`, sorted."""
+    constraints = ("--constraint", str(ROOT / "constraints.txt"))
+    items = report(("--only-binary", ":all:", *constraints, *requirements))
+    return sorted(map(pin, items), key=str.lower)
+
+
+def report(arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """The files that pip would install, with their metadata; nothing is installed."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
-            *("--only-binary", ":all:", "--report", "-"),
-            *("--constraint", str(ROOT / "constraints.txt"), *requirements),
+            *("--report", "-", *arguments),
         ],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    lines = []
-    for item in json.loads(done.stdout)["install"]:
-        name, version = item["metadata"]["name"], item["metadata"]["version"]
-        digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
-        lines.append(f"{name}=={version} --hash=sha256:{digest}")
-    return sorted(lines, key=str.lower)
+    items: list[dict[str, Any]] = json.loads(done.stdout)["install"]
+    return items
+
+
+def pin(item: Mapping[str, Any]) -> str:
+    """`NAME==VERSION --hash=sha256:...` of one file of pip's report."""
+    name, version = item["metadata"]["name"], item["metadata"]["version"]
+    digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
+    return f"{name}=={version} --hash=sha256:{digest}"
 
 
 def main() -> int:

@@ -39,6 +39,9 @@ class EngineConfig:
     kv_share: float = DEFAULT_SHARE
     """Share of the memory that is free once the model is loaded, with bounds (memory.budget); of
     the GPU's, without bounds, for tensorrt-llm."""
+    vocabulary_size: int = 0
+    """Ids of the vocabulary that is served: a model may score more, which are never chosen. 0: all
+    that it scores. TensorRT-LLM only."""
     num_blocks: int | None = None
     """Blocks of the KV pool; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
@@ -57,8 +60,8 @@ class EngineConfig:
     fake: FakeOptions = field(default_factory=FakeOptions)
     """The fake engine's shape; num_blocks above is the other engines'."""
     trtllm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
-    """The TensorRT-LLM engine's own settings; of those above it uses the pool's and
-    max_context_tokens."""
+    """The TensorRT-LLM engine's own settings; of those above it uses the pool's,
+    vocabulary_size and max_context_tokens."""
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):
@@ -75,6 +78,8 @@ class EngineConfig:
             raise ConfigError(f"max_fixed_rows is {self.max_fixed_rows}; it is negative")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
+        if self.vocabulary_size < 0:
+            raise ConfigError(f"vocabulary_size is {self.vocabulary_size}; it is negative")
         if self.kv_bytes < 0:
             raise ConfigError(f"kv_bytes is {self.kv_bytes}; give one block's size at least, or 0")
         if not 0 < self.kv_share <= 1:

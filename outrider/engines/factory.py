@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from outrider.engines.base import NO_SIZING, Engine, SequenceSlice, SizingRule
@@ -9,6 +11,9 @@ from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
+
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
 
 
 def create_engine(config: EngineConfig) -> Engine:
@@ -28,6 +33,15 @@ def create_engine(config: EngineConfig) -> Engine:
 
     store = ModelStore(config.model_store or default_root())
     return load_engine(lookup(config.model), store, config)
+
+
+def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:
+    """Raises ConfigError, before a model is loaded, if the engine would read weights that are not
+    the vocabulary's: those of other engines come with it, in one file."""
+    if config.engine == "tensorrt-llm":
+        from outrider.engines.tensorrt_llm import checkpoint
+
+        checkpoint.check_vocabulary(config.trtllm.model_dir, vocabulary)
 
 
 _SEQUENCE = 0

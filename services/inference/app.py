@@ -11,7 +11,7 @@ import structlog
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
-from outrider.engines.factory import create_engine, warm_up
+from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
@@ -62,6 +62,7 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     """
     spec = lookup(config.model)
     vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
+    check_vocabulary(config.engine_config(vocabulary.size), vocabulary)
     engines = _load_engines(config, vocabulary.size)
     if engines[0].info.vocabulary_size != vocabulary.size:
         _close_engines(engines)

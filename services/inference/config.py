@@ -123,7 +123,7 @@ class InferenceConfig:
             )
 
     def engine_config(self, vocabulary_size: int | None = None) -> EngineConfig:
-        """What to make each engine from; a fake engine gets this vocabulary. Raises ConfigError."""
+        """What to make each engine from, to serve a vocabulary of this size. Raises ConfigError."""
         num_blocks = None if self.num_blocks is None else self.num_blocks // self.instances
         fake = FakeOptions(
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
@@ -138,6 +138,7 @@ class InferenceConfig:
             pin_threads=self.instances == 1,
             max_fixed_rows=self.max_fixed_rows,
             prepare_first=self.prepare_first,
+            vocabulary_size=vocabulary_size or 0,
             kv_bytes=self.kv_bytes // self.instances,
             kv_share=self.kv_share / self.instances,
             num_blocks=num_blocks,

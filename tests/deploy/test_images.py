@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tools.check_deploy import DEPLOY
+from tools.deploy_checks.gpu_image import normal
 from tools.pin_hashes import FOLDER, needed
 
 ROLES = ("edge", "router", "tokenizer", "inference")
@@ -46,18 +47,25 @@ def test_what_an_image_installs_is_pinned_by_hash(role: str) -> None:
     """All that the role's extras ask for, in the versions of constraints.txt."""
     lines = (FOLDER / f"{role}.txt").read_text().splitlines()[1:]
     pins = [re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
-    pinned = {_normal(pin[1]): pin[2] for pin in pins if pin}
+    pinned = {normal(pin[1]): pin[2] for pin in pins if pin}
     assert len(pinned) == len(lines)
     constraints = (DEPLOY.parent / "constraints.txt").read_text().splitlines()
     known = dict(line.split("==") for line in constraints if "==" in line)
-    tested = {_normal(name): version for name, version in known.items()}
+    tested = {normal(name): version for name, version in known.items()}
     assert pinned.items() <= tested.items()
-    asked = {_normal(re.split(r"[\[<>=;]", item)[0]) for item in needed(role)}
+    asked = {normal(re.split(r"[\[<>=;]", item)[0]) for item in needed(role)}
     assert asked <= pinned.keys()
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def test_the_image_for_gpus_leaves_what_it_builds_on_as_it_is() -> None:
+    text = dockerfile("inference-gpu")
+    assert "--system-site-packages --without-pip /opt/outrider" in text
+    assert re.search(r"--no-deps \\\n +--require-hashes --requirement inference-gpu.txt", text)
+    assert re.search(r"^USER 10001:10001$", text, re.M)
+    assert 'ENTRYPOINT ["outrider", "serve", "inference"]' in text
+    lines = (FOLDER / "inference-gpu.txt").read_text().splitlines()[1:]
+    constraints = (DEPLOY.parent / "constraints.txt").read_text().splitlines()
+    assert {line.split(" ")[0].lower() for line in lines} <= {it.lower() for it in constraints}
 
 
 def test_every_package_of_an_extra_is_accounted_for() -> None:

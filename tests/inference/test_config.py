@@ -23,7 +23,8 @@ def test_settings_reach_scheduler_and_engine() -> None:
     assert (config.scheduler.max_sessions, config.scheduler.prefill_chunk_tokens) == (3, 32)
     engine = config.engine_config(vocabulary_size=1000)
     assert (engine.threads, engine.exact, engine.num_blocks) == (2, False, 77)
-    assert (engine.fake.vocabulary_size, engine.fake.num_blocks) == (1000, 77)
+    assert (engine.vocabulary_size, engine.fake.vocabulary_size) == (1000, 1000)
+    assert engine.fake.num_blocks == 77
 
 
 def test_instances_share_the_memory_and_have_threads_each() -> None:

@@ -31,8 +31,8 @@ def configurations_load(manifests: Manifests) -> Iterator[str]:
 
 def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
     """The container ports are what the service binds, reachable from outside the pod."""
-    for workload, role, config in _loaded(manifests):
-        ports = {port["name"]: port["containerPort"] for port in _container(workload)["ports"]}
+    for workload, role, config in loaded(manifests):
+        ports = {port["name"]: port["containerPort"] for port in main_container(workload)["ports"]}
         main = ports.get("quic" if role == "edge" else "grpc")
         if (config.port, config.admin.port) != (main, ports.get("admin")):
             yield f"{label(workload)}: container ports {ports} are not what outrider.toml binds"
@@ -42,9 +42,9 @@ def ports_are_those_configured(manifests: Manifests) -> Iterator[str]:
 
 def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
     """Before SIGKILL: the pause before SIGTERM, the drain itself, and a margin."""
-    for workload, _, config in _loaded(manifests):
+    for workload, _, config in loaded(manifests):
         pod = workload["spec"]["template"]["spec"]
-        pause = _container(workload).get("lifecycle", {}).get("preStop", {})
+        pause = main_container(workload).get("lifecycle", {}).get("preStop", {})
         pause_s = pause.get("sleep", {}).get("seconds", 0)
         if pause_s < 1:
             yield f"{label(workload)}: sleep before SIGTERM, senders learn late of the end"
@@ -56,7 +56,7 @@ def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
 def services_are_found(manifests: Manifests) -> Iterator[str]:
     """What is looked up in the own cluster is a headless service, on a port that it has."""
     services = {it["metadata"]["name"]: it["spec"] for it in manifests.of_kind("Service")}
-    for workload, role, config in _loaded(manifests):
+    for workload, role, config in loaded(manifests):
         for target in _targets(role, config):
             if target.lookup is not Lookup.ADDRESSES or "." in target.host:
                 continue
@@ -69,8 +69,8 @@ def services_are_found(manifests: Manifests) -> Iterator[str]:
 
 def routers_find_their_replicas(manifests: Manifests) -> Iterator[str]:
     """The replicas of the own region are among what a router looks up, all of them."""
-    routers = [config for _, role, config in _loaded(manifests) if role == "router"]
-    for workload, _, config in _loaded(manifests):
+    routers = [config for _, role, config in loaded(manifests) if role == "router"]
+    for workload, _, config in loaded(manifests):
         if workload["kind"] == "StatefulSet":
             wanted = f"dns:{workload['spec']['serviceName']}:{config.port}"
             for router in routers:
@@ -84,14 +84,14 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
     expect of it, for both ends of a connection."""
     issuers = {thing["metadata"]["name"] for thing in manifests.of_kind("Issuer")}
     issued = {it["spec"]["secretName"]: it["spec"] for it in manifests.of_kind("Certificate")}
-    for workload, role, config in _loaded(manifests):
+    for workload, role, config in loaded(manifests):
         where, tls = label(workload), config.tls
         if not tls.is_on:
             yield f"{where}: its outrider.toml has no [{role}.tls]"
             continue
         paths = {
             f"{mount['mountPath']}/{file}": mount["name"]
-            for mount in _container(workload)["volumeMounts"]
+            for mount in main_container(workload)["volumeMounts"]
             for file in ("tls.crt", "tls.key", "ca.crt")
         }
         volumes = {it["name"]: it for it in workload["spec"]["template"]["spec"]["volumes"]}
@@ -112,7 +112,7 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
 def models_are_known(manifests: Manifests) -> Iterator[str]:
     """What is pulled is what is served, and the catalogue knows it."""
     served: set[str] = set()
-    for workload, role, config in _loaded(manifests):
+    for workload, role, config in loaded(manifests):
         field = {"router": "default_model", "tokenizer": "models"}.get(role, "model")
         value = getattr(config, field)
         served.update(value if isinstance(value, tuple) else (value,))
@@ -134,7 +134,7 @@ def _roles(manifests: Manifests) -> Iterator[tuple[Object, str]]:
             yield workload, role
 
 
-def _loaded(manifests: Manifests) -> Iterator[tuple[Object, str, Any]]:
+def loaded(manifests: Manifests) -> Iterator[tuple[Object, str, Any]]:
     """Workloads with the configuration they would start with; those that fail are left out."""
     for workload, role in _roles(manifests):
         try:
@@ -145,7 +145,7 @@ def _loaded(manifests: Manifests) -> Iterator[tuple[Object, str, Any]]:
 
 def _load(manifests: Manifests, workload: Object, role: str) -> Any:
     pod = workload["spec"]["template"]["spec"]
-    container = _container(workload)
+    container = main_container(workload)
     if CONFIG_PATH not in container.get("args", ()):
         raise LookupError(f"its arguments do not name {CONFIG_PATH}")
     (volume,) = (v for v in pod["volumes"] if v["name"] == "config")
@@ -194,7 +194,8 @@ def _config_map(manifests: Manifests, name: str) -> Mapping[str, str]:
     raise LookupError(f"there is no ConfigMap {name}")
 
 
-def _container(workload: Object) -> Object:
+def main_container(workload: Object) -> Object:
+    """The one that serves."""
     containers: list[Object] = workload["spec"]["template"]["spec"]["containers"]
     return containers[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tools.deploy_checks import config_policies, pod_policies, service_policies
+from tools.deploy_checks import config_policies, gpu_policies, pod_policies, service_policies
 from tools.deploy_checks.manifests import Manifests
 
 Policy = Callable[[Manifests], Iterator[str]]
@@ -38,6 +38,10 @@ POLICIES: tuple[Policy, ...] = (
     config_policies.routers_find_their_replicas,
     config_policies.services_have_certificates,
     config_policies.models_are_known,
+    gpu_policies.gpus_are_those_the_engine_uses,
+    gpu_policies.gpu_pods_find_their_nodes,
+    gpu_policies.gpu_pods_have_a_checkpoint,
+    gpu_policies.gpu_pods_have_shared_memory,
 )
 
 

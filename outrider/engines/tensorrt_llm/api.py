@@ -72,6 +72,8 @@ class Api:
     """tensorrt_llm.SamplingParams"""
     kv_cache_config: Callable[..., object]
     """tensorrt_llm.llmapi.KvCacheConfig"""
+    torch_compile_config: Callable[..., object]
+    """tensorrt_llm.llmapi.TorchCompileConfig"""
     retention_config: Callable[..., object]
     """tensorrt_llm.llmapi.KvCacheRetentionConfig"""
     token_range: Callable[..., object]
@@ -95,6 +97,7 @@ def import_api() -> Api:
             make_llm=package.LLM,
             sampling_params=package.SamplingParams,
             kv_cache_config=llmapi.KvCacheConfig,
+            torch_compile_config=llmapi.TorchCompileConfig,
             retention_config=retention,
             token_range=retention.TokenRangeRetentionConfig,
         )

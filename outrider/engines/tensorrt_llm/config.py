@@ -14,8 +14,8 @@ class TensorRtLlmOptions:
     construction."""
 
     model_dir: Path | None = None
-    """A Hugging Face checkpoint: config.json and safetensors. Its vocabulary must be that of the
-    model of the catalogue that the replica is configured with."""
+    """A Hugging Face checkpoint: config.json, tokenizer.json and safetensors. Its vocabulary must
+    be that of the model that the replica is configured with."""
     tensor_parallel_size: int = 1
     """GPUs that share the model."""
     max_batch_size: int = 64
@@ -30,6 +30,10 @@ class TensorRtLlmOptions:
     logits_bytes: int = 4 << 30
     """GPU memory for the logits of requests in flight: prompt tokens x vocabulary x 4 bytes each,
     outside the KV pool."""
+    prefill_graph_tokens: tuple[int, ...] = ()
+    """Numbers of tokens of an iteration for which CUDA graphs of everything but attention are
+    captured at the start: iterations are padded to the next of them. Empty: kernels are launched
+    one by one."""
     host_cache_bytes: int = 0
     """Host memory for KV blocks that no longer fit the GPU; 0: none."""
     request_timeout_s: float = 120.0
@@ -45,6 +49,11 @@ class TensorRtLlmOptions:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"trtllm.{name} is {getattr(self, name)}; give at least 1")
+        if any(not 1 <= count <= self.max_num_tokens for count in self.prefill_graph_tokens):
+            raise ConfigError(
+                f"trtllm.prefill_graph_tokens is {list(self.prefill_graph_tokens)}; give numbers "
+                f"from 1 to trtllm.max_num_tokens, {self.max_num_tokens}"
+            )
         if self.host_cache_bytes < 0:
             raise ConfigError(
                 f"trtllm.host_cache_bytes is {self.host_cache_bytes}; it cannot be negative"

@@ -8,6 +8,10 @@ computed, the last of which are the rows. No state but KV stays there between sl
 Where the runtime has seen drafts before, in an earlier slice or another session, it takes them
 from the tree and gives no row for them. The first row is always to be had, by a request that ends
 there: its last token is computed whatever is cached.
+
+A model may score padding ids, which no tokenizer has. Rows are used up to the first that has too
+few other ids among its likeliest; if that is the first row, it is asked for again with as many more
+ids as there are padding ids, of which enough are others.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.engines.tensorrt_llm.api import Llm, TokenLogprobs
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint
 from outrider.engines.tensorrt_llm.reports import (
     CacheChanges,
     RuntimeStats,
@@ -40,7 +45,7 @@ from outrider.engines.tensorrt_llm.reports import (
     latest_stats,
 )
 from outrider.engines.tensorrt_llm.requests import Flight, Request, Ticket
-from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
+from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows, whole_rows
 from outrider.errors import EngineError
 
 log = structlog.get_logger()
@@ -77,24 +82,28 @@ class _Sequence:
         self.caution = min(_MAX_CAUTION, 2 * self.caution or 1) if short else 0
         self.num_cautious = self.caution
 
-    def request(self, end: int, num_final: int, *, rows: bool) -> Request:
-        candidates = self.num_candidates if rows else 0
-        return Request(tuple(self.ids[:end].tolist()), num_final, candidates, self.salt)
+    def request(self, end: int, num_final: int, num_candidates: int) -> Request:
+        """The tokens before `end`; without candidates no rows are asked for."""
+        return Request(tuple(self.ids[:end].tolist()), num_final, num_candidates, self.salt)
 
 
 class TensorRtLlmEngine:
     """Implements base.Engine; loading.load_engine makes one."""
 
-    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo) -> None:
+    def __init__(self, llm: Llm, flight: Flight, info: EngineInfo, checkpoint: Checkpoint) -> None:
         """`flight` has carried a request already: before the first, the runtime has no reports."""
         self._llm = llm
         self._info = info
+        self._num_ids = min(info.vocabulary_size, checkpoint.num_tokens)
+        self._num_padding_ids = checkpoint.vocabulary_size - self._num_ids
         self._flight = flight
         self._sequences: dict[int, _Sequence] = {}
         self._closed = False
         self._tell_at = 0.0
         self.num_short_answers = 0
         """Slices whose rows the runtime's cache had swallowed."""
+        self.num_padded_rows = 0
+        """First rows asked for again because padding ids were among their likeliest."""
 
     @property
     def info(self) -> EngineInfo:
@@ -194,29 +203,46 @@ class TensorRtLlmEngine:
         end = part.past + len(part.tokens)
         first = end - part.num_rows
         if part.num_rows == 0:
-            sequence.sent_ahead = self._flight.submit(sequence.request(end, end, rows=False))
-            return last_rows(None, 0, sequence.num_candidates)
+            sequence.sent_ahead = self._flight.submit(sequence.request(end, end, 0))
+            return self._rows(sequence, None, 0)
         if first - part.past > _SPARE_ROWS:
-            yield sequence.request(first, first, rows=False)
+            yield sequence.request(first, first, 0)
         return (yield from self._asked_rows(sequence, first, part.num_rows))
 
     def _asked_rows(self, sequence: _Sequence, first: int, num_rows: int) -> _Dialogue:
+        last = self._rows(sequence, None, 0)
+        padded = False
         if num_rows > 1 and sequence.num_cautious == 0:
-            answer = yield sequence.request(first + num_rows, first + 1, rows=True)
-            last = last_rows(answer, num_rows, sequence.num_candidates)
+            answer = yield sequence.request(first + num_rows, first + 1, sequence.num_candidates)
+            last = self._rows(sequence, answer, num_rows)
             short = len(last.logits) < num_rows
             sequence.learn(short)
             if not short:
-                return last
-            self.num_short_answers += 1
+                whole = whole_rows(last)
+                if len(whole.logits):
+                    return whole
+                padded = True
+            self.num_short_answers += short
         else:
-            last = last_rows(None, 0, sequence.num_candidates)
             sequence.num_cautious = max(0, sequence.num_cautious - 1)
-        answer = yield sequence.request(first + 1, first + 1, rows=True)
-        row = last_rows(answer, 1, sequence.num_candidates)
-        if len(row.logits) == 0:
-            raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
-        return row if num_rows == 1 else leading_rows(row, last, num_rows)
+        row = yield from self._first_row(sequence, first, padded=padded)
+        return row if num_rows == 1 else whole_rows(leading_rows(row, last, num_rows))
+
+    def _first_row(self, sequence: _Sequence, first: int, *, padded: bool) -> _Dialogue:
+        """The row behind position `first`; `padded`: it is known to have padding ids in front."""
+        plain, wide = sequence.num_candidates, sequence.num_candidates + self._num_padding_ids
+        for num_ranks in (wide,) if padded else (plain, wide):
+            self.num_padded_rows += num_ranks > plain
+            answer = yield sequence.request(first + 1, first + 1, num_ranks)
+            row = whole_rows(self._rows(sequence, answer, 1, num_ranks))
+            if len(row.logits):
+                return row
+        raise EngineError("TensorRT-LLM gave no row: check prompt_logprobs in this version")
+
+    def _rows(
+        self, sequence: _Sequence, answer: TokenLogprobs | None, num_rows: int, num_ranks: int = 0
+    ) -> LogitsRows:
+        return last_rows(answer, num_rows, sequence.num_candidates, self._num_ids, num_ranks)
 
     def _settle(self, sequence: _Sequence) -> None:
         if sequence.sent_ahead is not None:
@@ -241,6 +267,7 @@ class TensorRtLlmEngine:
             blocks_stored=changes.blocks_stored,
             blocks_removed=changes.blocks_removed,
             short_answers=self.num_short_answers,
+            padded_rows=self.num_padded_rows,
         )
 
     def _check_past(self, slices: Sequence[SequenceSlice]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -12,6 +10,7 @@ import structlog
 from outrider.engines.base import EngineInfo
 from outrider.engines.config import EngineConfig
 from outrider.engines.tensorrt_llm.api import Api, Llm, import_api
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint, read_checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from outrider.engines.tensorrt_llm.reports import cache_changes, latest_stats
@@ -28,7 +27,6 @@ log = structlog.get_logger()
 
 BLOCK_TOKENS = 32
 """The runtime's own default."""
-_KV_VALUE_BYTES = 2
 _EVENT_BUFFER = 4096
 _GENERATED_TOKENS = 1
 """Every request generates one, for which the runtime wants room."""
@@ -39,16 +37,8 @@ _REPORT_WAIT_S = 2.0
 _PROBE_SALT = b"outrider-start"
 LOGIT_BYTES = 4
 """The runtime's context logits are float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What a Hugging Face config.json says of a decoder."""
-
-    vocabulary_size: int
-    max_context_tokens: int
-    kv_token_bytes: int
-    """KV bytes of one token over all layers, in 16-bit floats."""
+_COMPUTED_LOGIT_BYTES = 2
+"""What the last weight product computes them in."""
 
 
 def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
@@ -57,34 +47,14 @@ def load_engine(config: EngineConfig) -> TensorRtLlmEngine:
     Raises ConfigError if the package is missing or differs, or if the settings do not fit each
     other, the checkpoint or the GPU, and EngineError if the runtime does not start.
     """
-    wanted = engine_info(config, read_checkpoint(config.trtllm.model_dir))
+    checkpoint = read_checkpoint(config.trtllm.model_dir)
+    wanted = engine_info(config, checkpoint)
     package = find_package()
     if package is not None:
         check_sources(package)
     api = import_api()
     check_loaded()
-    return start_engine(api, config, wanted)
-
-
-def read_checkpoint(folder: Path | None) -> Checkpoint:
-    """Raises ConfigError if there is no usable config.json."""
-    if folder is None:
-        raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
-    try:
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        heads = int(facts["num_attention_heads"])
-        head_size = int(facts.get("head_dim") or facts["hidden_size"] // heads)
-        values = 2 * int(facts.get("num_key_value_heads", heads)) * head_size
-        return Checkpoint(
-            vocabulary_size=int(facts["vocab_size"]),
-            max_context_tokens=int(facts["max_position_embeddings"]),
-            kv_token_bytes=int(facts["num_hidden_layers"]) * values * _KV_VALUE_BYTES,
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{folder} holds no usable config.json ({type(error).__name__}: {error}); name the "
-            "folder of a Hugging Face checkpoint"
-        ) from error
+    return start_engine(api, config, checkpoint, wanted)
 
 
 def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
@@ -93,16 +63,22 @@ def engine_info(config: EngineConfig, checkpoint: Checkpoint) -> EngineInfo:
     Raises ConfigError if settings do not fit each other or the checkpoint.
     """
     options = config.trtllm
+    num_ids = config.vocabulary_size or checkpoint.vocabulary_size
+    if num_ids > checkpoint.vocabulary_size:
+        raise ConfigError(
+            f"the checkpoint scores {checkpoint.vocabulary_size} ids, the vocabulary that is "
+            f"served has {num_ids}: set trtllm.model_dir and model to the same model"
+        )
     block_bytes = checkpoint.kv_token_bytes * BLOCK_TOKENS
     return EngineInfo(
         name="tensorrt-llm",
-        vocabulary_size=checkpoint.vocabulary_size,
+        vocabulary_size=num_ids,
         block_tokens=BLOCK_TOKENS,
         num_blocks=_blocks_asked_for(config, block_bytes),
         block_bytes=block_bytes,
         max_context_tokens=_context_tokens(config, checkpoint),
         exact=False,
-        num_candidates=min(options.num_candidates, checkpoint.vocabulary_size),
+        num_candidates=min(options.num_candidates, num_ids, checkpoint.num_tokens),
         truncates_sampling=options.truncate_sampling,
         partial_rows=True,
         keeps_kv=True,
@@ -134,7 +110,9 @@ def _context_tokens(config: EngineConfig, checkpoint: Checkpoint) -> int:
     return config.max_context_tokens or most
 
 
-def start_engine(api: Api, config: EngineConfig, wanted: EngineInfo) -> TensorRtLlmEngine:
+def start_engine(
+    api: Api, config: EngineConfig, checkpoint: Checkpoint, wanted: EngineInfo
+) -> TensorRtLlmEngine:
     """Start the runtime, make one request, and settle how large its KV pool is.
 
     Raises ConfigError if the pool is too small or not told, EngineError if the runtime does not
@@ -142,9 +120,9 @@ def start_engine(api: Api, config: EngineConfig, wanted: EngineInfo) -> TensorRt
     """
     llm = make_llm(api, config, wanted)
     try:
-        flight = make_flight(llm, api, config.trtllm, wanted)
+        flight = make_flight(llm, api, config.trtllm, checkpoint)
         ticket = flight.submit(Request((0,), 1, 1, _PROBE_SALT))
-        if len(last_rows(flight.land(ticket), 2, 1).logits) != 1:
+        if len(last_rows(flight.land(ticket), 2, 1, checkpoint.vocabulary_size).logits) != 1:
             raise EngineError(
                 f"TensorRT-LLM {api.version} gave no row for a prompt of one token: "
                 "prompt_logprobs does not work as this engine needs it"
@@ -153,8 +131,9 @@ def start_engine(api: Api, config: EngineConfig, wanted: EngineInfo) -> TensorRt
     except BaseException:
         llm.shutdown()
         raise
-    log.info("trtllm_memory", pool=info.pool_reason, **memory_bytes(config.trtllm, info))
-    return TensorRtLlmEngine(llm, flight, info)
+    told = memory_bytes(config.trtllm, checkpoint, info)
+    log.info("trtllm_memory", pool=info.pool_reason, **told)
+    return TensorRtLlmEngine(llm, flight, info, checkpoint)
 
 
 def make_llm(api: Api, config: EngineConfig, wanted: EngineInfo) -> Llm:
@@ -167,12 +146,12 @@ def make_llm(api: Api, config: EngineConfig, wanted: EngineInfo) -> Llm:
         ) from error
 
 
-def make_flight(llm: Llm, api: Api, options: TensorRtLlmOptions, info: EngineInfo) -> Flight:
+def make_flight(llm: Llm, api: Api, options: TensorRtLlmOptions, checkpoint: Checkpoint) -> Flight:
     """What carries the engine's requests."""
     return Flight(
         llm,
         RequestMaker(api),
-        row_bytes=info.vocabulary_size * LOGIT_BYTES,
+        row_bytes=checkpoint.vocabulary_size * LOGIT_BYTES,
         max_bytes=options.logits_bytes,
         timeout_s=options.request_timeout_s,
     )
@@ -209,27 +188,30 @@ def settle_pool(config: EngineConfig, wanted: EngineInfo, measured: int) -> Engi
     return replace(wanted, num_blocks=num_blocks, max_context_tokens=context, pool_reason=reason)
 
 
-def memory_bytes(options: TensorRtLlmOptions, info: EngineInfo) -> dict[str, int]:
+def memory_bytes(
+    options: TensorRtLlmOptions, checkpoint: Checkpoint, info: EngineInfo
+) -> dict[str, int]:
     """GPU memory besides weights and activations, as far as it can be computed."""
     return {
         "kv_bytes": info.num_blocks * info.block_bytes,
         "logits_bytes": options.logits_bytes,
-        "iteration_logits_bytes": iteration_logits_bytes(options, info),
+        "iteration_logits_bytes": iteration_logits_bytes(options, checkpoint),
     }
 
 
-def iteration_logits_bytes(options: TensorRtLlmOptions, info: EngineInfo) -> int:
+def iteration_logits_bytes(options: TensorRtLlmOptions, checkpoint: Checkpoint) -> int:
     """Logits of one iteration at most, in 16 bits and as float32: when one request of it wants
     rows, the runtime computes those of all its tokens, prefill of other requests included
     (_torch/pyexecutor, gather_context_logits; modules/logits_processor.py)."""
-    return options.max_num_tokens * info.vocabulary_size * (_KV_VALUE_BYTES + LOGIT_BYTES)
+    row_bytes = checkpoint.vocabulary_size * (_COMPUTED_LOGIT_BYTES + LOGIT_BYTES)
+    return options.max_num_tokens * row_bytes
 
 
 def llm_arguments(api: Api, config: EngineConfig, wanted: EngineInfo) -> dict[str, Any]:
     """Arguments of tensorrt_llm.LLM. Without chunked prefill a prompt longer than max_num_tokens
     would be refused by its full length, however much of it is cached."""
     options = config.trtllm
-    return {
+    arguments: dict[str, Any] = {
         "model": str(options.model_dir),
         "skip_tokenizer_init": True,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -248,6 +230,13 @@ def llm_arguments(api: Api, config: EngineConfig, wanted: EngineInfo) -> dict[st
             tokens_per_block=wanted.block_tokens,
         ),
     }
+    if options.prefill_graph_tokens:
+        arguments["torch_compile_config"] = api.torch_compile_config(
+            enable_piecewise_cuda_graph=True,
+            capture_num_tokens=sorted(options.prefill_graph_tokens),
+            enable_userbuffers=False,
+        )
+    return arguments
 
 
 def _pool_arguments(config: EngineConfig, wanted: EngineInfo) -> dict[str, Any]:

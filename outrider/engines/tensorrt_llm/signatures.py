@@ -91,6 +91,13 @@ FACTS = (
     ),
     Fact(
         "llmapi/llm_args.py",
+        "TorchCompileConfig",
+        "tensorrt_llm.llmapi:TorchCompileConfig",
+        "",
+        ("enable_piecewise_cuda_graph", "capture_num_tokens", "enable_userbuffers"),
+    ),
+    Fact(
+        "llmapi/llm_args.py",
         "TorchLlmArgs",
         "tensorrt_llm.llmapi:TorchLlmArgs",
         "",
@@ -104,6 +111,7 @@ FACTS = (
             "enable_chunked_prefill",
             "enable_iter_perf_stats",
             "kv_cache_config",
+            "torch_compile_config",
         ),
     ),
 )

@@ -21,13 +21,10 @@ import numpy as np
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.tensorrt_llm.api import Api
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
-from outrider.engines.tensorrt_llm.loading import (
-    Checkpoint,
-    engine_info,
-    start_engine,
-)
+from outrider.engines.tensorrt_llm.loading import engine_info, start_engine
 from tests.engines.tensorrt_llm.fake_types import (
     CompletionOutput,
     KvCacheConfig,
@@ -35,10 +32,12 @@ from tests.engines.tensorrt_llm.fake_types import (
     Logprob,
     SamplingParams,
     TokenRangeRetentionConfig,
+    TorchCompileConfig,
 )
 
 VOCABULARY = 64
-CHECKPOINT = Checkpoint(VOCABULARY, max_context_tokens=512, kv_token_bytes=64)
+"""Ids that the model scores."""
+CHECKPOINT = Checkpoint(VOCABULARY, VOCABULARY, max_context_tokens=512, kv_token_bytes=64)
 _REPETITION = 0.8
 """Share of rows whose best id follows from the last token alone: drafts then hit."""
 _LOGIT_STEP = 0.125
@@ -102,8 +101,10 @@ class LLM:
         enable_chunked_prefill: bool = False,
         enable_iter_perf_stats: bool = False,
         kv_cache_config: KvCacheConfig | None = None,
+        torch_compile_config: TorchCompileConfig | None = None,
     ) -> None:
         assert skip_tokenizer_init and kv_cache_config is not None
+        self.torch_compile = torch_compile_config
         self.pool = kv_cache_config
         self.max_seq_len = max_seq_len or 0
         self.in_flight: list[RequestOutput] = []
@@ -245,15 +246,21 @@ API = Api(
     make_llm=LLM,
     sampling_params=SamplingParams,
     kv_cache_config=KvCacheConfig,
+    torch_compile_config=TorchCompileConfig,
     retention_config=KvCacheRetentionConfig,
     token_range=TokenRangeRetentionConfig,
 )
 
 
-def make_engine(**settings: Any) -> tuple[TensorRtLlmEngine, LLM]:
-    """An engine on a stand-in; settings are TensorRtLlmOptions'."""
+def make_engine(
+    num_ids: int = 0, checkpoint: Checkpoint = CHECKPOINT, **settings: Any
+) -> tuple[TensorRtLlmEngine, LLM]:
+    """An engine on a stand-in that serves so many ids of it (0: all); settings are
+    TensorRtLlmOptions'."""
     options = TensorRtLlmOptions(**{"num_candidates": VOCABULARY, **settings})
-    config = EngineConfig(engine="tensorrt-llm", num_blocks=256, trtllm=options)
+    config = EngineConfig(
+        engine="tensorrt-llm", num_blocks=256, vocabulary_size=num_ids, trtllm=options
+    )
     made: list[LLM] = []
 
     def make_llm(**arguments: Any) -> LLM:
@@ -261,6 +268,6 @@ def make_engine(**settings: Any) -> tuple[TensorRtLlmEngine, LLM]:
         return made[0]
 
     api = replace(API, make_llm=make_llm)
-    engine = start_engine(api, config, engine_info(config, CHECKPOINT))
+    engine = start_engine(api, config, checkpoint, engine_info(config, checkpoint))
     made[0].forget()
     return engine, made[0]

@@ -44,6 +44,13 @@ class KvCacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TorchCompileConfig:
+    enable_piecewise_cuda_graph: bool = False
+    capture_num_tokens: list[int] | None = None
+    enable_userbuffers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRangeRetentionConfig:
     token_start: int
     token_end: int | None = None

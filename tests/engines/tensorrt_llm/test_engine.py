@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from structlog.types import EventDict
@@ -12,7 +14,7 @@ from outrider.engines.tensorrt_llm.reports import CacheChanges, RuntimeStats
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import all_rows, assert_answers, opened, random_ids, run, table
-from tests.engines.tensorrt_llm.fake_llm import VOCABULARY, make_engine, top
+from tests.engines.tensorrt_llm.fake_llm import CHECKPOINT, VOCABULARY, make_engine, top
 from tests.engines.tensorrt_llm.fake_types import TokenRangeRetentionConfig
 
 
@@ -32,6 +34,57 @@ class TestTensorRtLlmEngine(EngineContract):
     @pytest.fixture
     def spare(self) -> Engine:
         return make_engine()[0]
+
+
+class TestWithPadding(EngineContract):
+    """24 of the 64 ids that the model scores are padding: most rows have some in front."""
+
+    exact = False
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return make_engine(40)[0]
+
+    @pytest.fixture
+    def other(self) -> Engine:
+        return make_engine(40)[0]
+
+    @pytest.fixture
+    def spare(self) -> Engine:
+        return make_engine(40)[0]
+
+
+@pytest.mark.parametrize("num_candidates", [1, 5, 40])
+def test_padding_ids_are_never_among_the_candidates(num_candidates: int) -> None:
+    """A row has the likeliest ids of the vocabulary, whatever padding the model prefers."""
+    engine, llm = make_engine(40, num_candidates=num_candidates)
+    ids, blocks = random_ids(engine, 60), table(engine, 70)
+    with opened(engine, ids) as (sequence,):
+        past, lengths = 0, []
+        while past < 60:
+            part = SequenceSlice(sequence, ids[past:], past, blocks, 60 - past)
+            (rows,) = engine.step([part])
+            assert rows.ids is not None
+            lengths.append(len(rows.logits))
+            for offset, row in enumerate(rows.ids.tolist()):
+                likeliest = list(top(ids[: past + offset + 1].tolist(), VOCABULARY, 0))
+                assert row == [token for token in likeliest if token < 40][:num_candidates]
+            past += lengths[-1]
+            llm.evict()
+    assert sum(lengths) == 60
+    assert engine.num_padded_rows > 2, "the test shows nothing"
+    asked = {request.params.prompt_logprobs for request in llm.requests}
+    assert asked == {num_candidates, num_candidates + 24}
+
+
+def test_padding_that_the_vocabulary_names_is_not_chosen_either() -> None:
+    engine, _ = make_engine(checkpoint=replace(CHECKPOINT, num_tokens=40))
+    assert (engine.info.vocabulary_size, engine.info.num_candidates) == (VOCABULARY, 40)
+    ids, blocks = random_ids(engine, 30), table(engine, 40)
+    with opened(engine, ids) as (sequence,):
+        (rows,) = engine.step([SequenceSlice(sequence, ids, 0, blocks, 1)])
+    assert rows.ids is not None
+    assert sorted(rows.ids[0].tolist()) == list(range(40))
 
 
 def test_a_slice_is_one_request_with_one_candidate_when_greedy() -> None:

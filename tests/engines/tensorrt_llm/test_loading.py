@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,50 +12,21 @@ import pytest
 from outrider.config import load
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from outrider.engines.tensorrt_llm.loading import (
-    Checkpoint,
     engine_info,
     llm_arguments,
     make_llm,
     memory_bytes,
-    read_checkpoint,
     start_engine,
 )
 from outrider.errors import ConfigError, EngineError
 from services.inference.config import InferenceConfig
-from tests.engines.tensorrt_llm.fake_llm import API, CHECKPOINT, LLM, RequestOutput
+from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
+from tests.engines.tensorrt_llm.fake_llm import API, CHECKPOINT, LLM, VOCABULARY, RequestOutput
 from tests.engines.tensorrt_llm.fake_types import GPU_BLOCKS, CompletionOutput
-
-LLAMA = {
-    "vocab_size": 128_256,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-}
-
-
-def write(folder: Path, **facts: Any) -> Path:
-    (folder / "config.json").write_text(json.dumps({**LLAMA, **facts}))
-    return folder
-
-
-def test_a_checkpoint_is_read(tmp_path: Path) -> None:
-    assert read_checkpoint(write(tmp_path)) == Checkpoint(128_256, 8192, 131_072)
-    assert read_checkpoint(write(tmp_path, head_dim=64)).kv_token_bytes == 65_536
-
-
-@pytest.mark.parametrize("text", [None, "{", "[]", '{"vocab_size": 7}'])
-def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"no usable config\.json"):
-        read_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match=r"trtllm\.model_dir is not set"):
-        read_checkpoint(None)
 
 
 def config(num_blocks: int | None = 100, context: int = 0, **options: Any) -> EngineConfig:
@@ -107,7 +77,7 @@ def start(settings: EngineConfig, **made: Any) -> tuple[TensorRtLlmEngine, LLM]:
 
     api = replace(API, make_llm=make)
     try:
-        return start_engine(api, settings, engine_info(settings, CHECKPOINT)), llms[0]
+        return start_engine(api, settings, CHECKPOINT, engine_info(settings, CHECKPOINT)), llms[0]
     except (ConfigError, EngineError):
         assert llms[0].down, "a runtime is left running"
         raise
@@ -176,6 +146,29 @@ def test_the_runtime_gets_its_settings() -> None:
     assert cache.enable_block_reuse
 
 
+def test_graphs_of_prefill_are_captured_where_they_are_asked_for() -> None:
+    plain = llm_arguments(API, config(), engine_info(config(), CHECKPOINT))
+    assert "torch_compile_config" not in plain
+    engine, llm = start(config(prefill_graph_tokens=(64, 8)))
+    assert llm.torch_compile is not None
+    assert llm.torch_compile.enable_piecewise_cuda_graph
+    assert llm.torch_compile.capture_num_tokens == [8, 64]
+    engine.close()
+
+
+def test_padding_of_the_checkpoint_is_not_served_but_takes_memory() -> None:
+    padded = replace(config(), vocabulary_size=VOCABULARY - 7)
+    info = engine_info(padded, CHECKPOINT)
+    assert info.vocabulary_size == VOCABULARY - 7
+    assert replace(padded, vocabulary_size=0) == config()
+    assert engine_info(config(), CHECKPOINT).vocabulary_size == VOCABULARY
+    assert info.max_context_tokens == engine_info(config(), CHECKPOINT).max_context_tokens
+    room = replace(padded, trtllm=TensorRtLlmOptions(logits_bytes=100 * VOCABULARY * 4))
+    assert engine_info(room, CHECKPOINT).max_context_tokens == 100
+    with pytest.raises(ConfigError, match=r"scores 64 ids, the vocabulary that is served has 65"):
+        engine_info(replace(config(), vocabulary_size=VOCABULARY + 1), CHECKPOINT)
+
+
 def test_a_runtime_that_does_not_start_is_an_engine_error() -> None:
     def broken(**arguments: Any) -> Any:
         raise RuntimeError("no device")
@@ -186,8 +179,10 @@ def test_a_runtime_that_does_not_start_is_an_engine_error() -> None:
 
 
 def test_the_memory_of_an_iteration_with_rows_is_told() -> None:
-    info = engine_info(config(), Checkpoint(128_256, 8192, 131_072))
-    told = memory_bytes(config(max_num_tokens=8192).trtllm, info)
+    checkpoint = Checkpoint(128_256, 128_256, 8192, 131_072)
+    settings = replace(config(max_num_tokens=8192), vocabulary_size=100_000)
+    info = engine_info(settings, checkpoint)
+    told = memory_bytes(settings.trtllm, checkpoint, info)
     assert told["iteration_logits_bytes"] == 8192 * 128_256 * 6
     assert told["kv_bytes"] == 100 * 32 * 131_072
 
@@ -198,7 +193,7 @@ def test_without_the_package_a_replica_says_so(
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     monkeypatch.setattr("outrider.engines.tensorrt_llm.loading.find_package", lambda: None)
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
-        create_engine(config(model_dir=write(tmp_path)))
+        create_engine(config(model_dir=write_checkpoint(tmp_path)))
 
 
 def test_settings_reach_the_engine(tmp_path: Path) -> None:
@@ -222,6 +217,8 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
         ("tensor_parallel_size", 0),
         ("logits_bytes", 0),
         ("host_cache_bytes", -1),
+        ("prefill_graph_tokens", (0,)),
+        ("prefill_graph_tokens", (8, 4097)),
         ("request_timeout_s", float("nan")),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.engines.base import LogitsRows, SequenceSlice
 from outrider.engines.tensorrt_llm.requests import Flight, Request, RequestMaker
-from outrider.engines.tensorrt_llm.rows import last_rows, leading_rows
+from outrider.engines.tensorrt_llm.rows import NO_ID, last_rows, leading_rows, whole_rows
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
@@ -27,7 +27,7 @@ def answer(*best: int) -> list[dict[int, Logprob]]:
 
 
 def test_rows_are_counted_from_the_end() -> None:
-    rows = last_rows(answer(10, 20, 30, 40), 2, 2)
+    rows = last_rows(answer(10, 20, 30, 40), 2, 2, 100)
     assert rows.ids is not None
     assert rows.ids.tolist() == [[30, 31], [40, 41]]
     assert rows.logits.tolist() == [[-0.5, -2.0]] * 2
@@ -37,22 +37,37 @@ def test_rows_are_counted_from_the_end() -> None:
 
 @pytest.mark.parametrize("missing", [None, []])
 def test_an_answer_without_rows_has_none(missing: list[dict[int, Logprob]] | None) -> None:
-    assert last_rows(missing, 3, 4).logits.shape == (0, 4)
-    assert last_rows(answer(1, 2), 0, 1).logits.shape == (0, 1)
-    assert last_rows(answer(1, 2), 3, 1).logits.shape == (2, 1)
+    assert last_rows(missing, 3, 4, 100).logits.shape == (0, 4)
+    assert last_rows(answer(1, 2), 0, 1, 100).logits.shape == (0, 1)
+    assert last_rows(answer(1, 2), 3, 1, 100).logits.shape == (2, 1)
 
 
 def test_a_row_without_its_likeliest_ids_is_refused() -> None:
     with pytest.raises(EngineError, match="rank 3 of 3"):
-        last_rows(answer(1), 1, 3)
+        last_rows(answer(1), 1, 3, 100)
+
+
+def test_padding_ids_are_taken_out_and_rows_used_up_to_the_first_that_has_too_few() -> None:
+    rows = last_rows(answer(3, 4, 5, 3), 4, 1, 5)
+    assert rows.ids is not None
+    assert rows.ids.tolist() == [[3], [4], [NO_ID], [3]]
+    whole = whole_rows(rows)
+    assert whole.ids is not None
+    assert (whole.ids.tolist(), len(whole.logits)) == ([[3], [4]], 2)
+    (only,) = answer(5)
+    wide = last_rows([{5: only[5], 4: Logprob(-2.0, 2), 6: Logprob(-3.0, 3)}], 1, 1, 5, 3)
+    assert wide.ids is not None
+    assert (wide.ids.tolist(), wide.logits.tolist()) == ([[4]], [[-2.0]])
+    assert len(whole_rows(last_rows(answer(4), 1, 2, 5)).logits) == 0
+    assert len(whole_rows(last_rows([], 3, 2, 5)).logits) == 0
 
 
 @pytest.mark.parametrize(
     ("num_last", "expected"), [(0, [1]), (2, [1]), (3, [1, 7, 8, 9]), (4, [1, 7, 8, 9])]
 )
 def test_leading_rows_have_no_gap(num_last: int, expected: list[int]) -> None:
-    first = last_rows(answer(1), 1, 1)
-    last = last_rows(answer(6, 7, 8, 9)[4 - num_last :], 4, 1)
+    first = last_rows(answer(1), 1, 1, 100)
+    last = last_rows(answer(6, 7, 8, 9)[4 - num_last :], 4, 1, 100)
     rows: LogitsRows = leading_rows(first, last, 4)
     assert rows.ids is not None
     assert rows.ids[:, 0].tolist() == expected
@@ -72,8 +87,8 @@ def test_the_top_k_candidates_choose_what_the_whole_row_does(params: SamplingPar
     chosen = []
     for position in range(1, 200):
         prefix = [token % VOCABULARY for token in range(position, position + 3)]
-        whole = last_rows([top(prefix, VOCABULARY, 0)], 1, VOCABULARY)
-        some = last_rows([top(prefix, params.top_k, 5)], 1, params.top_k)
+        whole = last_rows([top(prefix, VOCABULARY, 0)], 1, VOCABULARY, VOCABULARY)
+        some = last_rows([top(prefix, params.top_k, 5)], 1, params.top_k, VOCABULARY)
         assert whole.ids is not None
         assert some.ids is not None
         row = whole.logits[0][whole.ids[0].argsort()]

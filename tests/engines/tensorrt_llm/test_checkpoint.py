@@ -1,0 +1,150 @@
+"""A checkpoint's sizes are its own, and its ids are the served vocabulary's or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.engines.config import EngineConfig
+from outrider.engines.factory import check_vocabulary
+from outrider.engines.tensorrt_llm.checkpoint import Checkpoint, read_checkpoint
+from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
+from outrider.errors import ConfigError
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.vocabulary import Vocabulary
+from services.inference import app
+from services.inference.config import InferenceConfig
+from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
+
+TOKENS = ["<|end|>", *"abcdefgh", "ab", "Ġa"]
+
+
+def vocabulary(tokens: list[str]) -> Vocabulary:
+    merges = [f"{text[0]} {text[1]}" for text in tokens if len(text) == 2]
+    return Vocabulary.from_definition(
+        VocabularyDefinition(
+            tokens=tokens,
+            merges=[merge for merge in merges if "Ġ" not in merge],
+            pre_tokenizer="gpt-2",
+            control_ids=[0],
+            user_defined_ids=[],
+            stop_ids=[0],
+            bos_token="",
+            eos_token="<|end|>",
+            chat_template="",
+        )
+    )
+
+
+SERVED = vocabulary(TOKENS)
+
+
+def check(folder: Path | None) -> None:
+    options = TensorRtLlmOptions(model_dir=folder)
+    check_vocabulary(EngineConfig(engine="tensorrt-llm", trtllm=options), SERVED)
+
+
+def test_sizes_are_read_from_the_checkpoint(tmp_path: Path) -> None:
+    assert read_checkpoint(write_checkpoint(tmp_path)) == Checkpoint(
+        128_256, 128_256, 8192, 131_072
+    )
+    assert read_checkpoint(write_checkpoint(tmp_path, head_dim=64)).kv_token_bytes == 65_536
+    alone = write_checkpoint(tmp_path, num_key_value_heads=None)
+    assert read_checkpoint(alone).kv_token_bytes == 4 * 131_072
+    latent = write_checkpoint(tmp_path, kv_lora_rank=512, qk_rope_head_dim=64)
+    assert read_checkpoint(latent).kv_token_bytes == 32 * 576 * 2
+
+
+def test_a_decoder_that_also_reads_pictures_has_a_table_of_its_own(tmp_path: Path) -> None:
+    text = json.loads((write_checkpoint(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text, "vision_config": {}}))
+    assert read_checkpoint(tmp_path) == Checkpoint(128_256, 128_256, 8192, 131_072)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "{", "[]", '{"vocab_size": 7}', '{"build_config": {}, "pretrained_config": {}}']
+)
+def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"no usable config\.json"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=r"trtllm\.model_dir is not set"):
+        read_checkpoint(None)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"vocab_size": 0}, {"num_attention_heads": 0}, {"num_hidden_layers": -1}, {"vocab_size": "x"}],
+    ids=str,
+)
+def test_absurd_sizes_are_refused(tmp_path: Path, facts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"no usable config\.json"):
+        read_checkpoint(write_checkpoint(tmp_path, **facts))
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 53])
+def test_a_checkpoint_with_the_served_ids_passes_with_any_padding(
+    tmp_path: Path, num_padding: int
+) -> None:
+    size = len(TOKENS) + num_padding
+    folder = write_checkpoint(tmp_path, SERVED.tokenizer_json, vocab_size=size)
+    check(folder)
+    read = read_checkpoint(folder)
+    assert (read.vocabulary_size, read.num_tokens) == (size, len(TOKENS))
+
+
+def test_a_vocabulary_that_names_the_padding_passes(tmp_path: Path) -> None:
+    """Some files list padding as tokens; the checkpoint's tokenizer knows better."""
+    tokenizer = vocabulary(TOKENS[:-1]).tokenizer_json
+    folder = write_checkpoint(tmp_path, tokenizer, vocab_size=len(TOKENS))
+    check(folder)
+    assert read_checkpoint(folder).num_tokens == len(TOKENS) - 1
+
+
+def test_without_its_tokenizer_only_the_same_size_passes(tmp_path: Path) -> None:
+    check(write_checkpoint(tmp_path, vocab_size=len(TOKENS)))
+    for size in (len(TOKENS) - 1, len(TOKENS) + 1):
+        with pytest.raises(ConfigError, match=rf"scores {size} ids.* 11: set .*tokenizer\.json"):
+            check(write_checkpoint(tmp_path, vocab_size=size))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([*TOKENS, "bc"], r"has id 11 \('bc'\), the vocabulary that is served ends at 10"),
+        ([*TOKENS[:-1], "Ġb"], r"id 10 is b' b' in the tokenizer .* b' a' in the vocabulary"),
+        ([TOKENS[0], "b", "a", *TOKENS[3:]], r"id 1 is b'b'"),
+    ],
+)
+def test_another_models_tokenizer_is_refused(tmp_path: Path, tokens: list[str], words: str) -> None:
+    other = vocabulary(tokens).tokenizer_json
+    with pytest.raises(ConfigError, match=words):
+        check(write_checkpoint(tmp_path, other, vocab_size=64))
+
+
+def test_fewer_scored_ids_than_served_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="scores 10 ids, the vocabulary that is served has 11"):
+        check(write_checkpoint(tmp_path, SERVED.tokenizer_json, vocab_size=10))
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read"):
+        check(write_checkpoint(tmp_path, "{", vocab_size=64))
+
+
+def test_other_engines_read_no_checkpoint() -> None:
+    check_vocabulary(EngineConfig(engine="fake"), SERVED)
+
+
+def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vocabulary of `model` alone does not decide: Llama's checkpoint has another."""
+    monkeypatch.setattr(app, "load_vocabulary", lambda spec, store: SERVED)
+    options = TensorRtLlmOptions(model_dir=write_checkpoint(tmp_path))
+    with pytest.raises(ConfigError, match="scores 128256 ids, the vocabulary that is served has"):
+        app.load_model(InferenceConfig(engine="tensorrt-llm", trtllm=options))
