@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def truth(request: OpenRequest) -> tuple[int, ...]:
 class Replica:
     """A scheduler and an engine, ticked by hand."""
 
-    def __init__(self, **settings: int) -> None:
-        self.engine, self.llm = make_engine(**{"num_candidates": 20, **settings})
+    def __init__(self, *, num_candidates: int = 20, **settings: Any) -> None:
+        self.engine, self.llm = make_engine(num_candidates=num_candidates, **settings)
         self.scheduler = Scheduler(self.engine.info, _LIMITS, new_reply)
         self.replies: dict[int, list[int]] = {}
         self.chains: dict[int, tuple[int, ...]] = {}
