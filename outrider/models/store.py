@@ -87,7 +87,8 @@ class ModelStore:
         """The verified file of a source; nothing is fetched.
 
         ArtifactMissingError if it was never pulled, ArtifactCorruptError if its bytes do not hash
-        to its name or the name is not the pinned `sha256`.
+        to its name or the name is not the pinned `sha256`. Without a pin, None or "", it is the
+        digest of the first pull that holds.
         """
         return self.load(source, sha256=sha256).path
 
@@ -291,6 +292,8 @@ def _check_digest(
 
 
 def _checked_pin(sha256: str | None) -> str | None:
-    if sha256 is not None and _SHA256.fullmatch(sha256) is None:
+    if not sha256:
+        return None
+    if _SHA256.fullmatch(sha256) is None:
         raise ConfigError(f"{sha256!r} is no sha256; write 64 lower-case hexadecimal digits")
     return sha256
