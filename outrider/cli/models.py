@@ -21,7 +21,7 @@ from outrider.errors import (
     SourceError,
     UnknownModelError,
 )
-from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, current, load_catalog, lookup, use
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, current, lookup
 from outrider.models.definitions import as_table
 from outrider.models.disk.fetch import PullProgress, ReportProgress, ignore_progress
 from outrider.models.sources import parse_source
@@ -64,12 +64,6 @@ Store = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout.")]
 
 
-@app.callback()
-def _begin() -> None:
-    """Definitions are read anew: a command may have changed them."""
-    use(None)
-
-
 @app.command()
 def pull(
     models: Models = None,
@@ -102,7 +96,7 @@ def list_(store: Store = None, as_json: Json = False) -> None:
     opened = _open(store)
     with failures(as_json):
         held = {artifact.source: artifact for artifact in opened.list()}
-        catalog = load_catalog()
+        catalog = current()
     for spec in catalog:
         _show_definition(spec, held.get(spec.source), as_json)
     for source, artifact in held.items():

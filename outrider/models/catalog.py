@@ -94,8 +94,9 @@ def user_definitions(environ: Mapping[str, str] = os.environ) -> list[ModelSpec]
 def write_user_definitions(
     tables: Mapping[str, Mapping[str, object]], environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Replace the user's models file. Raises OSError."""
+    """Replace the user's models file; this process looks names up anew. Raises OSError."""
     write_atomic(models_file(environ), to_toml(tables).encode())
+    use(None)
 
 
 def editing(environ: Mapping[str, str] = os.environ) -> AbstractContextManager[bool]:

@@ -118,7 +118,7 @@ def test_a_bad_file_is_named(user_models: Path, text: str, says: str) -> None:
 
 
 def test_files_that_cannot_be_read(user_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="cannot read .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*No such file"):
         load_catalog()  # a file that is named has to be there
     user_models.parent.mkdir()
     user_models.write_bytes(b"\xff")

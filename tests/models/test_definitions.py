@@ -149,7 +149,7 @@ def test_tables_that_define_nothing(tables: object, says: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "ä", "a/b", "a:b", "a" * 65, "..", "a\n"])
 def test_what_cannot_be_a_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="here: .*cannot name a model; use a-z"):
+    with pytest.raises(ConfigError, match=r"here: .*cannot name a model; use a-z"):
         check_model_name(name, "here")
 
 
@@ -249,15 +249,15 @@ def test_the_later_definition_counts() -> None:
 def test_a_catalog_has_room_for_so_many() -> None:
     specs = [ModelSpec(f"m{i}", SOURCE) for i in range(MAX_DEFINITIONS)]
     catalog = ModelCatalog(specs, "m0")
-    with pytest.raises(ConfigError, match="257 models are defined; keep at most 256.*forget"):
+    with pytest.raises(ConfigError, match=r"257 models are defined; keep at most 256.*forget"):
         catalog.extended([ModelSpec("one-more", SOURCE)])
-    with pytest.raises(UnknownModelError, match="m0, m1, .* and 240 more") as refused:
+    with pytest.raises(UnknownModelError, match=r"m0, m1, .* and 240 more") as refused:
         catalog.lookup("y" * 10_000)
     assert len(refused.value.message) < 500
 
 
 def test_a_draft_has_to_be_defined() -> None:
-    with pytest.raises(ConfigError, match="'d', the draft of m .*is not defined; there is m"):
+    with pytest.raises(ConfigError, match=r"'d', the draft of m .*is not defined; there is m"):
         ModelCatalog([ModelSpec("m", SOURCE, draft="d")], "m")
     catalog = ModelCatalog(
         [ModelSpec("m", SOURCE, draft="d"), ModelSpec("d", SOURCE, draft="none")], "m"

@@ -86,14 +86,14 @@ class DrafterSettings:
 
     model: str
     """The target model's name."""
-    definitions_file: str = ""
-    """The configuration file that the edge was started with, if it may define models."""
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """The draft model and the process."""
     model_store: str = ""
     """The store's folder; empty: the machine's."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
+    definitions_file: str = ""
+    """The configuration file that the edge was started with, if it may define models."""
 
     def to_json(self) -> str:
         """For the command line."""
