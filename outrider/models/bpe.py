@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -62,30 +62,6 @@ class VocabularyDefinition:
             raise ArtifactCorruptError("a special token id lies outside the vocabulary")
         if any(merge.count(" ") != 1 for merge in self.merges):
             raise ArtifactCorruptError("a BPE merge is not a pair of tokens")
-
-
-def with_overrides(
-    definition: VocabularyDefinition, chat_template: str, stop_tokens: Iterable[str]
-) -> VocabularyDefinition:
-    """With another chat template, unless it is "", and with more control tokens that end a reply.
-    Raises ConfigError for texts that are no control tokens."""
-    control = {definition.tokens[i]: i for i in definition.control_ids}
-    wanted = list(stop_tokens)
-    for text in wanted:
-        if text not in control:
-            known = ", ".join(sorted(control)[:_TOKENS_SHOWN])
-            what = "no control token" if text in definition.tokens else "not in the vocabulary"
-            raise ConfigError(
-                f"the stop token {text!r} is {what}; its control tokens begin with {known}"
-            )
-    return replace(
-        definition,
-        chat_template=chat_template or definition.chat_template,
-        stop_ids=sorted({*definition.stop_ids, *(control[text] for text in wanted)}),
-    )
-
-
-_TOKENS_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)

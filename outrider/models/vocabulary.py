@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
-from outrider.models.bpe import (
-    VocabularyDefinition,
-    build_tokenizer,
-    vocabulary_digest,
-    with_overrides,
-)
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
 from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
+from outrider.models.overrides import with_overrides
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec

@@ -15,7 +15,6 @@ from outrider.models.bpe import (
     build_tokenizer,
     canonical_form,
     vocabulary_digest,
-    with_overrides,
 )
 from outrider.models.vocabulary import Vocabulary
 
@@ -108,29 +107,6 @@ DEFINITION = VocabularyDefinition(
     eos_token="<s>",
     chat_template="{{ messages }}",
 )
-
-
-def test_a_definition_may_replace_the_template_and_add_stop_tokens() -> None:
-    more = replace(DEFINITION, control_ids=(0, 4), user_defined_ids=())
-    assert with_overrides(more, "", ()) == replace(more, stop_ids=[0])
-    changed = with_overrides(more, "{{ x }}", ("<x>", "<s>", "<x>"))
-    assert (changed.chat_template, changed.stop_ids) == ("{{ x }}", [0, 4])
-    ids = [Vocabulary.from_definition(it) for it in (more, changed)]
-    assert ids[0].has_ids_of(ids[1])
-    assert not ids[0].has_ids_of(Vocabulary.from_definition(DEFINITION)), "<x> is text there"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("<eot>", "'<eot>' is not in the vocabulary; its control tokens begin with <s>"),
-        ("ab", "'ab' is no control token"),
-        ("<x>", "'<x>' is no control token"),
-    ],
-)
-def test_stop_tokens_are_control_tokens(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        with_overrides(DEFINITION, "", (text,))
 
 
 def test_the_form_is_pinned() -> None:

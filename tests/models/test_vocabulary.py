@@ -178,7 +178,7 @@ def test_a_definition_changes_chat_template_and_stop_tokens(
     ("changes", "says"),
     [
         ({"stop_tokens": ("<|eot_id|>",)}, "model own: .*'<|eot_id|>' is not in the vocabulary"),
-        ({"stop_tokens": ("the",)}, "model own: .*'the' is no control token.*<.im_end.>"),
+        ({"stop_tokens": ("the",)}, "model own: .*'the' is no control token"),
         ({"chat_template": "{% if %}"}, "model own: .*template is broken"),
     ],
 )
