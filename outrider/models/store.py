@@ -108,7 +108,7 @@ class ModelStore:
         try:
             return self.load(source, sha256=sha256)
         except (ArtifactMissingError, ArtifactCorruptError):
-            return self.pull(source, progress=progress, sha256=sha256 or self._known(source))
+            return self.pull(source, progress=progress, sha256=sha256 or self.recorded(source))
 
     def pull(
         self, source: str, *, progress: ReportProgress | None = None, sha256: str | None = None
@@ -146,6 +146,16 @@ class ModelStore:
                 self._root / "locks" / f"{key}.lock",
                 build,
             )
+
+    def recorded(self, source: str) -> str:
+        """The sha256 that a source's first pull gave, without a look at the file; "" for one that
+        was never pulled."""
+        try:
+            with self._disk():
+                entry = self._index.read(parse_source(source).text)
+        except ArtifactCorruptError:
+            return ""  # a damaged entry pins nothing; the pull replaces it
+        return entry.sha256 if entry is not None else ""
 
     def list(self) -> tuple[Artifact, ...]:
         """Every artifact, by source; not verified."""
@@ -196,13 +206,6 @@ class ModelStore:
         if problem:
             raise ArtifactCorruptError(f"{text}: {problem}; pull it again")
         return artifact
-
-    def _known(self, source: str) -> str | None:
-        try:
-            entry = self._index.read(parse_source(source).text)
-        except ArtifactCorruptError:
-            return None  # a damaged entry pins nothing; the pull replaces it
-        return entry.sha256 if entry is not None else None
 
     def _problem(self, artifact: Artifact) -> str:
         try:

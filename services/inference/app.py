@@ -61,7 +61,10 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     Raises UnknownModelError, ModelStoreError, EngineError and ConfigError.
     """
     spec = lookup(config.model)
-    vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
+    store = ModelStore(config.model_store or default_root())
+    vocabulary = load_vocabulary(spec, store)
+    # From here on the weights are known, whether the definition names their digest or not.
+    spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
     engines = _load_engines(config, vocabulary.size, spec)
     if engines[0].info.vocabulary_size != vocabulary.size:
         _close_engines(engines)
