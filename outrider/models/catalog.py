@@ -100,8 +100,11 @@ def write_user_definitions(
 
 
 def editing(environ: Mapping[str, str] = os.environ) -> AbstractContextManager[bool]:
-    """Held while the user's models file is read and written again, so that no edit is lost."""
+    """Held while the user's models file is read and written again, so that no edit is lost. Raises
+    ConfigError for what is no file, such as /dev/null: it would be replaced by one."""
     path = models_file(environ)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no file that definitions could be written to")
     return exclusive(path.with_name(f".{path.name}.lock"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outrider.cli.main import app
-from outrider.models.catalog import DEFAULT_MODEL, SHIPPED, lookup
+from outrider.models.catalog import DEFAULT_MODEL, MODELS_VARIABLE, SHIPPED, lookup
 from outrider.models.store import ModelStore
 
 
@@ -187,6 +188,20 @@ def test_a_damaged_models_file_stays_as_it_is(user_models: Path) -> None:
         assert failed.exit_code == 2
         assert str(user_models) in failed.stderr
     assert user_models.read_text("utf-8") == "[models"
+
+
+def test_a_device_is_not_replaced_by_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv(MODELS_VARIABLE, str(pipe))
+    for arguments in (("add", "mine", "file:/m"), ("forget", "mine")):
+        failed = run(*arguments)
+        assert failed.exit_code == 2
+        assert "is no file" in failed.stderr
+    assert pipe.is_fifo()
+    assert not pipe.with_name(".pipe.lock").exists()
 
 
 def test_json_for_programs(weights: Path) -> None:
