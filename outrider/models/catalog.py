@@ -95,7 +95,7 @@ def write_user_definitions(
     tables: Mapping[str, Mapping[str, object]], environ: Mapping[str, str] = os.environ
 ) -> None:
     """Replace the user's models file; this process looks names up anew. Raises OSError."""
-    write_atomic(models_file(environ), to_toml(tables).encode())
+    write_atomic(models_file(environ).resolve(), to_toml(tables).encode())
     use(None)
 
 
