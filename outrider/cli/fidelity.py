@@ -15,9 +15,8 @@ from outrider.models.store import ModelStore
 
 if TYPE_CHECKING:
     from outrider.engines.base import Ids
-    from outrider.engines.config import EngineConfig
+    from outrider.engines.config import EngineConfig, Precision
     from outrider.fidelity.measure import Fidelity
-    from outrider.models.definitions import Precision
 
 EXIT_UNFAITHFUL: Final = 6
 """Status if a bound is broken."""

@@ -10,7 +10,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
-from outrider.models.definitions import Precision
+from outrider.models.definitions import Precision as Precision
 
 EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
 
