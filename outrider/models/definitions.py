@@ -202,8 +202,8 @@ def check_model_name(name: str, where: str) -> str:
 
 
 def slug(file: str) -> str:
-    """A model's name made of a file's name."""
-    stem = file.rpartition("/")[2].lower().removesuffix(".gguf")
+    """A model's name made of the name of a file, or of a source's file."""
+    stem = re.split("[/#]", file)[-1].lower().removesuffix(".gguf")
     name = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-")[:64].rstrip("._-")
     return name if name and name != NO_DRAFT else "model"
 
