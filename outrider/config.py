@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
 import tomllib
 import types
@@ -92,6 +93,19 @@ def check_address(address: str, where: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{where} must be host:port, not {address!r}")
+
+
+def toml_literal(value: object) -> str:
+    """A value as it stands behind the `=` in a TOML file; whatever is no number, boolean or list,
+    as text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(toml_literal(item) for item in value) + "]"
+    # Of a JSON string's escapes TOML lacks none but the solidus, which json never writes.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _file_table(file: Path | None, section: str) -> Mapping[str, object]:

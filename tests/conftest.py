@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,12 +14,16 @@ from structlog.testing import capture_logs
 from structlog.types import EventDict
 from xdist.scheduler import LoadScopeScheduling
 
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models import catalog
+from outrider.models.catalog import DEFAULT_MODEL, MODELS_VARIABLE
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
+
+# What this machine's user has defined is nothing that a test depends on.
+os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
     "openvino_engine": (
@@ -86,6 +92,16 @@ def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def user_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's models file of this test, which is not there yet; names are looked up anew."""
+    file = tmp_path / "configuration" / "models.toml"
+    monkeypatch.setenv(MODELS_VARIABLE, str(file))
+    catalog.use(None)
+    yield file
+    catalog.use(None)
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def local_mesh(
     threads: int = 1,
     regions: str = "us-east,eu-west",
     plaintext: bool = False,
+    model: str = "",
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
@@ -75,6 +76,7 @@ def local_mesh(
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             *(("--plaintext",) if plaintext else ()),
+            *(("--model", model) if model else ()),
             check=False,
         )
         if started.returncode:

@@ -8,15 +8,18 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli.model_choice import MODEL_HELP, choose
 from outrider.engines.cpu_features import cpu_flags
 from outrider.errors import ModelStoreError, OutriderError
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.catalog import ModelSpec, load_catalog, lookup
+from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
 
 _GIB = 1 << 30
@@ -34,10 +37,14 @@ class Finding:
     fix: str = ""
 
 
-def doctor(state_dir: StateDir = None) -> None:
+def doctor(
+    model: Annotated[str, typer.Option(help=f"{MODEL_HELP} Empty: the default.")] = "",
+    state_dir: StateDir = None,
+) -> None:
     """Check that this machine can run Outrider, and say what to do where it cannot."""
     failed = 0
-    for number, finding in enumerate(_findings(state_dir or default_state_dir()), start=1):
+    spec = choose(model).spec
+    for number, finding in enumerate(_findings(spec, state_dir or default_state_dir()), start=1):
         print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
         if not finding.ok:
             failed += 1
@@ -46,16 +53,16 @@ def doctor(state_dir: StateDir = None) -> None:
         raise typer.Exit(1)
 
 
-def _findings(state_dir: Path) -> Iterator[Finding]:
+def _findings(spec: ModelSpec, state_dir: Path) -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _packages,
         _cpu,
         _memory,
         _disk,
-        _model,
-        _tokenizer,
-        _draft,
+        lambda: _model(spec),
+        lambda: _tokenizer(spec),
+        lambda: _draft(spec),
         _udp,
         lambda: _mesh(state_dir),
     )
@@ -112,46 +119,57 @@ def _disk() -> Finding:
     )
 
 
-def _model() -> Finding:
+def _model(spec: ModelSpec) -> Finding:
     try:
-        ModelStore(default_root()).path(DEFAULT_MODEL.source)
+        ModelStore(default_root()).path(spec.source, sha256=spec.sha256)
     except ModelStoreError as error:
         return Finding(
-            False,
-            f"model {DEFAULT_MODEL.name}: {error.message}",
-            f"outrider models pull {DEFAULT_MODEL.name}",
+            False, f"model {spec.name}: {error.message}", f"outrider models pull {_argument(spec)}"
         )
-    return Finding(True, f"model {DEFAULT_MODEL.name} is in the store and intact")
+    return Finding(True, f"model {spec.name} is in the store and intact")
 
 
-def _tokenizer() -> Finding:
+def _argument(spec: ModelSpec) -> str:
+    """What other commands know it by: a definition made for this one has no name there."""
+    return spec.name if load_catalog().of_source(spec.source) else f"'{spec.source}'"
+
+
+def _tokenizer(spec: ModelSpec) -> Finding:
     # Imported here: the libraries take a while. The gate's seconds are spent once per version.
     from outrider.models.vocabulary import load_vocabulary
     from outrider.tokenization.backends.selection import load_backend
 
     store = ModelStore(default_root())
     try:
-        store.path(DEFAULT_MODEL.source)  # nothing is fetched here
-        backend = load_backend(DEFAULT_MODEL, store, load_vocabulary(DEFAULT_MODEL, store))
+        store.path(spec.source, sha256=spec.sha256)  # nothing is fetched here
+        backend = load_backend(spec, store, load_vocabulary(spec, store))
     except OutriderError as error:
         return Finding(False, f"tokenizer: {error.message}", "outrider models verify")
-    return Finding(True, f"tokenizer for {DEFAULT_MODEL.name}: {backend.name} ({backend.reason})")
+    return Finding(True, f"tokenizer for {spec.name}: {backend.name} ({backend.reason})")
 
 
-def _draft() -> Finding:
+def _draft(spec: ModelSpec) -> Finding:
+    if spec.draft == NO_DRAFT:
+        return Finding(True, f"draft model: none for {spec.name}, by its definition")
+    if spec.draft:
+        draft = _model(lookup(spec.draft))
+        return replace(draft, what=f"draft {draft.what}")
     # Imported here: the reader of model files takes a while.
     from outrider.engines.draft_file import read_card
     from outrider.engines.draft_loading import shipped_draft
 
-    path = shipped_draft(DEFAULT_MODEL)
+    path = shipped_draft(spec)
     if path is None:
-        return Finding(True, "draft model: none is shipped; edges draft from what texts repeat")
+        return Finding(
+            True,
+            f"draft model: none is shipped for {spec.name}; edges draft from what texts repeat",
+        )
     try:
         card = read_card(path)
     except OutriderError as error:
         return Finding(False, f"draft model: {error.message}", "install the package again")
     ids = "all" if card is None else f"{len(card.head_ids):,}"
-    return Finding(True, f"draft model for {DEFAULT_MODEL.name}: {ids} of its ids can be drafted")
+    return Finding(True, f"draft model for {spec.name}: {ids} of its ids can be drafted")
 
 
 def _udp() -> Finding:

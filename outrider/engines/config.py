@@ -10,9 +10,9 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
+from outrider.models.definitions import Precision as Precision
 
 EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
-Precision: TypeAlias = Literal["auto", "bf16", "f32"]
 
 
 @dataclass(frozen=True, slots=True)

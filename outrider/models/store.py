@@ -87,7 +87,8 @@ class ModelStore:
         """The verified file of a source; nothing is fetched.
 
         ArtifactMissingError if it was never pulled, ArtifactCorruptError if its bytes do not hash
-        to its name or the name is not the pinned `sha256`.
+        to its name or the name is not the pinned `sha256`. Without a pin, None or "", it is the
+        digest of the first pull that holds.
         """
         return self.load(source, sha256=sha256).path
 
@@ -107,7 +108,7 @@ class ModelStore:
         try:
             return self.load(source, sha256=sha256)
         except (ArtifactMissingError, ArtifactCorruptError):
-            return self.pull(source, progress=progress, sha256=sha256 or self._known(source))
+            return self.pull(source, progress=progress, sha256=sha256 or self.recorded(source))
 
     def pull(
         self, source: str, *, progress: ReportProgress | None = None, sha256: str | None = None
@@ -145,6 +146,16 @@ class ModelStore:
                 self._root / "locks" / f"{key}.lock",
                 build,
             )
+
+    def recorded(self, source: str) -> str:
+        """The sha256 that a source's first pull gave, without a look at the file; "" for one that
+        was never pulled."""
+        try:
+            with self._disk():
+                entry = self._index.read(parse_source(source).text)
+        except ArtifactCorruptError:
+            return ""  # a damaged entry pins nothing; the pull replaces it
+        return entry.sha256 if entry is not None else ""
 
     def list(self) -> tuple[Artifact, ...]:
         """Every artifact, by source; not verified."""
@@ -195,13 +206,6 @@ class ModelStore:
         if problem:
             raise ArtifactCorruptError(f"{text}: {problem}; pull it again")
         return artifact
-
-    def _known(self, source: str) -> str | None:
-        try:
-            entry = self._index.read(parse_source(source).text)
-        except ArtifactCorruptError:
-            return None  # a damaged entry pins nothing; the pull replaces it
-        return entry.sha256 if entry is not None else None
 
     def _problem(self, artifact: Artifact) -> str:
         try:
@@ -291,6 +295,8 @@ def _check_digest(
 
 
 def _checked_pin(sha256: str | None) -> str | None:
-    if sha256 is not None and _SHA256.fullmatch(sha256) is None:
+    if not sha256:
+        return None
+    if _SHA256.fullmatch(sha256) is None:
         raise ConfigError(f"{sha256!r} is no sha256; write 64 lower-case hexadecimal digits")
     return sha256

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import Tokenizer
 
-from outrider.errors import ArtifactCorruptError, InvalidRequestError
+from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
 from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
 from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
+from outrider.models.overrides import with_overrides
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -115,15 +116,20 @@ class Vocabulary:
         return cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
 
     @classmethod
-    def from_gguf(cls, path: Path) -> Vocabulary:
+    def from_gguf(
+        cls, path: Path, *, chat_template: str = "", stop_tokens: Iterable[str] = ()
+    ) -> Vocabulary:
         """The vocabulary in a GGUF file; takes seconds (`load_vocabulary` keeps the result).
+        `chat_template` replaces the file's; `stop_tokens` are control tokens that end a reply too.
 
-        Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly.
+        Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly, a
+        template that is none, and stop tokens that it does not have.
         """
         # Imported here: a process that loads a kept vocabulary needs no GGUF reader (0.1 s).
         from outrider.models.gguf_vocabulary import read_definition
 
-        return cls.from_definition(read_definition(path))
+        definition = with_overrides(read_definition(path), chat_template, stop_tokens)
+        return cls.from_definition(definition)
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary:
@@ -168,6 +174,10 @@ class Vocabulary:
     def tokenizer_json(self) -> str:
         """Hugging Face `tokenizer.json`; loaded plainly it recognises control tokens in text."""
         return self._tokenizer_json
+
+    def has_ids_of(self, other: Vocabulary) -> bool:
+        """Whether every id means the same in both, whatever their chat templates and stop ids."""
+        return self._all_bytes == other._all_bytes and self._special == other._special
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as plain text; nothing is added.
@@ -239,12 +249,19 @@ def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
     """The vocabulary of `spec`; the model is fetched if the store lacks it.
 
     Parsing the model file takes seconds, so its result is kept in the store beside the model,
-    verified on every load. Blocks: call it before an event loop runs, or in a thread. Raises
-    what ModelStore.ensure, ModelStore.derived and Vocabulary.from_gguf raise.
+    verified on every load; definitions that change it have folders of their own. Blocks: call it
+    before an event loop runs, or in a thread. Raises what ModelStore.ensure, ModelStore.derived and
+    Vocabulary.from_gguf raise.
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
-        Vocabulary.from_gguf(artifact.path).save(folder)
+        try:
+            Vocabulary.from_gguf(
+                artifact.path, chat_template=spec.chat_template, stop_tokens=spec.stop_tokens
+            ).save(folder)
+        except ConfigError as error:
+            raise ConfigError(f"model {spec.name}: {error.message}") from error
 
-    return Vocabulary.load(store.derived(artifact, _DERIVED_NAME, build))
+    name = "-".join(filter(None, (_DERIVED_NAME, spec.vocabulary_key())))
+    return Vocabulary.load(store.derived(artifact, name, build))

@@ -72,7 +72,8 @@ async def serve(
     _configure_logging(config.log_level)
     configure_tracing("edge")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.EDGE)
-    spec = lookup(config.model)
+    spec = await asyncio.to_thread(lookup, config.model)
+    config = config.for_model(spec)
     store = ModelStore(config.model_store or default_root())
     vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
     backend = await asyncio.to_thread(

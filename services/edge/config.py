@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.models.catalog import ModelSpec, config_file
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
@@ -125,7 +126,8 @@ class EdgeConfig:
     """How long chats under way may go on when the edge stops."""
 
     max_context_tokens: int = 8192
-    """Tokens of prompt and reply together; prompts that leave no room for a reply are refused."""
+    """Tokens of prompt and reply together, no more than the model's definition says; prompts that
+    leave no room for a reply are refused."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
@@ -191,10 +193,18 @@ class EdgeConfig:
         """Whether a process is started that drafts with a model."""
         return self.drafter.model != NO_DRAFT_MODEL
 
+    def for_model(self, spec: ModelSpec) -> EdgeConfig:
+        """With what the model's definition says: the draft, where these settings name none, and a
+        context that is no longer than the model's."""
+        most = min(self.max_context_tokens, spec.max_context_tokens or self.max_context_tokens)
+        drafter = replace(self.drafter, model=self.drafter.model or spec.draft)
+        return replace(self, drafter=drafter, max_context_tokens=most)
+
     def drafter_settings(self, model: str) -> DrafterSettings:
         """What the drafter of an edge that serves `model` is set up with."""
         return DrafterSettings(
             model=model,
+            definitions_file=str(config_file() or ""),
             drafter=self.drafter,
             model_store=str(self.model_store or ""),
             log_level=self.log_level,

@@ -13,7 +13,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
-from outrider.models.catalog import lookup
+from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.process import Ports
@@ -61,9 +61,12 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     Raises UnknownModelError, ModelStoreError, EngineError and ConfigError.
     """
     spec = lookup(config.model)
-    vocabulary = load_vocabulary(spec, ModelStore(config.model_store or default_root()))
-    check_vocabulary(config.engine_config(vocabulary.size), vocabulary)
-    engines = _load_engines(config, vocabulary.size)
+    store = ModelStore(config.model_store or default_root())
+    vocabulary = load_vocabulary(spec, store)
+    # From here on the weights are known, whether the definition names their digest or not.
+    spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
+    check_vocabulary(config.engine_config(vocabulary.size, spec), vocabulary)
+    engines = _load_engines(config, vocabulary.size, spec)
     if engines[0].info.vocabulary_size != vocabulary.size:
         _close_engines(engines)
         raise EngineError(
@@ -79,10 +82,12 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     return LoadedModel(spec.name, engines, coder, digest, new_reply)
 
 
-def _load_engines(config: InferenceConfig, vocabulary_size: int) -> tuple[Engine, ...]:
+def _load_engines(
+    config: InferenceConfig, vocabulary_size: int, spec: ModelSpec
+) -> tuple[Engine, ...]:
     """One after the other. All pools get the size of the first one's, however much memory is free
     later."""
-    how = config.engine_config(vocabulary_size)
+    how = config.engine_config(vocabulary_size, spec)
     engines: list[Engine] = []
     try:
         for instance in range(config.instances):

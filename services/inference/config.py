@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from outrider.engines.config import EngineConfig, EngineName, Precision
+from outrider.engines.config import EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
+from outrider.models.definitions import ModelSpec
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.scheduler.limits import SchedulerLimits
@@ -49,10 +50,10 @@ class InferenceConfig:
     max_fixed_rows and prepare_first ask for."""
     threads: int = 1
     """Threads of one engine call; no more than cores / instances pay."""
-    max_fixed_rows: int = _ENGINE.max_fixed_rows
+    max_fixed_rows: int | None = None
     """Calls of up to so many rows run on models compiled for their number of rows: faster, but each
     of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model); 0:
-    none. OpenVINO only."""
+    none; unset: what the model's definition says, else 32. OpenVINO only."""
     prepare_first: bool = False
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
     they are compiled while it serves."""
@@ -66,13 +67,16 @@ class InferenceConfig:
     """Blocks of the KV pool, of all instances together; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
     """Prompt and reply together; the replica does not start if its KV pool is too small for one
-    such session. 0: the model's most, as far as the pool has room."""
-    precision: str = "auto"
+    such session. 0: what the model's definition says, else the model's most, as far as the pool
+    has room."""
+    precision: str | None = None
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
-    it. Replicas of different precision round differently, so their texts differ."""
-    dynamic_quantization: bool = _ENGINE.dynamic_quantization
+    it; unset: what the model's definition says, else auto. Replicas of different precision round
+    differently, so their texts differ."""
+    dynamic_quantization: bool | None = None
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
-    and the text is a little further from what the weights say in full."""
+    and the text is a little further from what the weights say in full. Unset: what the model's
+    definition says, else on."""
     exact: bool = True
     """Whether the text is the same bits in every batch; off trades that for speed."""
     trtllm: TensorRtLlmOptions = dataclasses.field(default_factory=TensorRtLlmOptions)
@@ -122,13 +126,24 @@ class InferenceConfig:
                 f"{self.instances} instances"
             )
 
-    def engine_config(self, vocabulary_size: int | None = None) -> EngineConfig:
-        """What to make each engine from, to serve a vocabulary of this size. Raises ConfigError."""
+    def engine_config(
+        self, vocabulary_size: int | None = None, spec: ModelSpec | None = None
+    ) -> EngineConfig:
+        """What to make each engine from, to serve a vocabulary of this size: these settings, and
+        where they say nothing those of the model's definition. Raises ConfigError."""
+        defined = spec.engine_settings() if spec is not None else {}
+        own: dict[str, Any] = {
+            "max_fixed_rows": self.max_fixed_rows,
+            "max_context_tokens": self.max_context_tokens or None,
+            "precision": self.precision,
+            "dynamic_quantization": self.dynamic_quantization,
+        }
+        chosen = defined | {key: value for key, value in own.items() if value is not None}
         num_blocks = None if self.num_blocks is None else self.num_blocks // self.instances
         fake = FakeOptions(
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
             num_blocks=num_blocks or _FAKE.num_blocks,
-            max_context_tokens=self.max_context_tokens or _FAKE.max_context_tokens,
+            max_context_tokens=chosen.get("max_context_tokens", _FAKE.max_context_tokens),
         )
         return EngineConfig(
             engine=cast(EngineName, self.engine),
@@ -136,16 +151,13 @@ class InferenceConfig:
             model_store=self.model_store,
             threads=self.threads,
             pin_threads=self.instances == 1,
-            max_fixed_rows=self.max_fixed_rows,
             prepare_first=self.prepare_first,
             vocabulary_size=vocabulary_size or 0,
             kv_bytes=self.kv_bytes // self.instances,
             kv_share=self.kv_share / self.instances,
             num_blocks=num_blocks,
-            max_context_tokens=self.max_context_tokens,
-            precision=cast(Precision, self.precision),
-            dynamic_quantization=self.dynamic_quantization,
             exact=self.exact,
             fake=fake,
             trtllm=self.trtllm,
+            **chosen,
         )

@@ -1,4 +1,4 @@
-"""What `outrider doctor` says of the draft model."""
+"""What `outrider doctor` says of a model and its draft."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 
 from outrider.cli import doctor
 from outrider.engines import draft_loading
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, use
+from outrider.models.store import ModelStore
 from tests.engines.test_draft_file import write
 
 
 def finding(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> doctor.Finding:
     monkeypatch.setattr(draft_loading, "shipped_draft", lambda target: path)
-    return doctor._draft()
+    return doctor._draft(DEFAULT_MODEL)
 
 
 def test_without_a_draft_model_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +37,29 @@ def test_a_damaged_draft_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = finding(monkeypatch, tmp_path / "d.gguf")
     assert not found.ok
     assert "install the package again" in found.fix
+
+
+def test_a_definition_without_a_draft() -> None:
+    found = doctor._draft(ModelSpec("mine", "file:/m", draft="none"))
+    assert found.ok
+    assert "none for mine" in found.what
+
+
+def test_a_model_of_ones_own_and_its_draft(
+    tmp_path: Path, user_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
+    (tmp_path / "m.gguf").write_bytes(b"weights")
+    user_models.parent.mkdir()
+    source = f'source = "file:{tmp_path}/m.gguf"\n'
+    user_models.write_text(f'[models.large]\n{source}draft = "small"\n[models.small]\n{source}')
+    use(load_catalog())
+    large = load_catalog().lookup("large")
+    for found in (doctor._model(large), doctor._draft(large)):
+        assert not found.ok
+        assert "outrider models pull" in found.fix
+    ModelStore(tmp_path / "store").pull(large.source)
+    assert doctor._model(large).what == "model large is in the store and intact"
+    assert doctor._draft(large).what == "draft model small is in the store and intact"
+    asked = ModelSpec("other", "hf:o/r@main#f.gguf")
+    assert doctor._model(asked).fix == "outrider models pull 'hf:o/r@main#f.gguf'"

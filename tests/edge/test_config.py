@@ -10,9 +10,11 @@ import pytest
 
 from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError
+from outrider.models.catalog import SHIPPED, ModelSpec, use
 from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
+from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import Credential
 from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
@@ -30,6 +32,23 @@ def test_defaults_listen_on_loopback() -> None:
 
 def test_who_decides_on_uploads_can_be_set() -> None:
     assert EdgeConfig(uploads="never").reply_policy().upload.uploads is Uploads.NEVER
+
+
+def test_a_models_definition_gives_draft_and_context(tmp_path: Path) -> None:
+    spec = ModelSpec("m", "file:/m", max_context_tokens=512, draft="small")
+    config = EdgeConfig().for_model(spec)
+    assert (config.drafter.model, config.max_context_tokens) == ("small", 512)
+    own = EdgeConfig(drafter=DrafterConfig(model="none"), max_context_tokens=64).for_model(spec)
+    assert (own.drafter.model, own.max_context_tokens, own.has_drafter) == ("none", 64, False)
+    assert not EdgeConfig().for_model(ModelSpec("m", "file:/m", draft="none")).has_drafter
+    plain = EdgeConfig(cache_salt_key="k")
+    assert plain.for_model(ModelSpec("m", "file:/m")) == plain
+    assert plain.drafter_settings("m").definitions_file == ""
+    use(SHIPPED, tmp_path)
+    try:
+        assert plain.drafter_settings("m").definitions_file == str(tmp_path)
+    finally:
+        use(None)
 
 
 def test_environment_and_file(tmp_path: Path) -> None:

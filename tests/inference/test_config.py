@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from outrider.config import load
+from outrider.engines.config import EngineConfig
+from outrider.engines.fake import FakeOptions
 from outrider.errors import ConfigError
+from outrider.models.definitions import EngineDefaults, ModelSpec
 from services.inference.config import InferenceConfig
 
 
@@ -25,6 +28,27 @@ def test_settings_reach_scheduler_and_engine() -> None:
     assert (engine.threads, engine.exact, engine.num_blocks) == (2, False, 77)
     assert (engine.vocabulary_size, engine.fake.vocabulary_size) == (1000, 1000)
     assert engine.fake.num_blocks == 77
+
+
+def test_a_models_definition_gives_what_the_replica_leaves_open() -> None:
+    spec = ModelSpec("m", "file:/m", max_context_tokens=512, engine=EngineDefaults("f32", False, 4))
+    engine = InferenceConfig().engine_config(spec=spec)
+    assert (engine.precision, engine.dynamic_quantization) == ("f32", False)
+    assert (engine.max_fixed_rows, engine.max_context_tokens) == (4, 512)
+    assert engine.fake.max_context_tokens == 512
+    environ = {
+        "OUTRIDER_INFERENCE_PRECISION": "bf16",
+        "OUTRIDER_INFERENCE_DYNAMIC_QUANTIZATION": "true",
+        "OUTRIDER_INFERENCE_MAX_FIXED_ROWS": "0",
+        "OUTRIDER_INFERENCE_MAX_CONTEXT_TOKENS": "64",
+    }
+    engine = load(InferenceConfig, "inference", environ=environ).engine_config(spec=spec)
+    assert (engine.precision, engine.dynamic_quantization) == ("bf16", True)
+    assert (engine.max_fixed_rows, engine.max_context_tokens) == (0, 64)
+    for nothing in (None, ModelSpec("m", "file:/m")):
+        assert InferenceConfig().engine_config(1, nothing) == EngineConfig(
+            fake=FakeOptions(vocabulary_size=1)
+        )
 
 
 def test_instances_share_the_memory_and_have_threads_each() -> None:

@@ -116,6 +116,15 @@ def test_a_corrupt_artifact_is_not_replaced_by_other_bytes(
     assert unfinished(store) == []
 
 
+def test_the_digest_of_the_first_pull_is_recorded(store: ModelStore, original: Path) -> None:
+    source = f"file:{original}"
+    assert store.recorded(source) == ""
+    artifact = store.ensure(source, sha256="")
+    assert store.recorded(source) == artifact.sha256
+    original.write_bytes(b"another model")
+    assert store.ensure(source, sha256="") == artifact
+
+
 def test_pull_takes_what_the_source_holds_now(store: ModelStore, original: Path) -> None:
     store.pull(f"file:{original}")
     original.write_bytes(b"a newer model")

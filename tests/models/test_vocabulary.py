@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,13 +12,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from outrider.errors import ArtifactCorruptError, InvalidRequestError
+from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore
@@ -145,6 +147,49 @@ def test_a_loaded_vocabulary_equals_the_one_just_built(
     assert built.digest == vocabulary.digest
     assert built.tokenizer_json == vocabulary.tokenizer_json
     assert load_vocabulary(DEFAULT_MODEL, model_store).digest == built.digest
+
+
+def test_a_definition_changes_chat_template_and_stop_tokens(
+    vocabulary: Vocabulary, model_store: ModelStore
+) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    own = replace(DEFAULT_MODEL, name="own", chat_template=template)
+    stops = replace(own, stop_tokens=("<|im_start|>", "<repo_name>"))
+    folders = [model_store.root / "derived" / DEFAULT_MODEL.sha256]
+    folders = [folders[0] / f"vocabulary-v1-{spec.vocabulary_key()}" for spec in (own, stops)]
+    try:
+        loaded = [load_vocabulary(spec, model_store) for spec in (own, stops)]
+        again = [load_vocabulary(spec, model_store) for spec in (own, stops, DEFAULT_MODEL)]
+        assert all(folder.is_dir() for folder in folders)
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+    digests = [it.digest for it in (*loaded, vocabulary)]
+    assert len(set(digests)) == 3
+    assert [it.digest for it in again] == digests
+    start = vocabulary.control_id("<|im_start|>")
+    assert loaded[0].encode_chat([Message("user", "Hello")]) == [start, *vocabulary.encode("Hello")]
+    assert loaded[0].stop_ids == vocabulary.stop_ids
+    assert loaded[1].stop_ids == vocabulary.stop_ids | {start, vocabulary.control_id("<repo_name>")}
+    assert all(it.has_ids_of(vocabulary) for it in loaded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stop_tokens": ("<|eot_id|>",)}, "model own: .*'<|eot_id|>' is not in the vocabulary"),
+        ({"stop_tokens": ("the",)}, "model own: .*'the' is no control token"),
+        ({"chat_template": "{% if %}"}, "model own: .*template is broken"),
+    ],
+)
+def test_what_a_definition_cannot_change(
+    model_store: ModelStore, changes: dict[str, Any], says: str
+) -> None:
+    spec = replace(DEFAULT_MODEL, name="own", **changes)
+    with pytest.raises(ConfigError, match=says.replace("|", r"\|")):
+        load_vocabulary(spec, model_store)
+    folder = model_store.root / "derived" / DEFAULT_MODEL.sha256
+    assert not (folder / f"vocabulary-v1-{spec.vocabulary_key()}").exists()
 
 
 def test_damaged_records_are_refused(vocabulary: Vocabulary, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from outrider.config import toml_literal
 from outrider.errors import ConfigError
+from outrider.models import definitions
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
 
@@ -40,6 +41,8 @@ class MeshOptions:
     """ROLE.KEY=VALUE, passed on to every service of the role."""
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The same by role, from a file; `settings` win."""
+    models: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Definitions besides the shipped ones, by name: a mesh keeps what it was started with."""
     plaintext: bool = False
     """Whether the services talk to each other without certificates."""
 
@@ -171,31 +174,20 @@ def completed(spec: ProcessSpec, values: Values, tls: TlsConfig) -> ProcessSpec:
     return replace(spec, values=merged({**spec.values, **table}, values))
 
 
-def to_toml(spec: ProcessSpec) -> str:
-    """The config file of a process: one section named after its role."""
+def to_toml(spec: ProcessSpec, models: Mapping[str, Mapping[str, object]] | None = None) -> str:
+    """The config file of a process: one section named after its role, and what models it knows."""
     given = {key: value for key, value in spec.values.items() if value is not None}
     plain = {k: v for k, v in given.items() if not (_is_table(v) or isinstance(v, Mapping))}
-    lines = [f"[{spec.role}]", *(f"{key} = {_literal(value)}" for key, value in plain.items())]
+    lines = [f"[{spec.role}]", *(f"{key} = {toml_literal(value)}" for key, value in plain.items())]
     for key, value in given.items():
         if isinstance(value, Mapping):
             lines += ["", f"[{spec.role}.{key}]"]
-            lines += [f"{name} = {_literal(cell)}" for name, cell in value.items()]
+            lines += [f"{name} = {toml_literal(cell)}" for name, cell in value.items()]
         for row in value if _is_table(value) and isinstance(value, tuple | list) else ():
             lines += ["", f"[[{spec.role}.{key}]]"]
-            lines += [f"{name} = {_literal(cell)}" for name, cell in row.items()]
-    return "\n".join(lines) + "\n"
+            lines += [f"{name} = {toml_literal(cell)}" for name, cell in row.items()]
+    return "\n".join(lines) + "\n" + (f"\n{definitions.to_toml(models)}" if models else "")
 
 
 def _is_table(value: object) -> bool:
     return isinstance(value, tuple | list) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    # Of a JSON string's escapes TOML lacks none but the solidus, which json never writes.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -40,17 +40,19 @@ def typed(role: str, texts: Iterable[str]) -> dict[str, object]:
 
 
 def read(file: Path, roles: Iterable[str]) -> dict[str, dict[str, object]]:
-    """The tables of a TOML file by role. Raises ConfigError for other tables."""
+    """The tables of a TOML file by role, without those that define models. Raises ConfigError for
+    other tables."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    document.pop("models", None)
     known = tuple(roles)
     for name, table in document.items():
         if name not in known or not isinstance(table, Mapping):
-            raise ConfigError(f"{file}: tables are {', '.join(known)}, not {name}")
+            raise ConfigError(f"{file}: tables are {', '.join(known)}, models, not {name}")
     return document
 
 

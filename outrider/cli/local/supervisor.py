@@ -21,6 +21,7 @@ from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
 from outrider.errors import UnavailableError
+from outrider.models.catalog import MODELS_VARIABLE
 from outrider.process import Ports, read_ports
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import Role
@@ -100,7 +101,8 @@ class Supervisor:
     ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
         config = self.state_dir / "config" / f"{spec.name}.toml"
-        write_private(config, mesh.to_toml(self._completed(spec, is_first=is_first)))
+        completed = self._completed(spec, is_first=is_first)
+        write_private(config, mesh.to_toml(completed, self.options.models))
         ready_file = self.state_dir / "run" / f"{spec.name}.json"
         ready_file.unlink(missing_ok=True)
         log = self.state_dir / "logs" / f"{spec.name}.log"
@@ -111,6 +113,8 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
+                # The config file has what the user's models file said when the mesh was started.
+                env={**os.environ, MODELS_VARIABLE: os.devnull},
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
                 preexec_fn=die_with_parent,
             )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -31,13 +32,15 @@ from outrider.cli.local.state import (
     supervisor_pid,
 )
 from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
+from outrider.cli.model_choice import MODEL_HELP, choose, is_name
 from outrider.errors import OutriderError, UnavailableError
+from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
 
 _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-_Model = Annotated[str, typer.Option(help="Model name.")]
+_Model = Annotated[str, typer.Option(help=MODEL_HELP)]
 _Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
 _Replicas = Annotated[int, typer.Option(help="Inference replicas per region.")]
 _Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
@@ -46,7 +49,8 @@ _Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one."
 _Draft = Annotated[
     str,
     typer.Option(
-        help='What the edge drafts with: a GGUF file, a model name, "none"; "": what is shipped.'
+        help='What the edge drafts with: a GGUF file, a model name, "none"; "": as the model is '
+        "defined, or what is shipped for it."
     ),
 ]
 _Settings = Annotated[
@@ -56,7 +60,8 @@ _Settings = Annotated[
 _Config = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file with a table for each role, such as edge: keys of every such service."
+        help="TOML file with a table for each role, such as edge: keys of every such service, and "
+        "[models.NAME] tables."
     ),
 ]
 _Plaintext = Annotated[
@@ -91,8 +96,9 @@ def up(
     if supervisor_pid(folder) is not None:
         raise already_up(folder)
     names = tuple(name.strip() for name in regions.split(",") if name.strip())
+    chosen = choose(model, config)
     options = MeshOptions(
-        model=model,
+        model=chosen.spec.name,
         regions=names,
         replicas_per_region=replicas,
         threads=threads or _fair_share(len(names) * replicas),
@@ -101,17 +107,30 @@ def up(
         draft_model=draft_model,
         settings=tuple(settings or ()),
         tables={} if config is None else told.read(config, ROLES),
+        models={spec.name: as_table(spec) for spec in chosen.definitions},
         plaintext=plaintext,
     )
     for role in ROLES:
         told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
-        # Here, where it is seen and may take its time; the services would fetch it unseen.
-        models.have(model)
+        options = _with_models(options, chosen.spec)
     if detach:
         _detach(options, folder)
     else:
         asyncio.run(run(options, folder))
+
+
+def _with_models(options: MeshOptions, spec: ModelSpec) -> MeshOptions:
+    """The model and its draft are fetched here, where it is seen and may take its time; what is
+    defined for this mesh or by its user gets the digest of what was fetched."""
+    held = models.have(spec.name)
+    draft = options.draft_model or spec.draft
+    if options.engine != "fake" and draft not in ("", NO_DRAFT) and is_name(draft):
+        models.have(draft)
+    if spec.name not in options.models:
+        return options
+    pinned = {**options.models[spec.name], "sha256": held.sha256}
+    return replace(options, models={**options.models, spec.name: pinned})
 
 
 def _fair_share(num_replicas: int) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
 from outrider.cli.prompting.output import break_off, follow, report
 from outrider.cli.prompting.painter import Painter
@@ -121,13 +122,17 @@ def chat(
     Final text goes to standard output, timings to standard error. Provisional text is dimmed and
     only shown on a terminal.
     """
-    address = _edge_address(edge, ca, insecure, (state_dir or default_state_dir()).resolve())
+    state = (state_dir or default_state_dir()).resolve()
+    address = _edge_address(edge, ca, insecure, state)
     params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
     caller = Caller(_key(key_file), user)
-    wanted = Wanted(model, provisional, speculation, thin, caller)
+    if edge is not None and not is_name(model):
+        raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
+    name = served_name(model, state / "config" / "edge.toml")
+    wanted = Wanted(name, provisional, speculation, thin, caller)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())

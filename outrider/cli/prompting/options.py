@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
 from outrider.sampling.params import SamplingParams
@@ -21,7 +22,7 @@ PromptFile = Annotated[
     Path | None, typer.Option(help="One JSON string per line; answered in order.")
 ]
 System = Annotated[str | None, typer.Option(help="System message.")]
-Model = Annotated[str, typer.Option(help="Model name; empty: the mesh's default.")]
+Model = Annotated[str, typer.Option(help=f"{MODEL_HELP} Empty: the default.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this probability.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli.model_choice import choose
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError
-from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
@@ -76,10 +76,11 @@ def _loaded(model: str, threads: int) -> Iterator[_Runner]:
 
     # To standard error: standard output is the reply's.
     configure_logging("reference", "warning")
-    spec = lookup(model)
+    spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
     num_threads = threads or os.cpu_count() or 1
-    engine = create_engine(EngineConfig(model=spec.name, threads=num_threads, max_fixed_rows=1))
+    own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
+    engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
         yield _Runner(engine, vocabulary)
     finally:

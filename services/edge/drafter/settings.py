@@ -60,8 +60,9 @@ class DrafterConfig:
     """The draft model and its process: table `[edge.drafter]`."""
 
     model: str = ""
-    """Draft model: the path of a GGUF file with the model's vocabulary, a name of the catalogue, ""
-    for the one shipped for the model, or "none" to draft only copies of the text."""
+    """Draft model: the path of a GGUF file with the model's vocabulary, a model's name, "none" to
+    draft only copies of the text, or "" for what the model's definition says; where that says
+    nothing, the one shipped for the model."""
     threads: int = 1
     """Threads of the process."""
     niceness: int = 10
@@ -91,6 +92,8 @@ class DrafterSettings:
     """The store's folder; empty: the machine's."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
+    definitions_file: str = ""
+    """The configuration file that the edge was started with, if it may define models."""
 
     def to_json(self) -> str:
         """For the command line."""

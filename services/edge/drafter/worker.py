@@ -32,7 +32,7 @@ from outrider.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from outrider.models.catalog import lookup
+from outrider.models.catalog import load_catalog, lookup, use
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
@@ -79,6 +79,9 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     configure_logging("drafter", settings.log_level)
     channel = Channel(connection)
     try:
+        if settings.definitions_file:
+            config = Path(settings.definitions_file)
+            use(load_catalog(config), config)
         draft = _load(settings)
     except UNUSABLE as error:
         channel.send([DrafterUnusable(error.message)])

@@ -279,9 +279,36 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize(
+    ("is_told", "says"),
+    [(True, "no draft model is shipped for m"), (False, "there is no model 'm'")],
+)
+async def test_the_process_knows_what_the_edges_configuration_file_defines(
+    is_told: bool, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text('[edge]\nport = 1\n[models.m]\nsource = "file:/gone.gguf"\n')
+    metrics = Metrics("edge")
+    settings = DrafterSettings(
+        "m", log_level="error", definitions_file=str(file) if is_told else ""
+    )
+    link = DrafterLink(settings, 1000, DrafterMetrics(metrics))
+    async with leak_check():
+        link.start()
+        try:
+            await eventually(lambda: link.state is DrafterState.UNUSABLE, timeout_s=START_S)
+            assert says in link.reason
+        finally:
+            await link.stop()
+            metrics.close()
+
+
 def test_settings_survive_the_command_line() -> None:
     settings = DrafterSettings(
-        "m", DrafterConfig(model="d", threads=3), limits=DrafterLimits(max_lead=7)
+        "m",
+        DrafterConfig(model="d", threads=3),
+        limits=DrafterLimits(max_lead=7),
+        definitions_file="/outrider.toml",
     )
     assert DrafterSettings.from_json(settings.to_json()) == settings
 

@@ -11,6 +11,7 @@ import pytest
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError, EngineError
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.process import Ports
 from outrider.testing import eventually, leak_check
 from services.inference import app
@@ -71,5 +72,7 @@ def test_an_instance_that_does_not_load_closes_those_before(
 
     monkeypatch.setattr(app, "create_engine", create)
     with pytest.raises(EngineError, match="as configured"):
-        app._load_engines(InferenceConfig(engine="fake", instances=2, warm_up_rows=4), 64)
+        app._load_engines(
+            InferenceConfig(engine="fake", instances=2, warm_up_rows=4), 64, DEFAULT_MODEL
+        )
     assert all(_is_closed(engine) for engine in made)

@@ -1,0 +1,96 @@
+"""What `--model` means: a defined name, a model file of this machine, or a source.
+
+A file or a source gets a definition of its own, for this process or the mesh that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from outrider.errors import ArtifactMissingError, ConfigError, UnknownModelError
+from outrider.models.catalog import SHIPPED, ModelSpec, load_catalog, read_config_file, use
+from outrider.models.definitions import free_name
+from outrider.models.disk.files import file_sha256
+from outrider.models.sources import parse_source
+
+MODEL_HELP: Final = "A model's name, a GGUF file, or a source (hf:REPO@REVISION#file, file:PATH)."
+_MADE_FOR: Final = "--model"
+"""Where such a definition stands, for people to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model, and all that is defined beside what is shipped."""
+
+    spec: ModelSpec
+    definitions: tuple[ModelSpec, ...]
+
+
+def choose(model: str, config: Path | None = None) -> ChosenModel:
+    """The model that is meant, which this process then knows by its name; "" is the default.
+    `config`: a configuration file that may define models. Raises UnknownModelError,
+    ArtifactMissingError for a file that is not there, ConfigError."""
+    catalog = load_catalog(config)
+    if is_name(model):
+        spec = catalog.lookup(model)
+    else:
+        source = source_of(model)
+        name = free_name(model, source, catalog)
+        spec = ModelSpec(name, source, _digest_now(source), defined_in=_MADE_FOR)
+        catalog = catalog.extended([spec])
+    use(catalog, config)
+    return ChosenModel(spec, tuple(it for it in catalog if it is not _shipped(it.name)))
+
+
+def is_name(model: str) -> bool:
+    """Whether it is a name, by its form: files have a slash or end with .gguf, sources a colon."""
+    return ":" not in model and not _is_path(model)
+
+
+def source_of(model: str) -> str:
+    """The canonical source of a file or a source. Raises ArtifactMissingError, ConfigError."""
+    if not _is_path(model):
+        return parse_source(model, {}).text
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise ArtifactMissingError(f"the model file {model} is not there; check its path")
+    return parse_source(f"file:{path}", {}).text
+
+
+def served_name(model: str, edge_config: Path) -> str:
+    """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
+    Raises UnknownModelError if it serves another model than this file or source."""
+    if is_name(model):
+        return model
+    wanted = source_of(model)
+    try:
+        served = str(tomllib.loads(edge_config.read_text("utf-8"))["edge"]["model"])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError) as error:
+        raise ConfigError(f"{edge_config} does not say what the mesh serves: {error}") from error
+    known = SHIPPED.extended(read_config_file(edge_config))
+    if known.lookup(served).source != wanted:
+        raise UnknownModelError(
+            f"the mesh here serves {served}, not {model}; start one with: "
+            f"outrider up --model {model}"
+        )
+    return served
+
+
+def _is_path(model: str) -> bool:
+    scheme = model.partition(":")[0]
+    is_source = scheme != model and "/" not in scheme
+    return not is_source and (os.sep in model or model.endswith(".gguf"))
+
+
+def _digest_now(source: str) -> str:
+    """Of a file as it is at this moment, so that the store takes it anew when it has changed."""
+    scheme, _, path = source.partition(":")
+    return file_sha256(Path(path)) if scheme == "file" and Path(path).is_file() else ""
+
+
+def _shipped(name: str) -> ModelSpec | None:
+    return SHIPPED.lookup(name) if name in SHIPPED.names else None
