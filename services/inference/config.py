@@ -42,6 +42,9 @@ class InferenceConfig:
     engine: str = "openvino"
     """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
     mesh."""
+    fake_seed: int = 0
+    """Weights of the fake engine: replicas of different seeds are different models behind one
+    name."""
     instances: int = 1
     """Engines of this replica, each with threads, a scheduler with the limits of the table
     `scheduler`, and an equal part of the KV pool: worth it with many cores and many sessions
@@ -69,7 +72,8 @@ class InferenceConfig:
     such session. 0: the model's most, as far as the pool has room."""
     precision: str = "auto"
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
-    it. Replicas of different precision round differently, so their texts differ."""
+    it. Replicas of different precision round differently, so their texts differ, and they do not
+    take over each other's sessions."""
     dynamic_quantization: bool = _ENGINE.dynamic_quantization
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
     and the text is a little further from what the weights say in full."""
@@ -129,6 +133,7 @@ class InferenceConfig:
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
             num_blocks=num_blocks or _FAKE.num_blocks,
             max_context_tokens=self.max_context_tokens or _FAKE.max_context_tokens,
+            seed=self.fake_seed,
         )
         return EngineConfig(
             engine=cast(EngineName, self.engine),

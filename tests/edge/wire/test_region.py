@@ -55,6 +55,26 @@ def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:
     assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("resume")
 
 
+def test_the_model_of_those_ids_goes_up_with_them_and_not_without() -> None:
+    for ids, told in (((7, 999), b"model"), ((), b"")):
+        resume = ResumePoint(upto=2, ids=ids, model_identity=b"model")
+        asked = replace(request(), resume=resume)
+        opening = fresh().open(OpenRegion(asked, (1,), 0), ("", "")).open
+        assert opening.model_identity == told
+
+
+def test_the_model_of_a_replica_comes_down() -> None:
+    model = b"\x0a" * 64
+    for kind, made in (
+        ("opened", inference_pb2.SessionOpened),
+        ("moved", inference_pb2.SessionMoved),
+    ):
+        read = fresh().read(inference_pb2.SessionDown(**{kind: made(model_identity=model)}))
+        assert getattr(read, "model_identity", None) == model
+        with pytest.raises(MalformedFrameError, match="at most 64"):
+            fresh().read(inference_pb2.SessionDown(**{kind: made(model_identity=model + b"x")}))
+
+
 def test_a_session_is_opened_in_its_tenants_name() -> None:
     acme = Identity("acme", b"owner", cache_salt=b"salt")
     for action in (OpenRegion(request(), (1,), 0), OpenRegion(request(thin=True), None, 0)):
