@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.typing import EventDict
 
 from outrider.errors import NoReplicaError, UnavailableError
 from outrider.model_identity import same_model, short_form
@@ -77,7 +78,7 @@ async def test_another_model_behind_the_same_name_after_a_restart_is_another_mod
 
 
 async def test_where_it_is_allowed_the_reply_goes_on_and_is_labelled_counted_and_logged(
-    capsys: pytest.CaptureFixture[str],
+    logs: list[EventDict],
 ) -> None:
     world = World(4, identities=TWO_MODELS, allows_inexact=True)
     await begun(world, 1, 2)
@@ -86,7 +87,8 @@ async def test_where_it_is_allowed_the_reply_goes_on_and_is_labelled_counted_and
     world.mesh.telemetry.flush(len(world.mesh.table), world.mesh.registry.count())
     sample = world.mesh.metrics.registry.get_sample_value
     assert sample("outrider_router_inexact_moves_total", {"replica": "far"}) == 2
-    assert "inexact_moves" in (told := capsys.readouterr().out) and short_form(B) in told
+    (line,) = [line for line in logs if line["event"] == "inexact_moves"]
+    assert line["num_by_identities"] == {f"{short_form(A)} to {short_form(B)}": 2}
     await finish(world)
     for chat in world.chats.values():
         assert chat.done is not None and chat.model.is_inexact
