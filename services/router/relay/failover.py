@@ -110,7 +110,7 @@ class Failover:
         return by_record[poisonous] if poisonous else None
 
     def refused(self, session: RelayedSession) -> None:
-        """A replica did not take it, which says nothing of the session."""
+        """A replica did not take it, or serves others alone, which says nothing of the session."""
         self._poison.left_replica(session.losses)
 
     def replica_silent(self, session: RelayedSession) -> None:
