@@ -14,6 +14,7 @@ from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
 from outrider.config import check_address
 from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.model_identity import short_form
 
 if TYPE_CHECKING:
     from outrider.tls import Tls
@@ -124,7 +125,12 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
         yield f"  then {listed}"
 
 
-_HEAD = ("", "replica", "region", "wait", "rtt", "place", "queue", "transfer", "prefill", "cached")
+_HEAD = (
+    *("", "replica", "region", "identity"),
+    *("wait", "rtt", "place", "queue", "transfer", "prefill", "cached"),
+)
+_NUM_NAMES = 4
+"""Columns to the left of the numbers."""
 
 
 def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
@@ -137,7 +143,8 @@ def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
         candidate.prefill_ms,
     )
     numbers = [f"{term:.1f}" for term in terms]
-    return (label, candidate.replica, candidate.region, *numbers, str(candidate.cached_tokens))
+    names = (label, candidate.replica, candidate.region, short_form(candidate.model_identity))
+    return (*names, *numbers, str(candidate.cached_tokens))
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -145,7 +152,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
-            cell.ljust(width) if at < 3 else cell.rjust(width)
+            cell.ljust(width) if at < _NUM_NAMES else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  " + "  ".join(cells).rstrip()

@@ -157,6 +157,7 @@ class Chat(AsyncIterator[Event]):
             replica=done.replica,
             speculation_stats=done.speculation_stats,
             lossy=tuple(self._transcript.lossy),
+            inexact=self._transcript.inexact,
         )
 
     def received(self, data: bytes, end_stream: bool) -> None:
@@ -192,7 +193,7 @@ class Chat(AsyncIterator[Event]):
         if options.deadline_ms:
             left_ms = options.deadline_ms - round((self._now() - self._stopwatch.sent_at) * 1000)
             options = replace(options, deadline_ms=max(1, left_ms))
-        progress = wire.Progress(self._token, has.ids, len(has.committed))
+        progress = wire.Progress(self._token, has.ids, len(has.committed), has.model_identity)
         return wire.request_frame(self._messages, options, span, progress, credential)
 
     def _failed(self, error: OutriderError, *, cut_off: bool) -> None:

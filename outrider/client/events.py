@@ -55,6 +55,11 @@ class Committed:
     lossy_spans: tuple[tuple[int, int], ...] = ()
     """For each of those, where its text stands: code points [begin, end) from the beginning of the
     reply. It may lie ahead of what is final, in text held back that comes later or never."""
+    model_identity: bytes | None = None
+    """Of the replica that computed these tokens, opaque; None: that of the event before."""
+    inexact: bool = False
+    """The replica that computed these computes differently from the one before, which was lost: the
+    reply is not what either of them would have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Done:
     region: str
     replica: str
     speculation_stats: SpeculationStats = NO_SPECULATION
+    inexact: bool = False
+    """Whether an event of the reply was `inexact`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +146,6 @@ class ChatResult:
     speculation_stats: SpeculationStats = NO_SPECULATION
     lossy: tuple[int, ...] = ()
     """Numbers of tokens that acceptance_threshold let through; always empty without one."""
+    inexact: bool = False
+    """Whether replicas that compute differently wrote parts of it, one after the other; never
+    unless the region's operator allows it."""

@@ -30,6 +30,10 @@ class Transcript:
         """Numbers of tokens that acceptance_threshold let through."""
         self.lossy_spans: list[tuple[int, int]] = []
         """Where their text stands, code points [begin, end)."""
+        self.model_identity = b""
+        """Of the replica that computed the last of them, opaque; empty: unknown."""
+        self.inexact = False
+        """Whether replicas that compute differently wrote parts of the reply."""
         self.num_retractions = 0
         self.erased_chars = 0
         """Code points shown and then taken back."""
@@ -86,10 +90,14 @@ class Transcript:
         self.ids.extend(event.ids)
         self.lossy.extend(event.lossy)
         self.lossy_spans.extend(event.lossy_spans)
+        if event.model_identity is not None:
+            self.model_identity = event.model_identity
+        self.inexact = self.inexact or event.inexact
 
     def _finish(self, event: Done) -> None:
         if self.provisional or event.upto != len(self.ids):
             raise MalformedFrameError("the edge ended the chat with text or tokens outstanding")
+        self.inexact = self.inexact or event.inexact
         self.done = event
 
 

@@ -19,6 +19,7 @@ from outrider.client.events import (
 )
 from outrider.codec.frames import encode_frame
 from outrider.errors import InvalidRequestError, MalformedFrameError
+from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation, SpeculationStats
@@ -98,6 +99,8 @@ class Progress:
     token: str
     ids: Sequence[int]
     num_chars: int
+    model_identity: bytes = b""
+    """Of the replica that computed them; empty: unknown."""
 
 
 def request_frame(
@@ -158,6 +161,7 @@ def _resume_point(progress: Progress) -> edge_pb2.ResumePoint:
         upto=len(progress.ids),
         num_chars=progress.num_chars,
         ids=progress.ids,
+        model_identity=progress.model_identity,
     )
 
 
@@ -187,7 +191,12 @@ def read(payload: bytes) -> Event:
         case "commit":
             c = frame.commit
             spans = tuple((span.begin, span.end) for span in c.lossy_text)
-            return Committed(c.text, tuple(c.ids), c.upto, tuple(c.lossy), spans)
+            identity = None
+            if c.HasField("model_identity"):
+                identity = check_model_identity(c.model_identity)
+            return Committed(
+                c.text, tuple(c.ids), c.upto, tuple(c.lossy), spans, identity, c.inexact
+            )
         case "accepted":
             a = frame.accepted
             return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge, a.resume_token)
@@ -232,4 +241,5 @@ def _done(done: edge_pb2.ChatDone) -> Done:
         speculation_stats=SpeculationStats(
             **{name: getattr(done.speculation_stats, name) for name in _STATS}
         ),
+        inexact=done.inexact,
     )

@@ -195,7 +195,8 @@ class Engine(Protocol):
         ...
 
     def export_blocks(self, blocks: Sequence[int]) -> bytes:
-        """The raw KV of these blocks, readable by import_blocks of an equal engine."""
+        """The raw KV of these blocks, for import_blocks of an engine of the same fingerprint: any
+        other one would take it for its own model's."""
         ...
 
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:

@@ -13,7 +13,7 @@ and are therefore exact in any order of computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from outrider.engines.base import (
     check_slices,
     no_work,
 )
+from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.errors import EngineError
 
 Words = npt.NDArray[np.uint64]
@@ -39,6 +40,8 @@ Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD = 8.0
 """Logits lie in [0, 8): sampling at temperature 1 is neither uniform nor one-sided."""
+_PROBE_TOKENS = 16
+"""Length of the sequence whose rows are the fingerprint."""
 _FAVOUR = 16.0
 """Added to the favourite's logit: it then wins against any other column."""
 
@@ -69,7 +72,7 @@ class FakeOptions:
     fail_on_step: int = 0
     """The call, counted from 1, that raises EngineError; 0 for none."""
     seed: int = 0
-    """Another seed is another model."""
+    """Another seed is another model: other weights, texts and fingerprint."""
 
 
 class FakeEngine:
@@ -77,11 +80,11 @@ class FakeEngine:
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
-        self._info = _info(options)
         self._keys = _noise(_words(options.num_blocks * options.block_tokens), options.seed + 1)
         self._values = _noise(self._keys, 1)
         self._weights = _noise(_words(options.max_context_tokens), options.seed + 2) | np.uint64(1)
         self._columns = _noise(_words(options.vocabulary_size), options.seed + 3)
+        self._info = replace(_info(options), fingerprint=self._fingerprint())
         self._opened: set[int] = set()
         self._closed = False
         self.num_steps = 0
@@ -164,6 +167,15 @@ class FakeEngine:
         if self.num_steps == self.options.fail_on_step:
             raise EngineError(f"call {self.num_steps} fails as configured")
 
+    def _fingerprint(self) -> bytes:
+        """Of the rows of one sequence, computed beside the pool."""
+        options = self.options
+        num_tokens = min(_PROBE_TOKENS, options.max_context_tokens)
+        ids = probe_ids(options.vocabulary_size, num_tokens)
+        keys = _keys(ids, 0)
+        values = _mix(np.cumsum(keys * self._weights[:num_tokens], dtype=np.uint64))
+        return fingerprint_of(self._score(keys, values, ids))
+
     def _paged(self, words: Words) -> Words:
         return words.reshape(self._info.num_blocks, self._info.block_tokens)
 
@@ -177,8 +189,7 @@ class FakeEngine:
 
     def _write_keys(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> None:
         end = part.past + len(part.tokens)
-        positions = np.arange(part.past, end, dtype=np.uint64) << np.uint64(32)
-        self._keys[slots[part.past : end]] = _mix(positions + part.tokens.astype(np.uint64))
+        self._keys[slots[part.past : end]] = _keys(part.tokens, part.past)
 
     def _write_garbage(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> None:
         scratch = slots[part.past + len(part.tokens) :]
@@ -203,13 +214,17 @@ class FakeEngine:
     def _logits(self, part: SequenceSlice, slots: npt.NDArray[np.int64]) -> Logits:
         if part.num_rows == 0:
             return np.empty((0, self._info.vocabulary_size), np.float32)
-        end = part.past + len(part.tokens)
-        values = self._values[slots[:end]] ^ self._keys[slots[:end]]
-        states = np.cumsum(values * self._weights[:end], dtype=np.uint64)[-part.num_rows :]
+        table = slots[: part.past + len(part.tokens)]
+        return self._score(self._keys[table], self._values[table], part.tokens[-part.num_rows :])
+
+    def _score(self, keys: Words, values: Words, last: Ids) -> Logits:
+        """[n, V] the rows of the `last` n ids of a sequence with these words."""
+        words = (values ^ keys) * self._weights[: len(keys)]
+        states = np.cumsum(words, dtype=np.uint64)[-len(last) :]
         logits = _unit(_mix(states[:, None] + self._columns)) * np.float32(_SPREAD)
         habitual = np.flatnonzero(_unit(_mix(states)) < self.options.repetition)
-        last = part.tokens[-part.num_rows :].astype(np.uint64)
-        favourites = _mix(last + self._columns[0]) % np.uint64(self._info.vocabulary_size)
+        names = last.astype(np.uint64)
+        favourites = _mix(names + self._columns[0]) % np.uint64(self.options.vocabulary_size)
         logits[habitual, favourites[habitual]] += np.float32(_FAVOUR)
         return logits
 
@@ -228,6 +243,12 @@ def _info(options: FakeOptions) -> EngineInfo:
         num_candidates=options.num_candidates,
         partial_rows=options.cuts_rows,
     )
+
+
+def _keys(ids: Ids, first: int) -> Words:
+    """Keys of these ids at positions from `first` on."""
+    positions = np.arange(first, first + len(ids), dtype=np.uint64) << np.uint64(32)
+    return _mix(positions + ids.astype(np.uint64))
 
 
 def _words(count: int) -> Words:

@@ -317,6 +317,7 @@ class ResumePoint(_message.Message):
     UPTO_FIELD_NUMBER: _builtins.int
     NUM_CHARS_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     resume_token: _builtins.str
     """From ChatAccepted; empty: the idempotency key names the chat. With a token that is known the
     rest of the request may be left out, but for the credential; what is sent of it has to be the
@@ -326,6 +327,10 @@ class ResumePoint(_message.Message):
     """Number of committed tokens the client has."""
     num_chars: _builtins.int
     """Code points of committed text it has."""
+    model_identity: _builtins.bytes
+    """The last one that a CommitText brought. Without it another edge does not know which replicas may
+    go on after `ids`.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those tokens, `upto` of them, or none: then they are computed anew, and not sent again."""
@@ -337,10 +342,11 @@ class ResumePoint(_message.Message):
         upto: _builtins.int = ...,
         num_chars: _builtins.int = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "num_chars", b"num_chars", "resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "model_identity", b"model_identity", "num_chars", b"num_chars", "resume_token", b"resume_token", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -481,9 +487,19 @@ class CommitText(_message.Message):
     UPTO_FIELD_NUMBER: _builtins.int
     LOSSY_FIELD_NUMBER: _builtins.int
     LOSSY_TEXT_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    INEXACT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     upto: _builtins.int
     """Number of final tokens."""
+    model_identity: _builtins.bytes
+    """Of the replica that computed these tokens, for ResumePoint; left out where it is that of the
+    commit before. Opaque, at most 64 bytes.
+    """
+    inexact: _builtins.bool
+    """These tokens come from a replica that computes differently from the one before it: the reply is
+    not what either of them would have written.
+    """
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -502,12 +518,16 @@ class CommitText(_message.Message):
         upto: _builtins.int = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
         lossy_text: _abc.Iterable[Global___TextSpan] | None = ...,
+        model_identity: _builtins.bytes | None = ...,
+        inexact: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "model_identity", b"model_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "lossy", b"lossy", "lossy_text", b"lossy_text", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__model_identity: _TypeAlias = _typing.Literal["model_identity"]  # noqa: Y015
+    _WhichOneofArgType__model_identity: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__model_identity) -> _WhichOneofReturnType__model_identity | None: ...
 
 Global___CommitText: _TypeAlias = CommitText  # noqa: Y015
 
@@ -549,10 +569,13 @@ class ChatDone(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     SPECULATION_STATS_FIELD_NUMBER: _builtins.int
+    INEXACT_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     region: _builtins.str
     replica: _builtins.str
+    inexact: _builtins.bool
+    """Whether a CommitText of the reply was `inexact`."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -576,10 +599,11 @@ class ChatDone(_message.Message):
         region: _builtins.str = ...,
         replica: _builtins.str = ...,
         speculation_stats: Global___SpeculationStats | None = ...,
+        inexact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "speculation_stats", b"speculation_stats", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_timings", b"edge_timings", "finish_reason", b"finish_reason", "inexact", b"inexact", "region", b"region", "replica", b"replica", "speculation_stats", b"speculation_stats", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

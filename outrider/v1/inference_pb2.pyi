@@ -224,6 +224,7 @@ class OpenSession(_message.Message):
     ECHO_ACCEPTED_FIELD_NUMBER: _builtins.int
     LOST_REPLICAS_FIELD_NUMBER: _builtins.int
     ADDRESS_HASH_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -258,6 +259,12 @@ class OpenSession(_message.Message):
     """The address prefix that a client without a key comes from, by a keyed hash: where there is no
     tenant it takes the turns of that prefix in a router's queue, and of many sessions from there
     only a few are above LOW. Empty: the client has a key.
+    """
+    model_identity: _builtins.bytes
+    """The model identity of the replica that computed the tokens to resume after, as SessionOpened or
+    SessionMoved named it; at most 64 bytes. Empty: nothing is to be resumed, or nobody knows.
+    Towards a replica: it refuses the session if its own is another one; empty there: the session
+    may go on inexactly.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -315,10 +322,11 @@ class OpenSession(_message.Message):
         echo_accepted: _builtins.bool = ...,
         lost_replicas: _builtins.int = ...,
         address_hash: _builtins.bytes = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -340,6 +348,7 @@ class SessionOpened(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV was reused."""
@@ -357,6 +366,8 @@ class SessionOpened(_message.Message):
     """
     max_drafts: _builtins.int
     """Most drafts of one session that the replica verifies in one call; 0: it does not say."""
+    model_identity: _builtins.bytes
+    """As in GetModelResponse."""
     def __init__(
         self,
         *,
@@ -370,10 +381,11 @@ class SessionOpened(_message.Message):
         echo: _builtins.int = ...,
         ack_delay_ms: _builtins.float = ...,
         max_drafts: _builtins.int = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "model_identity", b"model_identity", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,6 +404,7 @@ class SessionMoved(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     region: _builtins.str
     max_drafts: _builtins.int
@@ -400,6 +413,8 @@ class SessionMoved(_message.Message):
     """Drafts of this epoch and all before it are lost, those under way too: an edge that is in one of
     these begins another.
     """
+    model_identity: _builtins.bytes
+    """As in GetModelResponse. Where it is not the one before, what follows is inexact."""
     def __init__(
         self,
         *,
@@ -407,10 +422,11 @@ class SessionMoved(_message.Message):
         region: _builtins.str = ...,
         max_drafts: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_drafts", b"max_drafts", "region", b"region", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_drafts", b"max_drafts", "model_identity", b"model_identity", "region", b"region", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -940,6 +956,7 @@ class GetModelResponse(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
     PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -948,6 +965,11 @@ class GetModelResponse(_message.Message):
     block_tokens: _builtins.int
     replica: _builtins.str
     region: _builtins.str
+    model_identity: _builtins.bytes
+    """Stands for all that the reply's tokens are computed with: weights, vocabulary, engine, precision
+    and rounding. Replicas in which it is equal give the same text, and take over each other's
+    sessions. Opaque, at most 64 bytes; empty equals none, not even itself.
+    """
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
@@ -965,10 +987,11 @@ class GetModelResponse(_message.Message):
         replica: _builtins.str = ...,
         region: _builtins.str = ...,
         prefill_limits: Global___PrefillLimits | None = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

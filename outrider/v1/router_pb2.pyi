@@ -108,6 +108,7 @@ class Replica(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     QUARANTINES_FIELD_NUMBER: _builtins.int
     STATE_S_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -125,6 +126,8 @@ class Replica(_message.Message):
     """How often it was put into quarantine."""
     state_s: _builtins.float
     """How long it has been in its state."""
+    model_identity: _builtins.bytes
+    """As in GetModelResponse; empty: it has not answered yet, or says none."""
     def __init__(
         self,
         *,
@@ -141,10 +144,11 @@ class Replica(_message.Message):
         source: _builtins.str = ...,
         quarantines: _builtins.int = ...,
         state_s: _builtins.float = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,6 +359,7 @@ class PlacementCandidate(_message.Message):
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     region: _builtins.str
     wait_ms: _builtins.float
@@ -366,6 +371,8 @@ class PlacementCandidate(_message.Message):
     prefill_ms: _builtins.float
     cached_tokens: _builtins.int
     """Prompt tokens whose KV the replica had, or was expected to have by then."""
+    model_identity: _builtins.bytes
+    """As in Replica."""
     def __init__(
         self,
         *,
@@ -378,10 +385,11 @@ class PlacementCandidate(_message.Message):
         transfer_ms: _builtins.float = ...,
         prefill_ms: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
+        model_identity: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "place_ms", b"place_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_identity", b"model_identity", "place_ms", b"place_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

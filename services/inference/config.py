@@ -43,6 +43,9 @@ class InferenceConfig:
     engine: str = "openvino"
     """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
     mesh."""
+    fake_seed: int = 0
+    """Weights of the fake engine: replicas of different seeds are different models behind one
+    name."""
     instances: int = 1
     """Engines of this replica, each with threads, a scheduler with the limits of the table
     `scheduler`, and an equal part of the KV pool: worth it with many cores and many sessions
@@ -72,7 +75,7 @@ class InferenceConfig:
     precision: str | None = None
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
     it; unset: what the model's definition says, else auto. Replicas of different precision round
-    differently, so their texts differ."""
+    differently, so their texts differ, and they do not take over each other's sessions."""
     dynamic_quantization: bool | None = None
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
     and the text is a little further from what the weights say in full. Unset: what the model's
@@ -144,6 +147,7 @@ class InferenceConfig:
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
             num_blocks=num_blocks or _FAKE.num_blocks,
             max_context_tokens=chosen.get("max_context_tokens", _FAKE.max_context_tokens),
+            seed=self.fake_seed,
         )
         return EngineConfig(
             engine=cast(EngineName, self.engine),

@@ -122,4 +122,5 @@ def _candidate(candidate: Candidate) -> router_pb2.PlacementCandidate:
         transfer_ms=wait.transfer_ms,
         prefill_ms=wait.prefill_ms,
         cached_tokens=candidate.cached_tokens,
+        model_identity=candidate.identity,
     )

@@ -119,4 +119,5 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
         source=replica.source,
         quarantines=replica.health.quarantine.count,
         state_s=now - replica.health.since,
+        model_identity=replica.model_identity,
     )

@@ -47,6 +47,7 @@ async def test_why_sessions_went_where_they_went() -> None:
     assert "second" not in one
     row = next(line.split() for line in one.splitlines() if "chosen" in line)
     assert row[1] == chosen["first"]
+    assert row[3] == near.identity.hex()[:8], "what it computes"
     assert "runner-up" in one and "margin" in one
     (placement,) = told["placements"]
     assert placement["request_id"] == "second"

@@ -38,11 +38,12 @@ async def test_the_replicas_of_a_router_are_shown_with_state_and_round_trip() ->
         assert rows["near"]["source"] == "configured"
         assert rows["near"]["min_rtt_ms"] > 0.0
         assert rows["absent"]["min_rtt_ms"] == 0.0
+        assert (rows["near"]["identity"], rows["absent"]["identity"]) == (near.identity.hex(), "")
         shown = await _asked(port)
     first, second = shown.splitlines()
     assert first.startswith("near")
-    assert "READY" in first
-    assert "DOWN" in second
+    assert "READY" in first and "computes as 0a0a0a0a " in first
+    assert "DOWN" in second and "computes as unknown " in second
     assert "rtt ~100.0 ms" in second, "a guess is marked as one"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.client.events import Accepted, Committed, Done, Event, Provisional, Retracted
@@ -49,6 +51,21 @@ def test_tokens_let_through_are_remembered_by_their_number() -> None:
     transcript = after(first, Committed("c d", (3, 4), 4, (2, 3), ((3, 4), (4, 6))))
     assert transcript.lossy == [1, 2, 3]
     assert transcript.lossy_spans == [(1, 3), (3, 4), (4, 6)]
+
+
+def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None:
+    one, other = b"\x0a" * 32, b"\x0b" * 32
+    first = Committed("a", (1,), 1, model_identity=one)
+    transcript = after(first, Committed("b", (2,), 2))
+    assert (transcript.model_identity, transcript.inexact) == (one, False)
+    transcript.apply(Committed("c", (3,), 3, model_identity=other, inexact=True))
+    transcript.apply(Committed("d", (4,), 4))
+    assert (transcript.model_identity, transcript.inexact) == (other, True)
+
+
+def test_that_a_reply_was_inexact_is_said_at_its_end_too() -> None:
+    transcript = after(Committed("a", (1,), 1), replace(done(1), inexact=True))
+    assert transcript.inexact
 
 
 @pytest.mark.parametrize(

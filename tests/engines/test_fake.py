@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.errors import EngineError
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import (
@@ -146,6 +149,25 @@ def test_another_seed_is_another_model() -> None:
     engines = [FakeEngine(FakeOptions(seed=seed)) for seed in (1, 2)]
     rows = [all_rows(each, random_ids(each, 5), table(each, 5)) for each in engines]
     assert (rows[0] != rows[1]).all(axis=1).all()
+    assert engines[0].info.fingerprint != engines[1].info.fingerprint
+
+
+def test_the_fingerprint_is_of_what_it_computes_and_of_nothing_else() -> None:
+    def fingerprint(**options: Any) -> bytes:
+        return FakeEngine(FakeOptions(**options)).info.fingerprint
+
+    first = fingerprint()
+    assert len(first) == 32
+    for same in ({"num_blocks": 9}, {"block_tokens": 8}, {"min_rows": 2}, {"fixed_ms": 5.0}):
+        assert fingerprint(**same) == first
+    for other in ({"seed": 1}, {"vocabulary_size": 65}, {"repetition": 0.0}):
+        assert fingerprint(**other) != first
+
+
+def test_the_fingerprint_is_of_the_rows_that_a_sequence_gets() -> None:
+    engine = FakeEngine(FakeOptions(seed=3))
+    ids = probe_ids(engine.info.vocabulary_size, 16)
+    assert engine.info.fingerprint == fingerprint_of(all_rows(engine, ids, table(engine, 16)))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,10 @@ _DIGEST: Final = b"\x01" * 32
 _SIZE: Final = 500
 _CODER: Final = TokenCoder(_DIGEST, _SIZE)
 _OFFER: Final = edge_wire.Offer("m", _SIZE, 4096)
-_CONTRACT: Final = Contract("m", "r", "us", _DIGEST, _SIZE, _CODER, 4096, "fake", 16, 32, 16)
+_IDENTITY: Final = b"\x0a" * 32
+_CONTRACT: Final = Contract(
+    "m", "r", "us", _DIGEST, _IDENTITY, _SIZE, _CODER, 4096, "fake", 16, 32, 16
+)
 _NAME: Final = b"outrider:tokens:1:name"
 
 
@@ -153,7 +156,9 @@ def _chat_frames() -> list[bytes]:
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
     resumed = edge_pb2.ChatRequest(
         idempotency_key="k",
-        resume=edge_pb2.ResumePoint(resume_token="t" * 32, upto=2, num_chars=3, ids=[1, 2]),
+        resume=edge_pb2.ResumePoint(
+            resume_token="t" * 32, upto=2, num_chars=3, ids=[1, 2], model_identity=_IDENTITY
+        ),
         residency=["eu"],
     )
     frame = edge_pb2.ClientFrame(chat=resumed).SerializeToString()

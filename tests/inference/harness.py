@@ -32,6 +32,7 @@ from services.inference.scheduler.types import total_load
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
+IDENTITY = b"\x0a" * 32
 SALT = b"one trust group"
 """Of all sessions that name no other; without any a session shares nothing."""
 _request_ids = itertools.count(1)
@@ -55,7 +56,7 @@ class GatedEngine(FakeEngine):
 
 
 def loaded(*engines: Engine) -> LoadedModel:
-    return LoadedModel("letters", engines, CODER, DIGEST, new_reply)
+    return LoadedModel("letters", engines, CODER, DIGEST, new_reply, IDENTITY)
 
 
 def reference(

@@ -16,7 +16,7 @@ from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
 from services.router.placement.types import PlacementPolicy
-from tests.router.relay.mesh import commit, opening
+from tests.router.relay.mesh import IDENTITY, commit, opening
 
 DIGEST = b"\x01" * 32
 CODECS = (common_pb2.TOKEN_CODEC_VARINT, common_pb2.TOKEN_CODEC_U16)
@@ -28,7 +28,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, name: str, region: str = "us", tls: Tls = PLAINTEXT) -> None:
         self.name, self.region, self.tls = name, region, tls
-        self.model, self.digest = "m", DIGEST
+        self.model, self.digest, self.identity = "m", DIGEST, IDENTITY
         self.max_context_tokens = 0
         self.address = ""
         self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
@@ -107,6 +107,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         return inference_pb2.GetModelResponse(
             model=self.model,
             vocabulary_digest=self.digest,
+            model_identity=self.identity,
             max_context_tokens=self.max_context_tokens,
             codecs=CODECS,
             replica=self.name,

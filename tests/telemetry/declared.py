@@ -159,6 +159,7 @@ ELSEWHERE: Final = {
     drafter.ACCEPTED: _DRAFTER,
     router_sessions.MOVES: _FAILOVER,
     router_sessions.MOVE_MS: _FAILOVER,
+    router_sessions.INEXACT_MOVES: "tests/router/relay/test_model_identity.py",
     router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
     router.REFUSED: _OVERLOAD,
     router.SPILLED: _OVERLOAD,

@@ -138,7 +138,7 @@ async def _replica(words: Vocabulary) -> AsyncIterator[tuple[Replica, Metrics]]:
     options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0)
     coder = TokenCoder(words.digest, words.size)
     engines = (FakeEngine(options), FakeEngine(options))
-    model = LoadedModel(MODEL, engines, coder, words.digest, new_reply)
+    model = LoadedModel(MODEL, engines, coder, words.digest, new_reply, b"m" * 32)
     config = InferenceConfig(engine="fake", replica="a", region="us", drain_s=0.0)
     metrics = Metrics("inference")
     replica = Replica(config, model, metrics)

@@ -71,7 +71,9 @@ def _model(fixed_ms: float, row_ms: float, num_blocks: int) -> LoadedModel:
     def new_reply(params: SamplingParams) -> Reply:
         return ReplyEnd(params, ())
 
-    return LoadedModel(MODEL, (PacedEngine(options),), coder(), DIGEST, new_reply)
+    engine = PacedEngine(options)
+    identity = engine.info.fingerprint
+    return LoadedModel(MODEL, (engine,), coder(), DIGEST, new_reply, identity)
 
 
 async def _serve(config: InferenceConfig, http_port: int, model: LoadedModel) -> None:

@@ -97,6 +97,7 @@ def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
         "address": replica.address,
         "source": replica.source or "configured",
         "model": replica.model,
+        "identity": replica.model_identity.hex(),
         "state": state,
         "state_s": round(replica.state_s, 1),
         "rtt_ms": round(replica.rtt_ms, 3),
@@ -123,7 +124,8 @@ def _replica_line(replica: dict[str, Any]) -> str:
     rtt = f"{about}{replica['rtt_ms']:.1f} ms"
     state = f"{replica['state']} {replica['state_s']:.0f} s"
     return (
-        f"{replica['name']:<24} {replica['region']:<14} {state:<18} rtt {rtt:<10} "
+        f"{replica['name']:<24} {replica['region']:<14} {state:<18} "
+        f"computes as {replica['identity'][:8] or 'unknown':<8} rtt {rtt:<10} "
         f"wait {replica['predicted_wait_ms']:.0f} ms  sessions {replica['sessions']}  "
         f"quarantines {replica['quarantines']}  {replica['address']} ({replica['source']})"
     )

@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outrider.cli.prompting.painter import Painter
 
 if TYPE_CHECKING:
     from outrider.client import ChatResult, Event, Transcript
+
+INEXACT: Final = (
+    "inexact: a replica was lost, and one that computes differently went on with the reply"
+)
+"""Said of a reply that is not what one model alone would have written."""
 
 
 def follow(painter: Painter, transcript: Transcript, event: Event, *, shown: bool) -> None:
@@ -64,6 +69,8 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
         return
     print("" if shown else result.text, flush=True)
     print(summary(result), file=sys.stderr, flush=True)
+    if result.inexact:
+        print(INEXACT, file=sys.stderr, flush=True)
 
 
 def summary(result: ChatResult) -> str:
@@ -90,6 +97,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "text": result.text,
         "ids": list(result.ids),
         "lossy": list(result.lossy),
+        "inexact": result.inexact,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),
         "speculation_stats": asdict(result.speculation_stats),

@@ -8,13 +8,10 @@ before the engine serves, and calls of a size that differs are padded to one tha
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-import numpy as np
-
-from outrider.engines.base import Ids, Logits
+from outrider.engines.base import Logits
 from outrider.errors import EngineError
 
 PROBE_ROWS: Final = 48
@@ -34,21 +31,10 @@ position `past`, in a call of n rows; KV before it is what earlier calls left. A
 overwrite them."""
 
 
-def probe_ids(vocabulary_size: int, num_tokens: int) -> Ids:
-    """[n] tokens spread over the whole vocabulary, the same for every engine of that size."""
-    return (np.arange(num_tokens, dtype=np.int64) * 7919 % vocabulary_size).astype(np.int32)
-
-
 def compute_reference(compute: Compute, max_tokens: int) -> Logits:
     """[n, V] what every other call is compared with, of the probe's first n tokens."""
     most = min(PROBE_ROWS, max_tokens)
     return compute(0, most, most).copy()
-
-
-def fingerprint_of(reference: Logits) -> bytes:
-    """SHA-256 of the logits' bits: engines that differ in a weight, in precision or in kernels
-    differ in it."""
-    return hashlib.sha256(reference.tobytes()).digest()
 
 
 def least_logits(compute: Compute, max_tokens: int) -> int:

@@ -14,6 +14,7 @@ import structlog
 
 from outrider.engines.base import Logits, OverlappedWork, SequenceSlice, SizingRule, no_work
 from outrider.engines.config import EngineConfig
+from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.free_memory import free_memory
 from outrider.engines.kv_budget import BlockShape
 from outrider.engines.openvino.batch import CallLayout, Inputs
@@ -22,10 +23,8 @@ from outrider.engines.openvino.consistency import (
     PROBE_ROWS,
     check_long_calls,
     compute_reference,
-    fingerprint_of,
     least_logits,
     least_rows,
-    probe_ids,
     same_bits,
 )
 from outrider.engines.openvino.convert import ConvertedModel

@@ -40,6 +40,11 @@ class ReplayCursor:
     num_chars: int = 0
     """Code points of committed text. The tokens do not say how many: text that was held back may
     come without a token at the end of a chat."""
+    model_identity: bytes | None = None
+    """Of tokens that it has by an earlier run, where it was not told yet which model computed them
+    in this one."""
+    is_inexact: bool = False
+    """The same of their being inexact."""
 
     def clip(self, commit: Commit, first_char: int) -> Commit | None:
         """The part of a commit that the client lacks, None if it has all. `first_char`: where the
@@ -47,6 +52,9 @@ class ReplayCursor:
         first = commit.upto - len(commit.ids)
         ids = commit.ids[max(0, self.upto - first) :]
         text = commit.text[max(0, self.num_chars - first_char) :]
+        if commit.model_identity is not None:
+            self.model_identity = commit.model_identity
+        self.is_inexact = self.is_inexact or commit.inexact
         if not ids and not text:
             return None
         marks = [
@@ -56,13 +64,17 @@ class ReplayCursor:
         ]
         self.upto = max(self.upto, commit.upto)
         self.num_chars = max(self.num_chars, first_char + len(commit.text))
-        return Commit(
+        missing = Commit(
             text,
             ids,
             self.upto,
             lossy=tuple(number for number, _ in marks),
             lossy_spans=tuple(span for _, span in marks),
+            model_identity=self.model_identity,
+            inexact=self.is_inexact,
         )
+        self.model_identity, self.is_inexact = None, False
+        return missing
 
 
 class ReplayLog:
@@ -79,6 +91,8 @@ class ReplayLog:
         self._pieces: list[str] = []
         self._text_bytes = 0
         self._lossy: list[tuple[int, Span]] = []
+        self._model_identity: bytes | None = None
+        self._is_inexact = False
         self.num_chars = 0
         self.done: Done | None = None
         """How the chat ended; None while it goes on, and if it failed."""
@@ -113,6 +127,8 @@ class ReplayLog:
             self.upto,
             lossy=tuple(number for number, _ in self._lossy),
             lossy_spans=tuple(span for _, span in self._lossy),
+            model_identity=self._model_identity,
+            inexact=self._is_inexact,
         )
         if (missing := cursor.clip(everything, 0)) is not None:
             events.append(missing)
@@ -128,6 +144,9 @@ class ReplayLog:
             self._pieces = ["".join(self._pieces)]
         self._text_bytes += len(commit.text.encode())
         self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
+        if commit.model_identity is not None:
+            self._model_identity = commit.model_identity
+        self._is_inexact = self._is_inexact or commit.inexact
 
 
 class ClientChannel:

@@ -60,6 +60,8 @@ class ResumePoint:
     """Code points of committed text."""
     ids: tuple[int, ...] = ()
     """Those tokens, or none: then they are computed anew."""
+    model_identity: bytes = b""
+    """Of the replica that computed them (outrider.model_identity); empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class RegionOpened:
     """`echo` of OpenRegion; 0: it did not come back."""
     ack_delay_s: float = 0.0
     """Time from the arrival of OpenRegion to this answer."""
+    model_identity: bytes = b""
+    """What the replica computes; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,8 @@ class RegionMoved:
     region: str
     lost_epoch: int = 0
     """Drafts of this epoch and all before it are lost."""
+    model_identity: bytes = b""
+    """What the replica computes; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +351,10 @@ class Commit:
     """Positions in the reply of tokens that a lossy threshold let through."""
     lossy_spans: tuple[Span, ...] = ()
     """For each of those, where its text stands in the reply."""
+    model_identity: bytes | None = None
+    """Of the replica that computed these; None: that of the commit before."""
+    inexact: bool = False
+    """Another model computed the tokens before these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +369,8 @@ class Done:
     region: str
     replica: str
     speculation_stats: SpeculationStats = NO_SPECULATION
+    inexact: bool = False
+    """Whether one model went on with what another one had begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,7 @@ class ChatSession:
             chat.request,
             chat.prompt,
             tuple(chat.reply.ids),
+            chat.reply.model.identity,
             chat.reply.controller.round_trip.next_echo(now),
             now - chat.asked_at,
         )
@@ -281,7 +282,7 @@ class ChatSession:
     def _moved(self, chat: _OpenedChat, item: RegionMoved, now: float) -> Actions:
         chat.region = item.region
         chat.replica = item.replica
-        chat.reply.lost(item.lost_epoch)
+        chat.reply.moved(item)
         return []
 
     def _region_done(self, chat: _OpenedChat, item: RegionDone, now: float) -> Actions:
@@ -376,6 +377,7 @@ class ChatSession:
             region=opened.region if opened else "",
             replica=opened.replica if opened else "",
             speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
+            inexact=opened.reply.model.is_inexact if opened else False,
         )
 
     def _fail(self, error: OutriderError) -> Actions:

@@ -46,18 +46,20 @@ class Reopening:
         request: ChatRequest,
         prompt: tuple[int, ...] | None,
         final_ids: tuple[int, ...],
+        model_identity: bytes,
         echo: int,
         passed_s: float,
     ) -> OpenRegion:
-        """The action that opens a session for what follows the final tokens, `passed_s` after the
-        request came. Raises DeadlineError."""
+        """The action that opens a session for what follows the final tokens, which a replica of
+        this identity computed, `passed_s` after the request came. Raises DeadlineError."""
         left_ms = request.deadline_ms
         if request.deadline_ms:
             left_ms -= round(passed_s * 1000)
             if left_ms <= 0:
                 raise DeadlineError("the deadline passed before a region was asked")
         self.again_at = None
-        resumed = replace(request, resume=replace(request.resume, ids=final_ids))
+        resume = replace(request.resume, ids=final_ids, model_identity=model_identity)
+        resumed = replace(request, resume=resume)
         return OpenRegion(resumed, prompt, left_ms, echo, self._num_lost_replicas)
 
     def opened(self, num_prompt_tokens: int, *, has_tokens: bool) -> None:

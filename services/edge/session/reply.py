@@ -11,6 +11,7 @@ from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Speculation, SpeculationStats
 from services.edge.session.acceptance import Averages
+from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
 from services.edge.session.draft_chain import DraftChain, DraftLimits, ResolvedCommit
 from services.edge.session.draft_sources import CombinedDrafter, Drafter
@@ -22,6 +23,7 @@ from services.edge.session.events import (
     DrafterReport,
     OpenDrafter,
     RegionCommit,
+    RegionMoved,
     RegionOpened,
     SendDraft,
     TellDrafter,
@@ -103,6 +105,8 @@ class ReplyFlow:
         self.chain.learn(prompt)
         self.ids = array("I")
         """The final ones."""
+        resume = request.resume
+        self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
         self.display = Display(policy.display)
         self.controller = UploadController(
             policy.upload,
@@ -160,7 +164,13 @@ class ReplyFlow:
 
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica opened the session."""
+        self.model.placed(opened.model_identity)
         self.controller.opened(opened.echo, opened.ack_delay_s, opened.max_drafts, now)
+
+    def moved(self, moved: RegionMoved) -> None:
+        """Another replica has it."""
+        self.model.placed(moved.model_identity)
+        self.lost(moved.lost_epoch)
 
     def lost(self, epoch: int | None = None) -> None:
         """The region has no drafts of this epoch or any before it; without `epoch`, none at all."""
@@ -183,7 +193,16 @@ class ReplyFlow:
         else:
             self._schedule_refresh(now + self._policy.coalesce_s)
         lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
-        committed = Commit(text, resolved.ids, commit.upto, commit.lossy, lossy_spans)
+        origin = self.model.committed()
+        committed = Commit(
+            text,
+            resolved.ids,
+            commit.upto,
+            commit.lossy,
+            lossy_spans,
+            model_identity=origin.identity,
+            inexact=origin.is_inexact,
+        )
         told = [TellDrafter(resolved.ids, self.controller.lead)] if self._tells_drafter else []
         return [*([] if retract is None else [retract]), committed, *told]
 

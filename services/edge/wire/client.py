@@ -17,6 +17,7 @@ from outrider.errors import (
     PromptTooLongError,
     UnknownModelError,
 )
+from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
@@ -189,7 +190,13 @@ def _resume(chat: edge_pb2.ChatRequest, offer: Offer) -> ResumePoint:
         raise InvalidRequestError(
             f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
         )
-    return ResumePoint(point.resume_token, point.upto, point.num_chars, tuple(point.ids))
+    return ResumePoint(
+        point.resume_token,
+        point.upto,
+        point.num_chars,
+        tuple(point.ids),
+        check_model_identity(point.model_identity),
+    )
 
 
 def _digest(chat: edge_pb2.ChatRequest, model: str) -> bytes:
@@ -252,10 +259,16 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
             return edge_pb2.EdgeFrame(provisional=provisional)
         case Retract(erase_to):
             return edge_pb2.EdgeFrame(retract=edge_pb2.RetractText(erase_to=erase_to))
-        case Commit(text, ids, upto, lossy, lossy_spans):
+        case Commit(text, ids, upto, lossy, lossy_spans, model_identity, inexact):
             spans = [edge_pb2.TextSpan(begin=begin, end=end) for begin, end in lossy_spans]
             commit = edge_pb2.CommitText(
-                text=text, ids=ids, upto=upto, lossy=lossy, lossy_text=spans
+                text=text,
+                ids=ids,
+                upto=upto,
+                lossy=lossy,
+                lossy_text=spans,
+                model_identity=model_identity,
+                inexact=inexact,
             )
             return edge_pb2.EdgeFrame(commit=commit)
         case Done():
@@ -274,4 +287,5 @@ def _done(done: Done) -> edge_pb2.ChatDone:
         region=done.region,
         replica=done.replica,
         speculation_stats=edge_pb2.SpeculationStats(**asdict(done.speculation_stats)),
+        inexact=done.inexact,
     )

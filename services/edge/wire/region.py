@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
+from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
@@ -79,6 +80,7 @@ class RegionWire:
         )
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))
+            opening.model_identity = request.resume.model_identity
         if action.prompt is not None:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
@@ -110,7 +112,8 @@ class RegionWire:
             return _done(frame.done)
         if kind == "moved":
             moved = frame.moved
-            return RegionMoved(moved.replica, moved.region, moved.epoch)
+            identity = check_model_identity(moved.model_identity)
+            return RegionMoved(moved.replica, moved.region, moved.epoch, identity)
         if kind == "error":
             return RegionFailed(error_from_proto(frame.error))
         raise MalformedFrameError("the region sent a frame of no known kind")
@@ -130,6 +133,7 @@ class RegionWire:
             max_drafts=opened.max_drafts,
             echo=opened.echo,
             ack_delay_s=_seconds(opened.ack_delay_ms),
+            model_identity=check_model_identity(opened.model_identity),
         )
 
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:

@@ -14,9 +14,11 @@ from outrider.errors import (
     OutriderError,
     PrefixUnknownError,
     PromptTooLongError,
+    UnavailableError,
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.model_identity import check_model_identity, same_model, short_form
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
@@ -62,6 +64,7 @@ class Contract:
     replica: str
     region: str
     vocabulary_digest: bytes
+    model_identity: bytes
     vocabulary_size: int
     coder: TokenCoder
     context_limit: int
@@ -99,8 +102,9 @@ def open_request(
 ) -> tuple[OpenRequest, TokenCodec]:
     """The session to run under the engine session id `number`, and the codec its opener reads.
 
-    Raises InvalidRequestError and its kinds, UnknownModelError, VocabularyMismatchError and
-    PrefixUnknownError. Ids are known to be of the vocabulary afterwards.
+    Raises InvalidRequestError and its kinds, UnknownModelError, VocabularyMismatchError,
+    UnavailableError for a reply that another model began, and PrefixUnknownError. Ids are known to
+    be of the vocabulary afterwards.
     """
     _check_identity(frame, contract)
     codec = negotiate(frame.codecs, contract.coder.supported)
@@ -144,6 +148,18 @@ def _check_identity(frame: inference_pb2.OpenSession, contract: Contract) -> Non
             f"the request's vocabulary is {theirs or 'not named'}, this replica's is {ours}; "
             "use the same model files on both sides, or send text",
             metadata={"theirs": theirs, "ours": ours},
+        )
+    _check_model_identity(frame, contract)
+
+
+def _check_model_identity(frame: inference_pb2.OpenSession, contract: Contract) -> None:
+    """The router places by what replicas reported; this one may be another process by now."""
+    theirs, ours = check_model_identity(frame.model_identity), contract.model_identity
+    has_tokens = frame.resume.count or frame.resumed
+    if has_tokens and theirs and not same_model(theirs, ours):
+        raise UnavailableError(
+            f"the reply was begun by a replica that computes as {short_form(theirs)}, this one "
+            f"computes as {short_form(ours)}; open the session on one that computes the same"
         )
 
 
@@ -200,6 +216,7 @@ def opened_frame(
         region=contract.region,
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
+        model_identity=contract.model_identity,
         codec=common_pb2.TokenCodec.ValueType(codec),
         max_drafts=contract.max_drafts,
     )
@@ -286,6 +303,7 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
     return inference_pb2.GetModelResponse(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
+        model_identity=contract.model_identity,
         vocabulary_size=contract.vocabulary_size,
         max_context_tokens=contract.context_limit,
         engine=contract.engine,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from outrider.errors import NoReplicaError, OverloadedError
+from outrider.model_identity import same_model
 from services.router.admission.policy import AdmissionPolicy, QueuePriority
 from services.router.admission.session import AdmittedSession
 from services.router.fleet.replica import Replica
@@ -54,8 +55,9 @@ class LiveFleetView:
         self._return_s = return_s
         self._at_home: set[str] = set()
         """Models with replicas in the router's own region, in service or not."""
-        self._returning: dict[str, set[str]] = {}
-        """By model, the regions of replicas that take no sessions now but may soon."""
+        self._returning: dict[str, set[tuple[str, bytes]]] = {}
+        """By model, region and model identity of replicas that take no sessions now but may
+        soon."""
         self._rtt_ms: dict[str, dict[str, float]] = {}
         """By model and region, the smallest recent round trip of replicas that take sessions; a
         busy machine does not change it."""
@@ -69,11 +71,12 @@ class LiveFleetView:
             if replica.region == self._region:
                 self._at_home.add(replica.model_name)
             if replica.may_return(self._return_s, now):
-                self._returning.setdefault(replica.model_name, set()).add(replica.region)
+                found = (replica.region, replica.model_identity)
+                self._returning.setdefault(replica.model_name, set()).add(found)
             if replica.takes_sessions:
-                found = self._rtt_ms.setdefault(replica.model_name, {})
-                nearest = found.get(replica.region, replica.rtt.min_ms)
-                found[replica.region] = min(nearest, replica.rtt.min_ms)
+                rtt_ms = self._rtt_ms.setdefault(replica.model_name, {})
+                nearest = rtt_ms.get(replica.region, replica.rtt.min_ms)
+                rtt_ms[replica.region] = min(nearest, replica.rtt.min_ms)
 
     def home(self, request: PlacementRequest) -> str:
         """The router's own region where it has replicas of the model, in service or not, and may
@@ -86,8 +89,10 @@ class LiveFleetView:
 
     def may_return(self, request: PlacementRequest) -> bool:
         """Whether a replica that may serve it takes no sessions now but may soon."""
-        found = self._returning.get(request.model, set())
-        return bool(found.intersection(request.residency) if request.residency else found)
+        return any(
+            _allows(request, region) and _is_fit(request, identity)
+            for region, identity in self._returning.get(request.model, ())
+        )
 
     def quote(self, request: PlacementRequest, region: str, now: float) -> Decision:
         """The best replica in a region; "": in any that the request allows. Raises what placement
@@ -164,6 +169,12 @@ def _spill_cause(
     if decision.wait.total_ms <= left_ms:
         return ""
     return "slow" if _has_room(decision, max_backlog_ms) else "full"
+
+
+def _is_fit(request: PlacementRequest, identity: bytes) -> bool:
+    """Whether a replica that computes this may go on with it."""
+    has_choice = request.identity is None or request.allows_inexact
+    return has_choice or same_model(request.identity or b"", identity)
 
 
 def _allows(request: PlacementRequest, region: str) -> bool:

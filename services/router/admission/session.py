@@ -89,4 +89,11 @@ class AdmittedSession:
     def replica_set(self) -> Hashable:
         """Equal for sessions that the same replicas can serve."""
         request = self.request
-        return request.model, request.vocabulary_digest, request.residency, request.exclude
+        return (
+            request.model,
+            request.vocabulary_digest,
+            request.residency,
+            request.exclude,
+            request.identity,
+            request.allows_inexact,
+        )

@@ -47,6 +47,10 @@ class TenantPolicy:
     session reserves prompt + max_tokens and gives back what it did not use; 0: no limit."""
     weight: float = 1.0
     """Its share of the turns in the queue, relative to other tenants waiting in the same class."""
+    allow_inexact_failover: bool = False
+    """Whether a reply whose replica is lost goes on at a replica that computes differently, where
+    none that computes the same is in service; the client is told. Otherwise the chat waits for one,
+    and fails."""
 
     def __post_init__(self) -> None:
         if not self.name:

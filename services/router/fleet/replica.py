@@ -49,6 +49,8 @@ class ServedModel:
     """Tokens of a block of its prefix cache; 0: not reported."""
     prefill_limits: PrefillLimits | None = None
     """None: not reported."""
+    identity: bytes = b""
+    """What it computes (outrider.model_identity); empty: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,11 @@ class Replica:
     def model_name(self) -> str:
         """The model it serves or is configured to serve; empty: unknown."""
         return self.model.name if self.model else self.expected_model
+
+    @property
+    def model_identity(self) -> bytes:
+        """What it computes; empty: unknown."""
+        return self.model.identity if self.model else b""
 
     @property
     def max_chunk_tokens(self) -> int:

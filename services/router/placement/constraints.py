@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -13,10 +16,16 @@ from outrider.errors import (
     UnknownModelError,
     VocabularyMismatchError,
 )
+from outrider.model_identity import same_model, short_form
 from outrider.session_types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement.replica_table import Bools, ReplicaTable
 from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest
+
+_OTHER_IDENTITY: Final = "model_identity"
+"""Cause in the metadata of a refusal."""
+_MAX_LISTED: Final = 4
+"""Identities named in a refusal, the most frequent ones."""
 
 
 def able(table: ReplicaTable, request: PlacementRequest, policy: PlacementPolicy) -> Bools:
@@ -25,6 +34,14 @@ def able(table: ReplicaTable, request: PlacementRequest, policy: PlacementPolicy
     found &= table.counts["min_priority"] <= request.priority
     found &= table.num_excess[request.priority - 1] <= policy.max_queued
     return found
+
+
+def may_differ(table: ReplicaTable, request: PlacementRequest) -> bool:
+    """Whether a replica of another model identity may have a session that has tokens: it is
+    allowed, and none of its own identity could have it if it were idle."""
+    if request.identity is None or not request.allows_inexact:
+        return False
+    return not in_reach(table, request).any()
 
 
 def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
@@ -39,6 +56,10 @@ def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:
         found &= allowed
     if request.exclude:
         found[table.rows(request.exclude)] = False
+    if request.identity is not None:
+        # Few sessions have tokens when they are placed: a column of codes would seldom be read.
+        identity = request.identity
+        found &= np.fromiter((same_model(it, identity) for it in table.identities), np.bool_)
     return found
 
 
@@ -63,10 +84,33 @@ def refusal(
             "try again later.",
             retry_delay_ms=RETRY_DELAY_MS,
         )
+    anew = replace(request, exclude=frozenset())
+    if request.identity is not None and not in_reach(table, anew).any():
+        others = [it for it in allowed if it.takes_sessions and it.name not in request.exclude]
+        if others:
+            return _other_identities(request, others)
     return NoReplicaError(
         f"No replica can serve model {request.model} now ({_states(allowed, request.exclude)}): "
         "try again in a moment.",
         retry_delay_ms=RETRY_DELAY_MS,
+    )
+
+
+def is_other_identity(error: OutriderError) -> bool:
+    """Whether `refusal` says that all replicas at hand compute differently."""
+    return error.metadata.get("cause") == _OTHER_IDENTITY
+
+
+def _other_identities(request: PlacementRequest, others: list[Replica]) -> OutriderError:
+    counts = Counter(short_form(replica.model_identity) for replica in others)
+    listed = ", ".join(f"{count} as {it}" for it, count in counts.most_common(_MAX_LISTED))
+    return NoReplicaError(
+        f"The reply was begun by a replica of model {request.model} that computes as "
+        f"{short_form(request.identity or b'')}, and none of these is in service; the others "
+        f"compute differently ({listed}), so their text would not be its continuation: ask again "
+        "for a new reply, or set allow_inexact_failover in [[router.tenants]].",
+        retry_delay_ms=RETRY_DELAY_MS,
+        metadata={"cause": _OTHER_IDENTITY},
     )
 
 

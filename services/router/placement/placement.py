@@ -13,6 +13,7 @@ the same replica. docs/guides/placement.md explains the terms.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
@@ -79,6 +80,8 @@ class Placement:
         message names the replicas and their states.
         """
         self._refresh()
+        if constraints.may_differ(self._table, request):
+            request = replace(request, identity=None)
         able = constraints.able(self._table, request, self._policy)
         num_able = int(np.count_nonzero(able))
         if not num_able:
@@ -166,7 +169,8 @@ class Placement:
         def candidate(row: int) -> Candidate:
             name = self._table.names[row]
             region = self._table.region_names[row]
-            return Candidate(name, region, waits.at(row), cached.item(row))
+            identity = self._table.identities[row]
+            return Candidate(name, region, waits.at(row), cached.item(row), identity)
 
         return Decision(
             chosen=candidate(chosen),

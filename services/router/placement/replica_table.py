@@ -151,6 +151,8 @@ class ReplicaTable:
         self.names: list[str] = []
         """By row; empty in free rows."""
         self.region_names: list[str] = []
+        self.identities: list[bytes] = []
+        """By row, the model identity; empty: unknown."""
         self.schedulable: Bools = np.zeros(0, dtype=np.bool_)
         """[rows] whether the replica's health lets it have new sessions."""
         self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _FLOATS}
@@ -207,6 +209,7 @@ class ReplicaTable:
         model = (replica.model_name, replica.model.vocabulary_digest if replica.model else b"")
         self.counts["model"][row] = self.models.add(model)
         self.region_names[row] = replica.region
+        self.identities[row] = replica.model_identity
         self.counts["region"][row] = self.regions.add(replica.region)
         self._set_block_size(row, replica.model.block_tokens if replica.model else 0)
         prefill_limits = replica.model.prefill_limits if replica.model else None
@@ -225,6 +228,7 @@ class ReplicaTable:
         if row >= 0:
             self.schedulable[row] = False
             self.names[row] = ""
+            self.identities[row] = b""
             self._set_block_size(row, 0)
             self._unreported[row] = UnreportedSessions()
             self._call_costs.forget(name)
@@ -319,6 +323,7 @@ class ReplicaTable:
         self.num_excess = np.concatenate([self.num_excess, zeros], axis=1)
         self.names += [""] * more
         self.region_names += [""] * more
+        self.identities += [b""] * more
         self._unreported += [UnreportedSessions() for _ in range(more)]
         self._prefill_limits += [None] * more
         self._loads += [_ReportedLoad.of(UNREPORTED)] * more

@@ -59,6 +59,11 @@ class PlacementRequest:
     exclude: frozenset[str] = field(default_factory=frozenset)
     """Replicas already tried for this session."""
     priority: int = Priority.MEDIUM
+    identity: bytes | None = None
+    """The model identity that computed its tokens so far: only a replica of the same one may have
+    it. Empty: nobody knows it, and no replica is the same. None: it has no tokens."""
+    allows_inexact: bool = False
+    """Whether a replica of another identity may have it where none of this one can."""
     prompt: HashedPrompt | None = None
     """Its ids, to be looked up in the prefix index; None: unknown, and taken as cached nowhere."""
     transfer: Transfer = NO_TRANSFER
@@ -102,6 +107,8 @@ class Candidate(NamedTuple):
     wait: PredictedWait
     cached_tokens: int
     """Prompt tokens whose KV it has, or is expected to have by the time the session arrives."""
+    identity: bytes = b""
+    """What it computes (outrider.model_identity); empty: unknown."""
 
 
 class Decision(NamedTuple):

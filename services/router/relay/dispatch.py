@@ -5,7 +5,7 @@ No I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -163,8 +163,17 @@ class Dispatch:
             prompt_tokens=prompt_tokens + session.num_committed,
             residency=tuple(opening.residency),
             priority=opening.priority or Priority.MEDIUM,
+            identity=session.model_identity if session.num_committed else None,
+            allows_inexact=session.allows_inexact,
             prompt=self._prompts.of(session),
         )
+
+    def replica_set(self, session: RelayedSession) -> Hashable:
+        """Equal for sessions under way that the same replicas could go on with."""
+        opening = session.open_frame.frame.open
+        identity = session.model_identity if session.num_committed else None
+        residency = frozenset(opening.residency)
+        return opening.model, opening.vocabulary_digest, residency, identity, session.allows_inexact
 
     def put(self, session: RelayedSession, decision: Decision, now: float) -> bool:
         """Send the open and the kept drafts; False if that replica's buffer is full."""

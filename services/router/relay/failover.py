@@ -7,8 +7,8 @@ there is a replica, room and budget for it, it waits.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from outrider.errors import (
     PoisonousRequestError,
     ReplicaLostError,
 )
+from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import RETRY_DELAY_MS
 from services.router.relay.poison import PoisonDetector
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 MAX_MOVES_PER_RETRY: Final = 16
 """Sessions opened by one `retry`: the event loop does other work before the next one."""
 _MAX_FAILED_PLACEMENTS: Final = 4
-"""Placements in a row that may fail before the rest waits for the next `retry`."""
+"""Placements of one `retry` that may fail among sessions that the same replicas could have: the
+rest of these waits for the next one, and holds up nobody else."""
+_MAX_FAILURES: Final = 64
+"""The same among all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Failover:
         return by_record[poisonous] if poisonous else None
 
     def refused(self, session: RelayedSession) -> None:
-        """A replica did not take it, which says nothing of the session."""
+        """A replica did not take it, or serves others alone, which says nothing of the session."""
         self._poison.left_replica(session.losses)
 
     def replica_silent(self, session: RelayedSession) -> None:
@@ -138,23 +142,27 @@ class Failover:
         """Open what can be opened now; those that are to be given up, and why."""
         over: list[tuple[RelayedSession, OutriderError]] = []
         num_moved = 0
-        num_failed = 0
+        failed: Counter[Hashable] = Counter()
         self.is_due = False
         for session, why in list(self._waiting.values()):
             left_at = session.replica_left_at
             if left_at is not None and now - left_at >= self._policy.timeout_s:
                 over.append((session, _given_up(why)))
                 continue
-            if num_failed >= _MAX_FAILED_PLACEMENTS or not self._may_move(session, now):
+            replica_set = self._dispatch.replica_set(session)
+            has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
+            if has_failed or failed.total() >= _MAX_FAILURES or not self._may_move(session, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
                 self.is_due = True
                 break
             try:
                 self._dispatch.place(session, now)
-            except (NoReplicaError, OverloadedError):
-                num_failed += 1
+            except (NoReplicaError, OverloadedError) as error:
+                failed[replica_set] += 1
                 session.tried_replicas.clear()  # one of those may have room after a while
+                if is_other_identity(error):  # which says more than why the last replica was left
+                    self._waiting[session.router_session_id] = session, error
             except OutriderError as error:
                 over.append((session, error))
             else:
@@ -187,7 +195,9 @@ def poisonous_error(session: RelayedSession) -> PoisonousRequestError:
     )
 
 
-def _given_up(why: OutriderError) -> ReplicaLostError:
+def _given_up(why: OutriderError) -> OutriderError:
+    if is_other_identity(why):
+        return why
     return ReplicaLostError(
         f"No other replica could take the session in time; before: {why.message}",
         retry_delay_ms=RETRY_DELAY_MS,

@@ -58,6 +58,7 @@ def open_for_replica(session: RelayedSession) -> Up:
     opening = request.frame.open
     # Serialised entries of a repeated field, one behind the other, are such a field.
     opening.MergeFromString(bytes(session.replay.committed))
+    opening.model_identity = b"" if session.allows_inexact else session.model_identity
     opening.lost_replicas = session.losses.num_lost
     opening.echo = 0  # the time since then is not that of one way
     return request
@@ -116,6 +117,7 @@ def session_moved(
         region=opened.region,
         max_drafts=opened.max_drafts,
         epoch=max(0, session.void_epoch),
+        model_identity=opened.model_identity,
     )
     return inference_pb2.SessionDown(session=session.edge_session_id, moved=moved)
 

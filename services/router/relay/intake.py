@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
+from outrider.model_identity import check_model_identity
 from outrider.session_types import Priority
 from outrider.v1 import common_pb2
 from outrider.wire import DEFAULT_MAX_TOKENS
@@ -125,10 +126,12 @@ class Intake:
         self, edge_stream: int, edge_session_id: int, request: Up, now: float
     ) -> RelayedSession:
         """A new session in state PLACING. Raises UnavailableError, DuplicateSessionError,
-        OverloadedError."""
+        OverloadedError, MalformedFrameError."""
         if self._is_draining:
             raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
         opening = request.frame.open
+        num_resumed = frames.num_resumed(opening)
+        identity = check_model_identity(opening.model_identity)
         return self._table.open(
             edge_stream,
             edge_session_id,
@@ -136,8 +139,10 @@ class Intake:
             request.ByteSize(),
             now,
             deadline_at=frames.deadline_at(opening, now),
-            num_committed=frames.num_resumed(opening),
+            num_committed=num_resumed,
             num_lost_replicas=opening.lost_replicas,
+            model_identity=identity if num_resumed else b"",
+            allows_inexact=self._admission.tenants.policy(opening.tenant).allow_inexact_failover,
         )
 
     def place(self, session: RelayedSession, now: float) -> list[Ending]:

@@ -171,6 +171,7 @@ class ReplicaMonitor:
                 # Where sessions queue, others have the better right: that is no failure.
                 if not self._registry[name].is_busy:
                     self._registry.failed(name, "a session made no progress", now)
+                self._failover.refused(session)
                 why = replica_lost_error(name, "made no progress")
                 yield Departure(session, SessionInput.LEFT, why)
 

@@ -202,6 +202,13 @@ class Session(Generic[FrameT]):
     """Replicas it was sent to since it last committed, the present one last."""
     num_committed: int = 0
     """Committed tokens of the reply."""
+    model_identity: bytes = b""
+    """What computed its committed tokens: that of the replica that committed last, or as its edge
+    says; empty: unknown, or it has none."""
+    committed_as: int = 0
+    """Its `upstream_session_id` when it last committed: another one now means another replica."""
+    allows_inexact: bool = False
+    """Whether a replica of another identity may go on with it."""
     losses: LossRecord = field(default_factory=LossRecord)
     heard_at: float = 0.0
     """When its replica last sent a frame of it."""
@@ -270,9 +277,12 @@ class SessionTable(Generic[FrameT]):
         deadline_at: float | None = None,
         num_committed: int = 0,
         num_lost_replicas: int = 0,
+        model_identity: bytes = b"",
+        allows_inexact: bool = False,
     ) -> Session[FrameT]:
-        """A new session in state PLACING. `num_committed` tokens and `num_lost_replicas` are those
-        of its chat's earlier runs. Raises DuplicateSessionError, OverloadedError."""
+        """A new session in state PLACING. `num_committed` tokens, computed by `model_identity`, and
+        `num_lost_replicas` are those of its chat's earlier runs. Raises DuplicateSessionError,
+        OverloadedError."""
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
@@ -295,6 +305,8 @@ class SessionTable(Generic[FrameT]):
             replay=Replay(frame, num_bytes),
             deadline_at=deadline_at,
             num_committed=num_committed,
+            model_identity=model_identity,
+            allows_inexact=allows_inexact,
             losses=LossRecord(num_lost_replicas),
         )
         self._kept_bytes += num_bytes

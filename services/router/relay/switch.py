@@ -18,6 +18,7 @@ from outrider.errors import (
     OverloadedError,
     VocabularyMismatchError,
 )
+from outrider.model_identity import same_model
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
@@ -251,6 +252,8 @@ class Switch:
     def _committed(self, session: RelayedSession, commit: inference_pb2.Commit, now: float) -> None:
         tokens = frames.resumable_tokens(commit, session.num_committed)
         commit.ClearField("accepted_ids")  # the edge has them
+        if session.committed_as != session.upstream_session_id:
+            self._bind_model(session)
         self._table.commit(session, commit.upto, tokens)
         if session.first_token_at is None:
             session.first_token_at = now
@@ -258,6 +261,15 @@ class Switch:
         if not session.losses.is_proven:
             self._failover.first_token(session, now)
             self._registry.served(session.replica, session.router_session_id, now)
+
+    def _bind_model(self, session: RelayedSession) -> None:
+        """The first tokens from the replica that it is on: from here on it is this one's model that
+        has to go on with it."""
+        identity = self._registry[session.replica].model_identity
+        if session.num_committed and not same_model(session.model_identity, identity):
+            self._telemetry.inexact(session.replica, session.model_identity, identity)
+        session.model_identity = identity
+        session.committed_as = session.upstream_session_id
 
     def _failed(self, session: RelayedSession, response: Down, now: float) -> None:
         """Its replica ended it: another one may have it, or the edge is told."""

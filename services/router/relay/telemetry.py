@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from outrider.errors import CancelledError, OutriderError
+from outrider.model_identity import short_form
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from outrider.telemetry.log_aggregation import EventAggregator
@@ -30,6 +31,8 @@ FRAMES: Final = "outrider.router.frames"
 DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
 MOVES: Final = "outrider.router.moves"
 MOVE_MS: Final = "outrider.router.move_ms"
+INEXACT_MOVES: Final = "outrider.router.inexact_moves"
+"""Replies that went on at a replica that computes differently, by that replica."""
 SESSIONS: Final = "outrider.router.sessions"
 REPLICAS: Final = "outrider.router.replicas"
 PLACED: Final = "outrider.placed"
@@ -87,8 +90,10 @@ class SessionTelemetry:
         self._decision_ms = 0.0
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
+        self._inexact_moves: Counter[str] = Counter()
         self._flushed = (0, 0, 0)
         self._refused = EventAggregator()
+        self._inexact = EventAggregator()
 
     def opened(
         self, router_session_id: int, opening: inference_pb2.OpenSession, now: float
@@ -129,6 +134,11 @@ class SessionTelemetry:
         self._moves[replica] += 1
         self._move_ms += pause_ms
 
+    def inexact(self, replica: str, before: bytes, after: bytes) -> None:
+        """A session goes on at a replica of another model identity."""
+        self._inexact_moves[replica] += 1
+        self._inexact.add(f"{short_form(before)} to {short_form(after)}")
+
     def refused(self, error: OutriderError) -> None:
         """A session never got to a replica."""
         if not isinstance(error, CancelledError):
@@ -144,9 +154,12 @@ class SessionTelemetry:
         self._metrics.record_request(now - opened.opened_at, opened.model, reason)
 
     def flush(self, num_sessions: int, replicas: dict[PeerState, int]) -> None:
-        """Bring gauges and frame counters up to date, and say what was refused."""
+        """Bring gauges and frame counters up to date, and say what was refused and what went on
+        inexactly."""
         if (refused := self._refused.due(self._clock())) is not None:
             log.warning("refused", what="sessions", num_by_reason=refused)
+        if (inexact := self._inexact.due(self._clock())) is not None:
+            log.warning("inexact_moves", num_by_identities=inexact)
         self._metrics.gauge(SESSIONS).set(num_sessions)
         for state, count in replicas.items():
             self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)
@@ -169,6 +182,9 @@ class SessionTelemetry:
         for replica, count in self._moves.items():
             self._metrics.counter(MOVES).add(count, {"replica": replica})
         self._moves.clear()
+        for replica, count in self._inexact_moves.items():
+            self._metrics.counter(INEXACT_MOVES).add(count, {"replica": replica})
+        self._inexact_moves.clear()
         self._metrics.counter(MOVE_MS).add(self._move_ms)
         self._move_ms = 0.0
         self._metrics.counter(DECISION_MS).add(self._decision_ms)

@@ -42,7 +42,7 @@ class KvEventSubscriber:
         self._ids = ids
         self._owner = owner
         self._follower: KvEventFollower | None = None
-        self._followed = (-1, 0)
+        self._followed = (-1, 0, b"")
 
     async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
         """Follow a replica's events until it stops. A replica that has none, or sends malformed
@@ -50,7 +50,7 @@ class KvEventSubscriber:
         self._ids.add_table(await asyncio.to_thread(shipped_table, model.vocabulary_digest))
         if not model.block_tokens:
             return
-        follower = self._follow(self._owner(name), model.block_tokens)
+        follower = self._follow(self._owner(name), model)
         try:
             while True:
                 try:
@@ -68,11 +68,13 @@ class KvEventSubscriber:
         finally:
             follower.interrupted()
 
-    def _follow(self, owner: int, block_tokens: int) -> KvEventFollower:
-        if self._follower is None or self._followed != (owner, block_tokens):
+    def _follow(self, owner: int, model: ServedModel) -> KvEventFollower:
+        """What was known of the cache holds while the replica computes the same."""
+        followed = (owner, model.block_tokens, model.identity)
+        if self._follower is None or self._followed != followed:
             self._index.forget(owner)
-            self._follower = KvEventFollower(self._index, owner, block_tokens)
-            self._followed = owner, block_tokens
+            self._follower = KvEventFollower(self._index, owner, model.block_tokens)
+            self._followed = followed
         return self._follower
 
     async def _read(self, channel: grpc.aio.Channel, follower: KvEventFollower) -> bool:

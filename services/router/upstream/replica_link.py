@@ -13,6 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import OverloadedError, UnavailableError
+from outrider.model_identity import check_model_identity
 from outrider.peers.health import Signal
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -143,7 +144,7 @@ class ReplicaLink:
         )
 
     async def _greet(self, channel: grpc.aio.Channel) -> ReplicaIdentity:
-        """Who the replica is, and what it serves."""
+        """Who the replica is, and what it serves. Raises MalformedFrameError."""
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         said = await stub.GetModel(inference_pb2.GetModelRequest())
@@ -154,6 +155,7 @@ class ReplicaLink:
             codecs=tuple(said.codecs),
             block_tokens=said.block_tokens,
             prefill_limits=read_prefill_limits(said),
+            identity=check_model_identity(said.model_identity),
         )
         return ReplicaIdentity(said.replica, said.region, model)
 

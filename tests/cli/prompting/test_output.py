@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.cli.prompting.output import follow, report
+from outrider.cli.prompting.output import INEXACT, follow, report
 from outrider.cli.prompting.painter import Painter
 from outrider.client import (
     ChatResult,
@@ -47,6 +47,16 @@ def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -
         "first provisional 12 ms · first committed 31 ms · 21 tokens/s · 2 tokens · 1 lossy · "
         "stop\n"
     )
+
+
+def test_that_a_reply_is_inexact_is_said_in_a_line_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report("why?", replace(RESULT, inexact=True), as_json=False, shown=False)
+    assert capsys.readouterr().err.splitlines()[1:] == [INEXACT]
+    for inexact in (True, False):
+        report("why?", replace(RESULT, inexact=inexact), as_json=True, shown=False)
+        assert json.loads(capsys.readouterr().out)["inexact"] is inexact
 
 
 @pytest.mark.parametrize("shown", [True, False])

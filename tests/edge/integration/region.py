@@ -19,6 +19,8 @@ from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
 from outrider.wire import error_to_proto, token_block_from_proto, token_block_to_proto
 
+IDENTITY = b"\x0a" * 32
+"""What the region's replica says that it computes."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -149,6 +151,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         if opening.resume.count:
             had = self.coder.decode(token_block_from_proto(opening.resume), max_count=100_000)
             assert had == self.reply[: len(had)], "the ids of the run before"
+            assert opening.model_identity == IDENTITY, "whose ids they are"
             session.committed = session.begin = len(had)
         self.live[number] = session
         session.task = asyncio.create_task(self._run(number, session, outbox))
@@ -190,6 +193,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             replica="scripted",
             region="test-region",
             vocabulary_digest=self.digest,
+            model_identity=IDENTITY,
             codec=common_pb2.TokenCodec.ValueType(session.codec),
             echo=session.open.echo,
         )

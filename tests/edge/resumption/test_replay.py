@@ -76,6 +76,20 @@ def test_who_comes_back_gets_what_is_missing(
     assert (cursor.upto, cursor.num_chars) == (log.upto, log.num_chars)
 
 
+def test_who_comes_back_hears_which_model_computed_what_it_lacks_and_what_it_has() -> None:
+    one, other = b"\x0a" * 32, b"\x0b" * 32
+    log = ReplayLog()
+    log.append(Commit("a", (1,), 1, model_identity=one))
+    log.append(Commit("b", (2,), 2, model_identity=other, inexact=True))
+    (missing,) = log.replay(ReplayCursor(1, 1))
+    assert missing == Commit("b", (2,), 2, model_identity=other, inexact=True)
+    cursor = ReplayCursor(2, 2)
+    assert log.replay(cursor) == [], "it has all of it by an earlier run"
+    more = cursor.clip(Commit("c", (3,), 3), 2)
+    assert more == Commit("c", (3,), 3, model_identity=other, inexact=True)
+    assert cursor.clip(Commit("d", (4,), 4), 3) == Commit("d", (4,), 4), "it is told once"
+
+
 def test_a_replay_is_all_of_a_chat_that_ended() -> None:
     log = ReplayLog()
     shown = Provisional(0, 0, "a gu", 0.7)

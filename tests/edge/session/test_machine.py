@@ -46,6 +46,7 @@ from services.edge.session.machine import TABLE, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
+    IDENTITY,
     OPENED,
     PROMPT,
     ScriptedDrafter,
@@ -149,7 +150,8 @@ def test_a_whole_chat() -> None:
     assert isinstance(shown, Provisional)
     assert (shown.base, shown.erase_to, shown.text) == (0, 0, " the cat sat")
     assert chat.handle(OPENED, 1.2) == []
-    assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [Commit(" the cat", (1, 2), 2)]
+    first = Commit(" the cat", (1, 2), 2, model_identity=IDENTITY)
+    assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [first]
     lossy = RegionCommit(0, 2, 2, (), 4, lossy=(3,))
     assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,), ((12, 12),))]
 
@@ -181,7 +183,7 @@ def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
     chat.handle(Tick(), 0.001)
     retract, commit = chat.handle(RegionCommit(0, 0, 1, (5,), 2), 0.1)
     assert retract == Retract(5)
-    assert commit == Commit(" the mat", (1, 5), 2)
+    assert commit == Commit(" the mat", (1, 5), 2, model_identity=IDENTITY)
     assert chat.next_deadline() == pytest.approx(0.101)
     draft, shown = chat.handle(Tick(), 0.101)
     assert draft == SendDraft(1, 2, (3, 4, 5, 6))

@@ -36,6 +36,7 @@ from services.edge.session.events import (
 from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     EOS,
+    IDENTITY,
     LOST,
     OPENED,
     PROMPT,
@@ -58,6 +59,7 @@ def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
     chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
     again = opened(chat, LOST, 1.5)
     assert (again.prompt, again.request.resume.ids) == (PROMPT, (1, 2))
+    assert again.request.resume.model_identity == IDENTITY
     assert chat.state is SessionState.OPENING
     assert chat.handle(replace(OPENED, replica="replica-9"), 1.6) == [], "accepted is said once"
     assert chat.handle(RegionCommit(0, 2, 0, (3, EOS), 4), 1.7) == [Commit(" sat", (3, EOS), 4)]
@@ -224,5 +226,5 @@ def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
     chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
     sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, SendDraft)]
     assert sent == [SendDraft(1, 1, (2, 3, EOS))]
-    chat.handle(RegionMoved("replica-2", "us-west", 0), 0.3)
+    chat.handle(RegionMoved("replica-2", "us-west", 0, IDENTITY), 0.3)
     assert chat.handle(RegionCommit(1, 1, 2, (), 3), 0.4)[0] == Commit(" cat sat", (2, 3), 3)

@@ -28,6 +28,7 @@ from services.edge.session.machine import ChatSession, SessionState
 from tests.edge.session.toolkit import (
     DIGEST,
     EOS,
+    IDENTITY,
     OPENED,
     PROMPT,
     ScriptedDrafter,
@@ -45,7 +46,7 @@ def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 5, EOS])
     drafter.prompt_tokens = len(PROMPT)
     chat = session(drafter)
-    asked = replace(request(), resume=ResumePoint(upto=2, num_chars=8, ids=(1, 2)))
+    asked = replace(request(), resume=ResumePoint("", 2, 8, (1, 2), IDENTITY))
     chat.handle(ChatAsked(asked), 0.0)
     assert chat.handle(PromptReady(PROMPT), 0.0) == [
         OpenRegion(asked, PROMPT, 0),
@@ -106,7 +107,8 @@ def test_another_audience_begins_with_nothing_shown(provisional: bool) -> None:
     assert [s.text for s in shown] == [" the cat"]
     assert chat.handle(ClientChanged(False), 0.01) == []
     assert chat.handle(Tick(), 0.01) == []
-    assert chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.02) == [Commit(" the", (1,), 1)]
+    first = Commit(" the", (1,), 1, model_identity=IDENTITY)
+    assert chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.02) == [first]
     chat.handle(ClientChanged(provisional), 0.03)
     again = [a for a in chat.handle(Tick(), 0.03) if isinstance(a, Provisional)]
     assert [(s.erase_to, s.text) for s in again] == ([(0, " cat")] if provisional else [])

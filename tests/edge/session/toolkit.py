@@ -35,7 +35,8 @@ TABLE = [
 DIGEST = bytes(range(32))
 PROMPT = (1, 2, 3)
 LOST = RegionFailed(UnavailableError("the router is gone"), is_cut_off=True)
-OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST)
+IDENTITY = b"\x0a" * 32
+OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST, model_identity=IDENTITY)
 
 
 class ScriptedDrafter:

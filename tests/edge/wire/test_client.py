@@ -113,6 +113,8 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         events.Retract(4),
         events.Commit("text", (1, 2), 2),
         events.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
+        events.Commit("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
+        events.Commit("text", (1, 2), 2, model_identity=b""),
         events.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
     ],
     ids=lambda event: type(event).__name__,
@@ -123,7 +125,7 @@ def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
     shared = {name: getattr(arrived, name) for name in mine if hasattr(arrived, name)}
     assert len(shared) >= min(len(mine), 1)
     for name, value in shared.items():
-        if isinstance(value, str | int | float | tuple):
+        if isinstance(value, str | int | float | tuple | bytes | None):
             assert value == ("length" if name == "finish_reason" else mine[name])
     usage = getattr(arrived, "usage", None)
     assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
@@ -141,6 +143,10 @@ def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
 def test_what_a_client_has_arrives() -> None:
     assert asked().resume == ResumePoint()
     assert asked(Progress("t", [1, 2], 5)).resume == ResumePoint("t", 2, 5, (1, 2))
+    model = b"\x0a" * 64
+    assert asked(Progress("t", [1], 5, model)).resume == ResumePoint("t", 1, 5, (1,), model)
+    with pytest.raises(MalformedFrameError, match="at most 64"):
+        asked(Progress("t", [1], 5, model + b"x"))
 
 
 def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_request() -> None:

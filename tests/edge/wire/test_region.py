@@ -55,6 +55,32 @@ def test_ids_of_an_earlier_run_go_up_as_a_block() -> None:
     assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("resume")
 
 
+def test_the_model_of_those_ids_goes_up_with_them_and_not_without() -> None:
+    for ids, named in (((7, 999), b"model"), ((), b"")):
+        resume = ResumePoint(upto=2, ids=ids, model_identity=b"model")
+        asked = replace(request(), resume=resume)
+        opening = fresh().open(OpenRegion(asked, (1,), 0), ("", "")).open
+        assert opening.model_identity == named
+
+
+def told(kind: str, identity: bytes) -> inference_pb2.SessionDown:
+    """A frame that names a replica's model."""
+    if kind == "opened":
+        opened = inference_pb2.SessionOpened(model_identity=identity)
+        return inference_pb2.SessionDown(opened=opened)
+    moved = inference_pb2.SessionMoved(model_identity=identity)
+    return inference_pb2.SessionDown(moved=moved)
+
+
+@pytest.mark.parametrize("kind", ["opened", "moved"])
+def test_the_model_of_a_replica_comes_down(kind: str) -> None:
+    model = b"\x0a" * 64
+    read = fresh().read(told(kind, model))
+    assert isinstance(read, RegionOpened | RegionMoved) and read.model_identity == model
+    with pytest.raises(MalformedFrameError, match="at most 64"):
+        fresh().read(told(kind, model + b"x"))
+
+
 def test_a_session_is_opened_in_its_tenants_name() -> None:
     acme = Identity("acme", b"owner", cache_salt=b"salt")
     for action in (OpenRegion(request(), (1,), 0), OpenRegion(request(thin=True), None, 0)):

@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.base import Logits, SizingRule, ladder
+from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.openvino.consistency import (
     LONG_PROBE_ROWS,
     PROBE_ROWS,
     Compute,
     check_long_calls,
     compute_reference,
-    fingerprint_of,
     least_logits,
     least_rows,
-    probe_ids,
 )
 from outrider.errors import EngineError
 

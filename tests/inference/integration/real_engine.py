@@ -73,7 +73,9 @@ def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
     def new_reply(params: SamplingParams) -> Reply:
         return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
 
-    return LoadedModel("smollm2", (engine,), coder_of(vocabulary), vocabulary.digest, new_reply)
+    digest = vocabulary.digest
+    identity = engine.info.fingerprint
+    return LoadedModel("smollm2", (engine,), coder_of(vocabulary), digest, new_reply, identity)
 
 
 def texts_of(vocabulary: Vocabulary) -> Callable[[SamplingParams], ReplyText]:

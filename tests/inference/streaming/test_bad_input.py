@@ -43,6 +43,16 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[errors.OutriderError], str]] 
     "unknown model": ({"model": "gpt-9"}, errors.UnknownModelError, "serves letters"),
     "other vocabulary": ({"vocabulary_digest": b"\xaa" * 32}, errors.VocabularyMismatchError, "aa"),
     "no vocabulary": ({"vocabulary_digest": b""}, errors.VocabularyMismatchError, "not named"),
+    "another model's reply": (
+        {"resume": _block([5]), "model_identity": b"\xbb" * 32},
+        errors.UnavailableError,
+        "computes as 0a0a0a0a",
+    ),
+    "an endless model identity": (
+        {"model_identity": bytes(65)},
+        errors.MalformedFrameError,
+        "at most 64",
+    ),
     "messages": (
         {"messages": inference_pb2.PromptMessages()},
         errors.InvalidRequestError,

@@ -177,6 +177,7 @@ class Row:
     model_name: str = "m"
     takes_sessions: bool = True
     is_returning: bool = False
+    model_identity: bytes = b"\x0a" * 32
     rtt: RoundTrip = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,6 +232,15 @@ def test_replicas_that_are_silent_may_be_back_where_the_session_may_go() -> None
     assert found.may_return(replace(REQUEST, residency=("eu",)))
     assert not found.may_return(replace(REQUEST, residency=("us",)))
     assert not found.may_return(replace(REQUEST, model="y"))
+
+
+def test_a_reply_waits_only_for_a_silent_replica_that_may_go_on_with_it() -> None:
+    silent = Row("eu", 90.0, takes_sessions=False, is_returning=True)
+    found = fleet_view(silent)
+    assert found.may_return(replace(REQUEST, identity=silent.model_identity))
+    for other in (b"\x0b" * 32, b""):
+        assert not found.may_return(replace(REQUEST, identity=other))
+        assert found.may_return(replace(REQUEST, identity=other, allows_inexact=True))
 
 
 def test_a_quote_is_placements_decision_in_one_region() -> None:

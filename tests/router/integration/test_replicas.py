@@ -112,9 +112,21 @@ async def test_the_replica_list_shows_what_placement_sees(
     entry = (await router.replicas())["near"]
     assert (entry.region, entry.address, entry.model) == ("us", near.address, "m")
     assert (entry.vocabulary_digest, entry.sessions) == (near.digest, 1)
+    assert entry.model_identity == near.identity
     assert entry.rtt_ms > 0.0
     only = await router.stub.ListReplicas(router_pb2.ListReplicasRequest(region="eu"))
     assert [replica.name for replica in only.replicas] == ["far"]
+
+
+async def test_a_replica_that_names_an_endless_model_identity_gets_no_sessions() -> None:
+    endless = Replica("endless")
+    endless.identity = bytes(65)
+    async with running_replicas(endless), running_router(endless) as router:
+        edge = router.edge()
+        await edge.send(opening())
+        refusal = await edge.hear("error")
+        assert refusal.error.reason == "NO_REPLICA"
+        assert (await router.replicas())["endless"].model_identity == b""
 
 
 async def test_no_replica_is_a_clear_error_and_the_stream_lives_on() -> None:

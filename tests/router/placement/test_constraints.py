@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from outrider.errors import (
 from outrider.peers.health import PeerState
 from outrider.session_types import Priority
 from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
+from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import Decision, PlacementRequest
 from tests.router.placement.fleet import ASK, DIGEST, MODEL, OTHER, Town, replica
 
@@ -100,6 +102,68 @@ def test_replicas_already_tried_are_left_out() -> None:
         choose(request, replica("a"))
 
 
+A, B = b"\x0a" * 32, b"\x0b" * 32
+BEGUN = replace(ASK, identity=A)
+"""A session with tokens that a model of identity A computed."""
+
+
+def computing(name: str, identity: bytes, **fields: Any) -> Replica:
+    return replica(name, model=replace(MODEL, identity=identity), **fields)
+
+
+def test_a_reply_goes_on_where_the_same_is_computed_however_far_that_is() -> None:
+    far = computing("far", A, rtt_ms=200.0)
+    decision = choose(BEGUN, computing("near", B), far)
+    assert (decision.replica, decision.num_able, decision.chosen.identity) == ("far", 1, A)
+    assert choose(ASK, computing("near", B), far).replica == "near", "it has not begun"
+
+
+@pytest.mark.parametrize("identity", [A, b""], ids=["known", "unknown"])
+def test_a_reply_that_nobody_here_can_go_on_with_is_refused_with_what_to_do(
+    identity: bytes,
+) -> None:
+    others = [computing("b", B), computing("c", B), computing("d", b"")]
+    with pytest.raises(NoReplicaError) as caught:
+        choose(replace(BEGUN, identity=identity), *others)
+    for said in ("2 as 0b0b0b0b, 1 as unknown", "allow_inexact_failover", "[[router.tenants]]"):
+        assert said in caught.value.message
+    assert is_other_identity(caught.value)
+
+
+def test_a_reply_whose_model_is_only_not_at_hand_is_no_matter_of_models() -> None:
+    """Lost, tried in vain or full: it may be back."""
+    down = computing("a", A, state=PeerState.DOWN)
+    with pytest.raises(NoReplicaError) as caught:
+        choose(BEGUN, down)
+    assert not is_other_identity(caught.value)
+    with pytest.raises(NoReplicaError) as caught:
+        choose(replace(BEGUN, exclude=frozenset("a")), computing("a", A), computing("b", B))
+    assert not is_other_identity(caught.value)
+    full = computing("a", A, load=ReplicaLoad(running_sessions=8, max_sessions=8))
+    with pytest.raises(OverloadedError):
+        choose(BEGUN, full, computing("b", B))
+
+
+def test_where_it_is_allowed_another_model_goes_on_if_none_of_its_own_can() -> None:
+    allowed = replace(BEGUN, allows_inexact=True)
+    assert choose(allowed, computing("a", A, rtt_ms=99.0), computing("b", B)).replica == "a"
+    down = computing("a", A, state=PeerState.DOWN)
+    assert choose(allowed, down, computing("b", B)).replica == "b"
+    full = computing("a", A, load=ReplicaLoad(running_sessions=8, max_sessions=8))
+    with pytest.raises(OverloadedError):
+        choose(allowed, full, computing("b", B))
+
+
+def test_a_replica_that_is_another_model_after_a_restart_is_known_as_that() -> None:
+    one = computing("a", A)
+    town = Town(one)
+    assert town.decide(BEGUN).replica == "a"
+    one.model = replace(MODEL, identity=B)
+    town.table.changed.add("a")
+    with pytest.raises(NoReplicaError):
+        town.decide(BEGUN)
+
+
 def test_full_replicas_are_overload_not_absence() -> None:
     full = replica("a", load=ReplicaLoad(running_sessions=8, max_sessions=8))
     assert choose(ASK, full, replica("b", rtt_ms=99.0)).replica == "b"
@@ -157,7 +221,10 @@ def test_a_router_without_replicas_says_so() -> None:
 
 REGIONS = ("us", "eu")
 LOADS = st.builds(ReplicaLoad, st.integers(0, 9), st.integers(0, 9), max_sessions=st.just(10))
-MODELS = st.builds(ServedModel, st.sampled_from("mn"), st.sampled_from([DIGEST, OTHER]))
+IDENTITIES = st.sampled_from([A, B, b""])
+MODELS = st.builds(
+    ServedModel, st.sampled_from("mn"), st.sampled_from([DIGEST, OTHER]), identity=IDENTITIES
+)
 
 
 def drawn_replica(data: st.DataObject, name: str) -> Replica:
@@ -183,6 +250,7 @@ def is_able(entry: Replica, request: PlacementRequest) -> bool:
         and (entry.model.name, entry.model.vocabulary_digest)
         == (request.model, request.vocabulary_digest)
         and (not request.residency or entry.region in request.residency)
+        and (request.identity is None or request.identity == entry.model.identity != b"")
         and (not load.max_sessions or load.running_sessions + load.queued_sessions < 10)
     )
 
@@ -195,6 +263,7 @@ def test_whatever_is_chosen_meets_every_constraint(data: st.DataObject) -> None:
         data.draw(st.sampled_from([DIGEST, OTHER])),
         data.draw(st.integers(1, 4000)),
         residency=tuple(data.draw(st.lists(st.sampled_from(REGIONS), max_size=1))),
+        identity=data.draw(st.none() | IDENTITIES),
     )
     able = {entry.name for entry in replicas if is_able(entry, request)}
     try:

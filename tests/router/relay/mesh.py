@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -36,17 +37,20 @@ from services.router.relay.switch import Switch
 from services.router.relay.telemetry import SessionTelemetry
 
 DIGEST = b"\x01" * 32
+IDENTITY = b"\x0a" * 32
+"""What both replicas compute, unless a test says otherwise."""
 LIMITS = RelayLimits(64, 16, 4, 1 << 20, 5.0)
 FrameT = TypeVar("FrameT")
 Frames = list[inference_pb2.SessionDown]
 
 
 class Mesh:
-    """A switch between edges and two replicas, all of them in this process."""
+    """A switch between edges and replicas, all of them in this process."""
 
     def __init__(
         self,
         *,
+        names: Sequence[str] = ("near", "far"),
         edge_capacity: int = 64,
         replica_capacity: int = 64,
         policy: AdmissionPolicy | None = None,
@@ -55,9 +59,14 @@ class Mesh:
         prices: PriceTable | None = None,
         return_s: float = 0.0,
     ) -> None:
+        """The first of the replicas' `names` is near, the others are far away."""
         self.clock = FakeClock(100.0)
         self.metrics = Metrics("router")
-        replicas = [ReplicaConfig("near", "us", "h:1"), ReplicaConfig("far", "eu", "h:2")]
+        near, *far = names
+        replicas = [
+            ReplicaConfig(near, "us", "h:1"),
+            *(ReplicaConfig(it, "eu", "h:2") for it in far),
+        ]
         self.registry = Registry(replicas, rtt_ms={"us": 1.0, "eu": 90.0}.__getitem__, now=0.0)
         self.table: SessionTable[Up] = SessionTable(LIMITS)
         self.history = PlacementHistory(100)
@@ -102,10 +111,11 @@ class Mesh:
     def schedule_retry(self) -> None:
         self.num_retries_scheduled += 1
 
-    def connect(self, name: str) -> None:
+    def connect(self, name: str, identity: bytes = IDENTITY) -> None:
         self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
-        self.registry.connected(name, ServedModel("m", DIGEST, 2048, (1, 2)), self.clock())
+        model = ServedModel("m", DIGEST, 2048, (1, 2), identity=identity)
+        self.registry.connected(name, model, self.clock())
         self.fleet_view.refresh(self.registry, self.clock())
 
     def lose(self, name: str, *, is_own: bool = False) -> None:
@@ -139,9 +149,11 @@ async def _drain(outbox: Outbox[FrameT]) -> list[FrameT]:
 
 
 def opening(number: int = 1, *, tokens: int = 10, **fields: Any) -> inference_pb2.SessionUp:
-    """An open with ids."""
+    """An open with ids; tokens to resume after are of IDENTITY."""
     ids = inference_pb2.PromptDelta(tail=common_pb2.TokenBlock(count=tokens, payload=b"p"))
     values: dict[str, Any] = {"model": "m", "vocabulary_digest": DIGEST, "ids": ids, **fields}
+    if "resume" in fields:
+        values.setdefault("model_identity", IDENTITY)
     return inference_pb2.SessionUp(session=number, open=inference_pb2.OpenSession(**values))
 
 
@@ -166,9 +178,10 @@ def cancel(number: int = 1) -> inference_pb2.SessionUp:
     return inference_pb2.SessionUp(session=number, cancel=inference_pb2.CancelSession())
 
 
-def accepted(number: int) -> inference_pb2.SessionDown:
+def accepted(number: int, identity: bytes = IDENTITY) -> inference_pb2.SessionDown:
     """The replica took the session."""
-    return inference_pb2.SessionDown(session=number, opened=inference_pb2.SessionOpened())
+    opened = inference_pb2.SessionOpened(model_identity=identity)
+    return inference_pb2.SessionDown(session=number, opened=opened)
 
 
 def commit(number: int, upto: int = 1) -> inference_pb2.SessionDown:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -11,17 +12,20 @@ from outrider.codec.tokens import TokenCoder
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import error_from_proto, token_block_from_proto, token_block_to_proto
+from services.edge.session.continuity import ModelContinuity
 from services.router.admission.pricing import PriceTable
+from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
-from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, failed, opening
+from tests.router.relay.mesh import DIGEST, IDENTITY, Mesh, accepted, cancel, done, failed, opening
 
 CODER = TokenCoder(DIGEST, 1000)
 NAMES = ("near", "far")
+SAME: Mapping[str, bytes] = dict.fromkeys(NAMES, IDENTITY)
 
 
-def token(seed: int, number: int) -> int:
-    """What the model says, whoever runs it."""
-    return (seed * 7919 + number * 104729 + number * number) % 1000
+def token(seed: int, number: int, identity: bytes = IDENTITY) -> int:
+    """What a model of this identity says, whoever runs it."""
+    return (seed * 7919 + number * 104729 + number * number + zlib.crc32(identity)) % 1000
 
 
 def block(ids: Sequence[int]) -> common_pb2.TokenBlock:
@@ -57,6 +61,10 @@ class Chat:
     kinds: list[str] = field(default_factory=list)
     done: inference_pb2.SessionDone | None = None
     error: OutriderError | None = None
+    model: ModelContinuity = field(default_factory=lambda: ModelContinuity(b"", has_tokens=False))
+    """As edges keep it."""
+    committed_by: list[bytes] = field(default_factory=list)
+    """[n] identity of the replica that computed each token of the reply."""
 
     @property
     def is_over(self) -> bool:
@@ -64,16 +72,34 @@ class Chat:
 
 
 class World:
-    """One edge and two replicas."""
+    """One edge and some replicas."""
 
-    def __init__(self, seed: int, *, poison: int = -1, prices: PriceTable | None = None) -> None:
-        """The request of seed `poison` kills a replica whenever it is computed."""
-        self.mesh = Mesh(prices=prices)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        poison: int = -1,
+        prices: PriceTable | None = None,
+        identities: Mapping[str, bytes] = SAME,
+        allows_inexact: bool = False,
+    ) -> None:
+        """The request of seed `poison` kills a replica whenever it is computed; `identities`: what
+        each replica computes."""
+        tenants = (TenantPolicy("*", allow_inexact_failover=allows_inexact),)
+        self.mesh = Mesh(names=tuple(identities), prices=prices, tenants=tenants)
+        self.names = tuple(identities)
+        self.identities = dict(SAME)
+        for name, identity in identities.items():
+            if identity != IDENTITY:
+                self.mesh.lose(name)
+                self.mesh.connect(name, identity)
+            self.identities[name] = identity
+        self.allows_inexact = allows_inexact
         self.edge = self.mesh.edge()
         self.random = Random(seed)
         self.poison = poison
         self.num_killed_by_poison = 0
-        self.runs: dict[str, dict[int, Run]] = {name: {} for name in NAMES}
+        self.runs: dict[str, dict[int, Run]] = {name: {} for name in self.names}
         self.hung: set[str] = set()
         """Those that make no calls."""
         self.stopped: set[str] = set()
@@ -140,10 +166,12 @@ class World:
             self.mesh.up[name].close()
             self.mesh.lose(name, is_own=is_own)
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str, identity: bytes | None = None) -> None:
+        """It is back; with an `identity`, as another model."""
         if name not in self.mesh.streams:
             self.hung.discard(name)
-            self.mesh.connect(name)
+            self.identities[name] = self.identities[name] if identity is None else identity
+            self.mesh.connect(name, self.identities[name])
 
     def drain(self, name: str) -> None:
         """It stops, and ends what it has."""
@@ -173,18 +201,21 @@ class World:
     ) -> None:
         seed, length = frame.sampling.seed, frame.sampling.max_tokens
         reply = [i for part in (frame.resume, *frame.resumed) for i in ids_of(part)]
-        assert reply == [token(seed, number) for number in range(len(reply))]
+        own = self.identities[name]
+        assert frame.model_identity in (b"", own)
+        if not self.allows_inexact:
+            assert reply == [token(seed, number, own) for number in range(len(reply))]
         assert upstream_session_id not in self.runs[name]
         assert frame.echo_accepted
         self.lost_replicas[seed].append(frame.lost_replicas)
         self.runs[name][upstream_session_id] = Run(seed, length, reply)
-        self.mesh.reply(name, accepted(upstream_session_id))
+        self.mesh.reply(name, accepted(upstream_session_id, own))
 
     def _commit(self, name: str, upstream_session_id: int) -> None:
         run = self.runs[name][upstream_session_id]
         base = len(run.reply)
         count = min(self.random.randint(1, 4), run.length - base)
-        new = [token(run.seed, base + i) for i in range(count)]
+        new = [token(run.seed, base + i, self.identities[name]) for i in range(count)]
         agreed = 0
         while agreed < min(len(run.chain), count) and run.chain[agreed] == new[agreed]:
             agreed += 1
@@ -216,11 +247,18 @@ class World:
                 chat.sent[len(new) :] if new[: len(chat.sent)] == chat.sent[: len(new)] else []
             )
             chat.reply += new
+            chat.model.committed()
+            chat.committed_by += [chat.model.identity] * len(new)
             assert frame.commit.upto == len(chat.reply)
-        elif kind == "moved" and chat.epoch <= frame.moved.epoch:
-            chat.sent = []
+        elif kind == "opened":
+            chat.model.placed(frame.opened.model_identity)
+        elif kind == "moved":
+            chat.model.placed(frame.moved.model_identity)
+            if chat.epoch <= frame.moved.epoch:
+                chat.sent = []
         elif kind == "done":
             chat.done = frame.done
         elif kind == "error":
             chat.error = error_from_proto(frame.error)
-        assert chat.reply == [token(chat.seed, number) for number in range(len(chat.reply))]
+        computed = enumerate(chat.committed_by)
+        assert chat.reply == [token(chat.seed, number, by) for number, by in computed]

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.v1 import common_pb2, inference_pb2
 from tests.router.relay.mesh import (
+    IDENTITY,
     Mesh,
     cancel,
     commit,
@@ -71,6 +72,7 @@ def resumed(
     """An open behind two tokens."""
     frame = opening(number, request_id=request_id, tenant=tenant, **options)
     frame.open.resume.CopyFrom(common_pb2.TokenBlock(count=2, payload=b"r"))
+    frame.open.model_identity = IDENTITY
     return frame
 
 

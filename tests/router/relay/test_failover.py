@@ -122,6 +122,26 @@ async def test_a_hung_replica_is_left_and_heard_no_more() -> None:
     assert all(chat.done for chat in world.chats.values())
 
 
+async def test_a_session_that_made_no_progress_has_all_its_time_when_it_moves_again() -> None:
+    world = World(12)
+    await streaming(world, 1, 2, length=900)
+    world.runs["near"].pop(min(world.runs["near"]))  # it serves only the other one
+    for _ in range(32):
+        await world.tick("near")
+        await world.wait(1.0)
+    assert world.chats[1].kinds[-1] != "error"
+    for _ in range(32):
+        for name in NAMES:
+            await world.tick(name)
+        await world.wait(1.0)
+    assert "moved" in world.chats[1].kinds
+    world.kill("far")
+    await world.wait(1.0)
+    assert not world.chats[1].is_over
+    await finish(world)
+    assert all(chat.done for chat in world.chats.values())
+
+
 async def test_sessions_of_a_stalled_replica_move_at_once_and_bear_no_blame() -> None:
     """A process that starves says nothing of its requests, with tokens or without any."""
     world = World(11)

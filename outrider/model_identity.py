@@ -1,0 +1,65 @@
+"""What a replica computes, as one value: who may go on with whose reply. Pure.
+
+Two replicas give the same text where weights, vocabulary, engine, precision and rounding are the
+same. The digest of all of these is the replica's model identity. Everybody else compares it and
+never looks inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from outrider.errors import MalformedFrameError
+
+MAX_BYTES: Final = 64
+"""Longer ones are refused: sessions, chats and clients keep them."""
+_SHORT_CHARS: Final = 8
+
+
+def model_identity(
+    *,
+    weights_sha256: str,
+    vocabulary_digest: bytes,
+    engine: str,
+    precision: str,
+    exact: bool,
+    fingerprint: bytes,
+) -> bytes:
+    """SHA-256 of all that the text of a replica depends on, besides the request.
+
+    `weights_sha256` is of the model file, hexadecimal; `fingerprint` is of the numbers computed
+    with it (EngineInfo) and says what the others cannot: the CPU's kernels, a converted model that
+    was changed on disk.
+    """
+    digest = hashlib.sha256()
+    parts = (
+        bytes.fromhex(weights_sha256),
+        vocabulary_digest,
+        engine.encode(),
+        precision.encode(),
+        bytes([exact]),
+        fingerprint,
+    )
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def same_model(one: bytes, other: bytes) -> bool:
+    """Whether two identities are known and equal: an unknown one (b"") equals none."""
+    return bool(one) and one == other
+
+
+def short_form(identity: bytes) -> str:
+    """For people: the first 8 hexadecimal digits."""
+    return identity.hex()[:_SHORT_CHARS] or "unknown"
+
+
+def check_model_identity(identity: bytes) -> bytes:
+    """An identity that a peer names. Raises MalformedFrameError if it is too long to be kept."""
+    if len(identity) > MAX_BYTES:
+        raise MalformedFrameError(
+            f"a model identity has {len(identity)} bytes; it has at most {MAX_BYTES}"
+        )
+    return identity
