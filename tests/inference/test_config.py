@@ -47,7 +47,7 @@ def test_a_models_definition_gives_what_the_replica_leaves_open() -> None:
     assert (engine.max_fixed_rows, engine.max_context_tokens) == (0, 64)
     for nothing in (None, ModelSpec("m", "file:/m")):
         assert InferenceConfig().engine_config(1, nothing) == EngineConfig(
-            fake=FakeOptions(vocabulary_size=1)
+            vocabulary_size=1, fake=FakeOptions(vocabulary_size=1)
         )
 
 
