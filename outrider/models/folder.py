@@ -9,7 +9,7 @@ import shutil
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.bpe import VocabularyDefinition
@@ -85,13 +85,17 @@ def read_facts(folder: Path) -> FolderFacts:
     """From config.json. Raises UnsupportedModelError if they are not there, ArtifactCorruptError
     for a damaged file."""
     config = _read(folder / CONFIG)
-    values = [config.get(name) for name in ("vocab_size", "max_position_embeddings")]
-    if not all(type(value) is int and 0 < value < 1 << 31 for value in values):
+    size, context = config.get("vocab_size"), config.get("max_position_embeddings")
+    if not _is_count(size) or not _is_count(context):
         raise UnsupportedModelError(
             f"{CONFIG} lacks vocab_size or max_position_embeddings: only models of text alone "
             "can be served"
         )
-    return FolderFacts(*values)
+    return FolderFacts(size, context)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << 31
 
 
 def read_definition(folder: Path) -> VocabularyDefinition:

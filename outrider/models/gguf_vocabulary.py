@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from gguf import TokenType
 
@@ -16,12 +16,15 @@ from outrider.models.sentencepiece_bpe import (
     BYTE_TOKEN,
     SpacePipeline,
     SpacePrefix,
+    lacking_byte,
     merges_of_scores,
 )
 from outrider.models.stop_tokens import stop_ids_of
 
 T = TypeVar("T")
 
+_Parts: TypeAlias = tuple[list[str], Pipeline | SpacePipeline]
+_Read: TypeAlias = "Callable[[_Fields, Path, Sequence[str], Sequence[int]], _Parts]"
 _STOP_FIELDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -58,15 +61,13 @@ def read_definition(path: Path) -> VocabularyDefinition:
     )
 
 
-def _byte_level(
-    fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
-) -> tuple[list[str], Pipeline]:
+def _byte_level(fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]) -> _Parts:
     return fields.list_of("ggml.merges", str), pipeline_of(fields.need("ggml.pre", str))
 
 
 def _sentencepiece(
     fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
-) -> tuple[list[str], SpacePipeline]:
+) -> _Parts:
     """As llama.cpp reads them, which knows no normalizer here."""
     for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if fields.get(f"ggml.{name}", object):
@@ -79,7 +80,8 @@ def _sentencepiece(
         raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(scores)} scores")
     bytes_there = _of_type(types, TokenType.BYTE)
     named_so = [i for i, text in enumerate(tokens) if BYTE_TOKEN.fullmatch(text)]
-    if bytes_there != named_so or len(bytes_there) not in (0, 256):
+    is_whole = not bytes_there or lacking_byte(set(tokens)) is None
+    if bytes_there != named_so or not is_whole:
         raise ArtifactCorruptError(
             f"{path.name} has {len(bytes_there)} tokens of a byte, {len(named_so)} named so; all "
             "256 belong there, or none"
@@ -101,7 +103,7 @@ def _sentencepiece(
     return merges_of_scores(of_text, unused, matched, name=path.name), pipeline
 
 
-_MODELS: Final = {"gpt2": _byte_level, "llama": _sentencepiece}
+_MODELS: Final[dict[str, _Read]] = {"gpt2": _byte_level, "llama": _sentencepiece}
 
 
 def _of_type(types: Sequence[int], *wanted: int) -> list[int]:

@@ -153,6 +153,19 @@ def build_space_tokenizer(
     return tokenizer
 
 
+_NEVER_IN_UTF8: Final = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
+
+
+def lacking_byte(tokens: Collection[str]) -> int | None:
+    """A byte that some text needs and none of these tokens stands for; None: byte fallback reaches
+    every text. Gemma's tab, for one, is a piece in place of a byte."""
+    for byte in range(256):
+        is_piece = byte < 0x80 and chr(byte) in tokens
+        if not (is_piece or byte in _NEVER_IN_UTF8 or f"<0x{byte:02X}>" in tokens):
+            return byte
+    return None
+
+
 def piece_bytes(text: str) -> bytes:
     """The bytes that a token of this text stands for."""
     byte = BYTE_TOKEN.fullmatch(text)

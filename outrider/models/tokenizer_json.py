@@ -18,7 +18,13 @@ from typing import Any, Final, NoReturn
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.bpe import GPT2_REGEX, Pipeline, VocabularyDefinition
 from outrider.models.detokenizer import BYTE_ALPHABET
-from outrider.models.sentencepiece_bpe import BYTE_TOKEN, SPACE, SpacePipeline, SpacePrefix
+from outrider.models.sentencepiece_bpe import (
+    BYTE_TOKEN,
+    SPACE,
+    SpacePipeline,
+    SpacePrefix,
+    lacking_byte,
+)
 from outrider.models.stop_tokens import stop_ids_of
 
 MAX_TOKENS: Final = 1 << 20
@@ -203,9 +209,9 @@ class _Reader:
         _require(not unknown or unknown in tokens, f"its unknown token {unknown!r} has no id")
         has_fallback = bool(self._model.get("byte_fallback"))
         num_bytes = sum(bool(BYTE_TOKEN.fullmatch(text)) for text in tokens)
+        is_whole = lacking_byte(set(tokens)) is None if has_fallback else not num_bytes
         _require(
-            num_bytes == 256 if has_fallback else num_bytes == 0,
-            f"{num_bytes} tokens are named as bytes, byte_fallback is {has_fallback}",
+            is_whole, f"{num_bytes} tokens are named as bytes, byte_fallback is {has_fallback}"
         )
         _require(has_fallback or bool(unknown), "it has neither byte_fallback nor unk_token")
         prefix = self._prefix()
@@ -285,7 +291,7 @@ def _split_regex(step: Mapping[str, Any]) -> str:
 
 
 def _is_split_at_space(step: Mapping[str, Any]) -> bool:
-    return step["type"] == "Split" and step["pattern"] == {"String": " "}
+    return bool(step["type"] == "Split" and step["pattern"] == {"String": " "})
 
 
 def _metaspace_prefix(step: Mapping[str, Any]) -> SpacePrefix:

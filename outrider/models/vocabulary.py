@@ -102,7 +102,7 @@ class Vocabulary:
         self._control = {texts[i]: i for i in facts.control_ids}
         steps = _decoder_steps(tokenizer_json)
         bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
-        self._strips_space = steps[-1]["type"] == "Strip"
+        self._strips_space = bool(steps[-1]["type"] == "Strip")
         self._all_bytes = [bytes_of(text) for text in texts]
         for i in facts.control_ids:
             self._all_bytes[i] = texts[i].encode()

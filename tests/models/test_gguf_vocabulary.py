@@ -74,8 +74,8 @@ def test_what_must_not_be_missing(tmp_path: Path, field: str) -> None:
 
 
 def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"type 'llama'.*byte-level BPE"):
-        read_definition(write(tmp_path / "m.gguf", model="llama"))
+    with pytest.raises(ConfigError, match=r"type 't5'.*byte-level BPE"):
+        read_definition(write(tmp_path / "m.gguf", model="t5"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gguf import GGUFReader
 
+from outrider.engines.openvino.rotary import FACTORS
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
@@ -53,6 +54,10 @@ def _check_fields(reader: GGUFReader, name: str) -> None:
     for field in ("rope.scaling.type", "rope.scale_linear", "rope.scaling.factor"):
         if of(field, "none") not in ("none", 1.0):
             _refuse(name, f"positions are scaled ({name}.{field})")
+    heads = of("attention.head_count", 0)
+    head_size = of("attention.key_length", of("embedding_length", 0) // heads if heads else 0)
+    if of("rope.dimension_count", head_size) != head_size:
+        _refuse(name, f"only part of a head's values turns with the position ({name}.rope)")
     for field in ("expert_count", "attention.sliding_window", "attention.clamp_kqv"):
         if of(field, 0):
             _refuse(name, f"it has {name}.{field}")
@@ -62,9 +67,9 @@ def _check_tensors(reader: GGUFReader, name: str) -> None:
     count = content_of(reader, f"{name}.block_count")
     if type(count) is not int or not 0 < count < 1 << 12:
         _refuse(name, f"it lacks {name}.block_count")
-    known = set(_OF_MODEL)
+    known = {*_OF_MODEL, FACTORS}
     known |= {f"blk.{n}.{part}" for n in range(count) for part in (*_OF_LAYER, *_BEYOND[name])}
-    needed = known - {"output.weight"}
+    needed = known - {"output.weight", FACTORS}
     found = {tensor.name: tensor for tensor in reader.tensors}
     if strange := sorted(found.keys() - known):
         _refuse(name, f"it has {strange[0]}, which the converter would leave out")

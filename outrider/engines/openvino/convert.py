@@ -29,6 +29,7 @@ from outrider.engines.openvino.layouts import (
     layout_of,
 )
 from outrider.engines.openvino.repacking import NO_ERROR, RepackedModel, WeightError
+from outrider.engines.openvino.rotary import read_factors, scale_frequencies
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.folder import is_archive, unpacked
@@ -158,7 +159,10 @@ def convert(source: Path, folder: Path, layout: str) -> None:
     converted, EngineError with the converter's last words if it fails.
     """
     how = layout_of(layout)
-    check_architecture(open_gguf(source))
+    reader = open_gguf(source)
+    check_architecture(reader)
+    if how.pack is None and read_factors(reader) is not None:
+        raise UnsupportedModelError(f"scaled positions are not served with the layout {layout}")
     facts = replace(read_facts(source), layout=layout)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         repacked = run_converter(source, Path(work), repack=how.pack is not None)
@@ -210,6 +214,8 @@ def save_graph(
     they lie from the file's."""
     model = ov.Core().read_model(work / _GRAPH)
     errors = lay_out_weights(model, layout, repacked)
+    if repacked is not None and repacked.rotary is not None:
+        scale_frequencies(model, repacked.rotary)
     ov.save_model(model, folder / _GRAPH, compress_to_fp16=False)
     return errors
 

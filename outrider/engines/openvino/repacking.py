@@ -26,6 +26,7 @@ from gguf import (
 )
 
 from outrider.engines.draft_file import copy_fields
+from outrider.engines.openvino.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
 
@@ -106,6 +107,8 @@ class RepackedModel:
         self.errors: dict[str, WeightError] = {}
         """Of each matrix in the copy, by name."""
         reader = open_gguf(source)
+        self.rotary = read_factors(reader)
+        """What the graph of the copy lacks."""
         writer = GGUFWriter(target, str(content_of(reader, "general.architecture")))
         self.has_tokenizer = content_of(reader, "tokenizer.ggml.model") in (None, "gpt2")
         """Whether the copy has the file's tokenizer. The converter fails with others, which it
@@ -207,9 +210,9 @@ def _announce(writer: GGUFWriter, tensor: Any) -> None:
         size = math.prod(shape)
         writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), size, raw_dtype=kind)
     else:
-        shape = tuple(int(length) for length in reversed(tensor.shape))
-        size = 4 * math.prod(shape)
-        writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), size)
+        lengths = [int(length) for length in reversed(tensor.shape)]
+        size = 4 * math.prod(lengths)
+        writer.add_tensor_info(tensor.name, lengths, np.dtype(np.float32), size)
 
 
 def _add_placeholder(writer: GGUFWriter, size: int) -> None:

@@ -48,7 +48,7 @@ class CompressedWeights:
 
 def stored_values(weights: CompressedWeights, rows: slice) -> npt.NDArray[np.float32]:
     """[rows, columns] what the i8 or u8 constants stand for."""
-    values = weights.values.get_data()[rows].astype(np.float32)
+    values: npt.NDArray[np.float32] = weights.values.get_data()[rows].astype(np.float32)
     if weights.zero_points is not None:
         values -= weights.zero_points.get_data()[rows]
     values *= weights.scales.get_data()[rows].astype(np.float32)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.engines.base import Logits
+from outrider.engines.base import Ids, Logits
 from outrider.engines.openvino.convert import (
     ConvertedModel,
     convert,
@@ -52,7 +52,7 @@ def write_folder(folder: Path, model: ConvertedModel, vocabulary: Vocabulary) ->
     return folder
 
 
-def rows_of(model: ConvertedModel, ids: np.ndarray = IDS) -> Logits:  # type: ignore[type-arg]
+def rows_of(model: ConvertedModel, ids: Ids = IDS) -> Logits:
     engine = OpenVinoEngine(model, CONFIG)
     try:
         return np.concatenate([logits.copy() for _, logits in engine_rows(engine, ids)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -25,7 +26,7 @@ from tests.fidelity.models import Floats, Shape, weights, write
 from tests.models.sentencepieces import add_vocabulary, trained
 
 SHAPE = Shape(vocabulary=96, width=256, heads=4, kv_heads=2, inner=256, base=10_000.0)
-VOCABULARY = [chr(0x100 + n) for n in range(SHAPE.vocabulary)]
+VOCABULARY = ["a", "b", "ab", *(chr(0x103 + n) for n in range(SHAPE.vocabulary - 3))]
 IDS = np.random.default_rng(3).integers(0, SHAPE.vocabulary, 40).astype(np.int32)
 SCALE = 0.06
 """RMS of matrices: products neither grow nor vanish, so that rounding weights changes little."""
@@ -113,6 +114,39 @@ def test_vectors_of_sixteen_bits_are_read_as_they_are(tmp_path: Path) -> None:
     assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_scaled_frequencies_are_those_of_the_file(architecture: str, tmp_path: Path) -> None:
+    """As of Llama 3.1; the converter knows nothing of them."""
+    shape = replace(SHAPE, architecture=architecture)
+    factors = np.linspace(1, 8, SHAPE.head_size // 2).astype(np.float32)
+    tensors = tensors_of(architecture) | {"rope_freqs.weight": factors}
+    source = write(tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY)
+    assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
+
+
+def test_heads_of_another_size_than_the_widths_share(tmp_path: Path) -> None:
+    shape = replace(SHAPE, width=192, heads=4, kv_heads=2)  # heads of 64, not of 48
+    narrow = weights(replace(SHAPE, heads=4, kv_heads=2), scale=SCALE)
+    tensors = {
+        name: np.ascontiguousarray(tensor[:, :192]) if tensor.ndim == 2 else tensor[:192]
+        for name, tensor in narrow.items()
+    }
+    for layer in range(shape.layers):
+        prefix = f"blk.{layer}."
+        out, down = narrow[f"{prefix}attn_output.weight"], narrow[f"{prefix}ffn_down.weight"]
+        tensors[f"{prefix}attn_output.weight"] = np.ascontiguousarray(out[:192])
+        tensors[f"{prefix}ffn_down.weight"] = np.ascontiguousarray(down[:192])
+
+    def add_sizes(writer: gguf.GGUFWriter) -> None:
+        writer.add_key_length(64)
+        writer.add_value_length(64)
+
+    source = write(
+        tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY, add_tokenizer=add_sizes
+    )
+    assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
+
+
 def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
     model = trained()
     shape = replace(SHAPE, vocabulary=model.get_piece_size())
@@ -129,17 +163,24 @@ def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
     ("architecture", "extra", "fields", "complaint"),
     [
         ("mamba", {}, {}, "'mamba' cannot be served; choose one of llama, qwen2, qwen3"),
-        ("llama", {"rope_freqs.weight": np.ones(32, np.float32)}, {}, "rope_freqs.weight"),
+        ("llama", {"rope_freqs.weight": np.ones(31, np.float32)}, {}, "31 factors for heads of 64"),
+        ("llama", {"rope_freqs.weight": np.zeros(32, np.float32)}, {}, "no positive numbers"),
         ("llama", {"blk.0.ffn_gate_inp.weight": np.ones((2, 256), np.float32)}, {}, "ffn_gate_inp"),
         ("llama", {"blk.0.attn_q.bias": np.ones(256, np.float32)}, {}, "attn_q.bias"),
         ("llama", {}, {"rope__scaling__type": "yarn"}, "positions are scaled"),
+        (
+            "llama",
+            {},
+            {"add_tokenizer": lambda writer: writer.add_rope_dimension_count(32)},
+            "only part of a head's values",
+        ),
         ("qwen3", {"blk.0.attn_q.bias": np.ones(256, np.float32)}, {}, "attn_q.bias"),
     ],
 )
 def test_what_would_be_served_wrongly_is_refused(
     architecture: str,
     extra: dict[str, Floats],
-    fields: dict[str, str],
+    fields: dict[str, Any],
     complaint: str,
     tmp_path: Path,
 ) -> None:
