@@ -128,8 +128,9 @@ def read_folder(directory: Path) -> ConvertedModel:
         width = logits.get_partial_shape()[-1]
         size = width.get_length() if width.is_static else 0
     except (RuntimeError, StopIteration) as error:
+        why = str(error) or "it has no logits"
         raise UnsupportedModelError(
-            f"{_GRAPH} is no whole language model: {error or 'it has no logits'}; export it again"
+            f"{_GRAPH} is no whole language model: {why}; export it again"
         ) from error
     if "input_ids" not in inputs or not model.get_sinks():
         raise UnsupportedModelError(
